@@ -1,0 +1,225 @@
+"""The `novelty` command. Each subcommand is one function here; heavy imports wait inside it.
+
+An error that the user can mend is one sentence on stderr and exit code 2, never a traceback.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from flows.options import add_options, chosen_values
+from schemas.errors import ConfigError, NoveltyError
+
+FLOWS = Path(__file__).parent
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        if words[:1] == ["build"]:
+            return _build(words[1:])
+        parsed = _parser().parse_args(words)
+        return int(parsed.run(parsed) or 0)
+    except NoveltyError as error:
+        print(f"novelty: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("novelty: stopped; run the same command again to go on", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 0
+
+
+def benchmarks() -> list[str]:
+    """Every flow with a schema of the same name; adding one needs no edit here."""
+    schemas = FLOWS.parent / "schemas"
+    return sorted(p.stem for p in FLOWS.glob("[!_]*.py") if (schemas / p.name).exists())
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="novelty", description="Raw open-world material to Parquet tables to novelty detectors."
+    )
+    commands = parser.add_subparsers(title="commands", metavar="command", required=True)
+
+    def command(name: str, run, summary: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=summary, description=summary)
+        added.set_defaults(run=run)
+        return added
+
+    def with_lake(added: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        added.add_argument("--lake", help="lake folder (default: NOVELTY_LAKE, else ./lake)")
+        return added
+
+    command("build", None, f"build a benchmark's tables: {', '.join(benchmarks())}")
+    sample = command("sample", _sample, "write small raw data sets that the project makes itself")
+    sample.add_argument("--out", default="sample", help="folder to write to (default: sample)")
+    sample.add_argument("--seed", type=int, default=0, help="one seed for everything (default: 0)")
+    sample.add_argument("--only", action="append", help="only this benchmark (may be repeated)")
+    with_lake(command("status", _status, "every table: rows, bytes, age, fresh or stale and why"))
+    verify = with_lake(command("verify", _verify, "re-hash tables and name what differs"))
+    verify.add_argument("table", nargs="?", help="benchmark/table (default: all)")
+    verify.add_argument(
+        "--drop", action="store_true", help="remove what is damaged so that a build remakes it"
+    )
+    lineage = with_lake(command("lineage", _lineage, "the chain from a table to its raw files"))
+    lineage.add_argument("table", help="benchmark/table")
+    gc = with_lake(command("gc", _gc, "remove versions that nothing current refers to"))
+    gc.add_argument("--yes", action="store_true", help="remove without asking")
+    query = with_lake(command("query", _query, "run SQL on the catalogue and print the rows"))
+    query.add_argument("sql", help="such as: select * from novelcraft.frames limit 5")
+    dictionary = command("dictionary", _dictionary, "write the data dictionary of all tables")
+    dictionary.add_argument("--out", default="docs/tables.md")
+    doctor = command("doctor", _doctor, "what is missing on this machine, and how to mend it")
+    doctor.add_argument(
+        "--install", action="store_true", help="install missing system libraries (apt, as root)"
+    )
+    return parser
+
+
+def _build(words: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="novelty build", description="Build a benchmark's tables.")
+    parser.add_argument("benchmark", help=", ".join(benchmarks()))
+    if not words or words[0].startswith("-"):
+        parser.parse_args(words)
+    benchmark = words[0]
+    if benchmark not in benchmarks():
+        raise ConfigError(f"unknown benchmark {benchmark!r}; there are: {', '.join(benchmarks())}")
+    import importlib
+
+    model = importlib.import_module(f"schemas.{benchmark}").Config
+    parser = argparse.ArgumentParser(prog=f"novelty build {benchmark}", description=model.__doc__)
+    add_options(parser, model)
+    config = chosen_values(parser.parse_args(words[1:]), model)
+
+    from flows.runner import run_flow
+
+    return run_flow(benchmark, config)
+
+
+def _sample(parsed: argparse.Namespace) -> None:
+    from tasks.sample import write_sample
+
+    write_sample(Path(parsed.out), parsed.seed, parsed.only)
+
+
+def _status(parsed: argparse.Namespace) -> None:
+    from schemas.tables import find_table
+    from storage.filehash import HashCache
+    from storage.layout import hash_cache_path, lake_root
+    from storage.raw import open_raw
+    from storage.upkeep import require_lake, statuses
+    from tasks.stage import stage_version
+    from tasks.summary import show_statuses
+
+    lake = lake_root(parsed.lake)
+    require_lake(lake)
+    cache = HashCache(hash_cache_path(lake))
+
+    def schema_version(benchmark: str, name: str) -> int | None:
+        table = find_table(benchmark, name)
+        return table.version if table else None
+
+    def list_source(root: Path) -> dict[str, str]:
+        return {file.name: file.digest for file in open_raw(root, cache).files()}
+
+    show_statuses(lake, statuses(lake, stage_version, schema_version, list_source))
+
+
+def _verify(parsed: argparse.Namespace) -> int:
+    from storage.layout import lake_root
+    from storage.tables import current_versions
+    from storage.upkeep import drop_damaged, require_lake, verify_version
+
+    lake = lake_root(parsed.lake)
+    require_lake(lake)
+    versions = [_version(lake, parsed.table)] if parsed.table else current_versions(lake)
+    damaged = 0
+    for version in versions:
+        damage = verify_version(version)
+        damaged += bool(damage)
+        for entry in damage:
+            print(f"{entry.table}: {entry.file} {entry.problem}")
+        if damage and parsed.drop:
+            drop_damaged(lake, version, damage)
+            print(f"{version.name}: dropped; build {version.manifest.benchmark} to make it again")
+    files = sum(len(version.manifest.parts) for version in versions)
+    print(f"{len(versions)} tables, {files} files checked, {damaged} tables damaged")
+    return 2 if damaged else 0
+
+
+def _lineage(parsed: argparse.Namespace) -> None:
+    from storage.layout import lake_root
+    from storage.upkeep import trace_lineage
+    from tasks.summary import show_lineage
+
+    lake = lake_root(parsed.lake)
+    show_lineage(trace_lineage(lake, _version(lake, parsed.table)))
+
+
+def _gc(parsed: argparse.Namespace) -> int:
+    from storage.layout import lake_root
+    from storage.upkeep import find_garbage, remove, require_lake, size_of
+
+    lake = lake_root(parsed.lake)
+    require_lake(lake)
+    garbage = find_garbage(lake)
+    for path in garbage:
+        print(f"{size_of(path):>14,} bytes  {path.relative_to(lake)}")
+    if not garbage:
+        print("nothing to remove")
+        return 0
+    if not parsed.yes:
+        if not sys.stdin.isatty():
+            print(f"{len(garbage)} things to remove; run again with --yes to do it")
+            return 0
+        if input(f"remove these {len(garbage)}? [y/N] ").strip().lower() != "y":
+            return 0
+    remove(garbage)
+    print(f"removed {len(garbage)}")
+    return 0
+
+
+def _query(parsed: argparse.Namespace) -> None:
+    import duckdb
+
+    from storage.layout import catalog_path, lake_root
+    from storage.upkeep import require_lake
+
+    lake = lake_root(parsed.lake)
+    require_lake(lake)
+    try:
+        with duckdb.connect(str(catalog_path(lake)), read_only=True) as connection:
+            connection.sql(parsed.sql).show(max_width=200)
+    except duckdb.Error as error:
+        raise ConfigError(f"the query failed: {error}") from None
+
+
+def _dictionary(parsed: argparse.Namespace) -> None:
+    from tasks.dictionary import data_dictionary
+
+    path = Path(parsed.out)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(data_dictionary())
+    print(path)
+
+
+def _doctor(parsed: argparse.Namespace) -> int:
+    from tasks.doctor import examine
+
+    return examine(install=parsed.install)
+
+
+def _version(lake: Path, name: str):
+    from storage.tables import current_version
+
+    benchmark, _, table = name.partition("/")
+    if not table:
+        raise ConfigError(f"{name!r} is not a table; write benchmark/table, as `novelty status` does")
+    return current_version(lake, benchmark, table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

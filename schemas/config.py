@@ -1,0 +1,48 @@
+"""Base of every flow's configuration: frozen, described, unknown keys refused."""
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from schemas.errors import ConfigError
+
+
+class Settings(BaseModel):
+    """Settings of one stage. All of them are part of the content key of what the stage makes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+ConfigType = TypeVar("ConfigType", bound=BaseModel)
+
+
+def read_config_file(path: Path) -> dict[str, Any]:
+    """A YAML file of settings."""
+    try:
+        data = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"cannot read the config {path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"config {path} is not valid YAML: {error}") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"config {path} holds {type(data).__name__}, expected key: value lines")
+    return data
+
+
+def make_config(model: type[ConfigType], values: dict[str, Any]) -> ConfigType:
+    """Validate settings; all problems in one sentence."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        problems = []
+        for problem in error.errors():
+            place = ".".join(str(part) for part in problem["loc"]) or "settings"
+            if problem["type"] == "extra_forbidden":
+                known = ", ".join(sorted(model.model_fields))
+                problems.append(f"{place} is not a setting (there are: {known})")
+            else:
+                found = "" if problem["type"] == "missing" else f", found {problem['input']!r}"
+                problems.append(f"{place}: {problem['msg'].lower()}{found}")
+        raise ConfigError("wrong settings: " + "; ".join(problems)) from None

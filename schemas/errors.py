@@ -1,0 +1,50 @@
+"""Errors that a user can mend. The command line prints one as a sentence and exits with code 2.
+
+House form of a message: what failed, which record, what was found, what was expected, what to do.
+Anything else that escapes is a defect of ours and keeps its traceback.
+"""
+
+
+class NoveltyError(Exception):
+    """Base of every error that the user, not the programmer, can mend."""
+
+
+class ConfigError(NoveltyError):
+    """A setting is unknown, missing or out of range."""
+
+
+class SourceError(NoveltyError):
+    """Raw input is missing, unreadable or not what its description says."""
+
+
+class ArchiveError(SourceError):
+    """An archive is refused: unsafe member, bomb, encrypted, damaged."""
+
+
+class RecordError(NoveltyError):
+    """One record is bad; stages turn it into a quarantine row. `rule` names the failed check."""
+
+    def __init__(self, rule: str, message: str):
+        super().__init__(message)
+        self.rule = rule
+        self.message = message
+
+
+class TooManyRejects(NoveltyError):
+    """More records went to quarantine than the configured share allows."""
+
+
+class LakeError(NoveltyError):
+    """The lake cannot be written or read: no space, no permission, damaged file, unknown table."""
+
+
+class LockedError(LakeError):
+    """Another process is building the same thing."""
+
+
+class NativeError(NoveltyError):
+    """A child process that ran native code died, hung, or left no usable result."""
+
+
+class MissingDependency(NoveltyError):
+    """An optional library or a system library is not installed; the message names the remedy."""

@@ -1,0 +1,289 @@
+"""Raw sources behind one interface: a folder, a zip, or a tar, read in place and never unpacked.
+
+Enters: a path given by the user. Leaves: `RawFile`s sorted by name, with the identity of their
+content, and their bytes on demand. What is wrong with one file is a RecordError (rules `missing`,
+`too_large`, `unreadable`, `damaged`) that a stage quarantines; what is wrong with the source as a
+whole is a SourceError or ArchiveError when it is opened.
+
+In a folder, what is not a plain readable file with a UTF-8 name is never read: symbolic links
+(wherever they point), sockets, pipes, devices, files without permission. Each is listed in
+`skipped` with the reason, so that a stage can account for it.
+"""
+
+import os
+import stat
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Protocol
+
+import orjson
+
+from schemas.errors import ArchiveError, RecordError, SourceError
+from storage.archives import (
+    LIMITS,
+    TAR_SUFFIXES,
+    ArchiveLimits,
+    TarArchive,
+    TarMember,
+    ZipArchive,
+    ZipMember,
+)
+from storage.filehash import HashCache, sha256_files
+
+READ_LIMIT = 64 << 20
+INDEX_VERSION = 1
+"""Raise when the meaning of a cached tar index changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class RawFile:
+    """`digest` identifies the content: SHA-256, or `crc32:<crc>:<size>` in a zip, or "" unasked."""
+
+    name: str
+    size: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    name: str
+    reason: str
+
+
+class RawSource(Protocol):
+    root: str
+    skipped: list[Skipped]
+    """Filled by `files`."""
+
+    def files(self, pattern: str | None = None, digests: bool = True) -> list[RawFile]:
+        """Sorted by name. `pattern` is a glob over the whole name, whose `*` also crosses `/`.
+
+        Without `digests` no content is hashed where that would cost a read of the file.
+        """
+        ...
+
+    def read(self, name: str, limit: int = READ_LIMIT) -> bytes: ...
+
+
+def top_folder(source: RawSource) -> str | None:
+    """`"folder/"` if every file lies below one top folder: what to pass as `inside`."""
+    tops = {file.name.partition("/")[:2] for file in source.files(digests=False)}
+    return "".join(tops.pop()) if len(tops) == 1 and next(iter(tops))[1] else None
+
+
+def open_raw(
+    path: Path,
+    cache: HashCache | None = None,
+    inside: str = "",
+    limits: ArchiveLimits = LIMITS,
+) -> RawSource:
+    """`inside="folder/"` shows only what lies below that folder, with names that begin there."""
+    path = Path(path)
+    prefix = f"{inside.strip('/')}/" if inside.strip("/") else ""
+    if path.is_dir():
+        return RawFolder(path, cache, prefix)
+    if not path.exists():
+        raise SourceError(
+            f"raw source {path} does not exist. Name an existing folder, .zip, .tar, .tar.gz or "
+            ".tgz file; if it is still to be downloaded, fetch it first."
+        )
+    if path.is_file() and path.name.lower().endswith(".zip"):
+        return RawZip(path, limits, prefix)
+    if path.is_file() and path.name.lower().endswith(TAR_SUFFIXES):
+        return RawTar(path, cache, limits, prefix)
+    raise SourceError(
+        f"raw source {path} is neither a folder nor a .zip, .tar, .tar.gz or .tgz file. "
+        "Name the folder that holds it, or repack it as one of these."
+    )
+
+
+def _chosen(names: Iterable[str], pattern: str | None) -> list[str]:
+    return sorted(name for name in names if pattern is None or fnmatchcase(name, pattern))
+
+
+def _check_size(root: str, name: str, size: int, limit: int) -> None:
+    if size > limit:
+        raise RecordError(
+            "too_large", f"{name} in {root} has {size} bytes, expected at most {limit}"
+        )
+
+
+def _nothing_inside(root: str, inside: str, names: Iterable[str]) -> SourceError:
+    tops = sorted({name.partition("/")[0] for name in names})
+    shown = ", ".join(tops[:10]) + (", ..." if len(tops) > 10 else "")
+    return SourceError(
+        f"raw source {root} has no folder {inside!r}. Found at its top: {shown or 'nothing'}. "
+        "Name one of these, or leave `inside` out."
+    )
+
+
+def _missing(root: str, name: str) -> RecordError:
+    return RecordError("missing", f"{name} is not a file of {root}")
+
+
+class RawFolder:
+    def __init__(self, path: Path, cache: HashCache | None = None, inside: str = ""):
+        self.root = os.path.join(path, inside).rstrip("/")
+        self._real = os.path.realpath(path)
+        if inside:
+            self._real = os.path.join(self._real, inside.rstrip("/"))
+            if not os.path.isdir(self._real) or os.path.realpath(self._real) != self._real:
+                raise _nothing_inside(str(path), inside, os.listdir(path))
+        self.skipped: list[Skipped] = []
+        self._cache = cache
+
+    def files(self, pattern: str | None = None, digests: bool = True) -> list[RawFile]:
+        self.skipped = []
+        sizes = dict(self._walk())
+        names = _chosen(sizes, pattern)
+        found = dict.fromkeys(names, "")
+        if digests:
+            found = self._digests(names)
+        self.skipped.sort(key=lambda skipped: skipped.name)
+        return [RawFile(name, sizes[name], digest) for name, digest in found.items()]
+
+    def _walk(self) -> Iterator[tuple[str, int]]:
+        folders = [""]
+        while folders:
+            folder = folders.pop()
+            try:
+                with os.scandir(os.path.join(self._real, folder)) as entries:
+                    for entry in entries:
+                        name = folder + entry.name
+                        if entry.is_dir(follow_symlinks=False):
+                            folders.append(f"{name}/")
+                        elif reason := self._unfit(entry, name):
+                            shown = name.encode(errors="backslashreplace").decode()
+                            self.skipped.append(Skipped(shown, reason))
+                        else:
+                            yield name, entry.stat(follow_symlinks=False).st_size
+            except OSError as error:
+                raise SourceError(
+                    f"folder {self.root}/{folder} cannot be listed: {error.strerror}. "
+                    "Mend its permissions, or move it away, and run again."
+                ) from None
+
+    @staticmethod
+    def _unfit(entry: os.DirEntry[str], name: str) -> str:
+        if entry.is_symlink():
+            return "symbolic link: put the file itself here"
+        if not entry.is_file(follow_symlinks=False):
+            return "neither file nor folder (socket, pipe or device)"
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            return "name is not UTF-8: rename it"
+        return ""
+
+    def _digests(self, names: list[str]) -> dict[str, str]:
+        paths = [f"{self._real}/{name}" for name in names]
+        failed: dict[str, OSError] = {}
+        if self._cache is None:
+            digests = sha256_files(paths, failed=failed)
+        else:
+            digests = self._cache.sha256_many(paths, failed=failed)
+        for name, path in zip(names, paths, strict=True):
+            if path in failed:
+                reason = failed[path].strerror or str(failed[path])
+                self.skipped.append(Skipped(name, f"cannot be read: {reason}"))
+        return {name: digest for name, digest in zip(names, digests, strict=True) if digest}
+
+    def read(self, name: str, limit: int = READ_LIMIT) -> bytes:
+        path = f"{self._real}/{name}"
+        if "\0" in name or os.path.realpath(path) != path:
+            raise RecordError(
+                "unreadable", f"{name!r} leads out of {self.root} or through a symbolic link"
+            )
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            with open(fd, "rb", buffering=0) as file:
+                found = os.fstat(fd)
+                if not stat.S_ISREG(found.st_mode):
+                    raise _missing(self.root, name)
+                _check_size(self.root, name, found.st_size, limit)
+                data = file.read(limit + 1)
+        except FileNotFoundError:
+            raise _missing(self.root, name) from None
+        except OSError as error:
+            raise RecordError(
+                "unreadable", f"{name} in {self.root} cannot be read: {error.strerror}"
+            ) from None
+        _check_size(self.root, name, len(data), limit)
+        return data
+
+
+class _RawArchive:
+    def __init__(self, archive: ZipArchive | TarArchive, inside: str):
+        self.root = f"{archive.path}/{inside}".rstrip("/")
+        self.skipped: list[Skipped] = []
+        self._archive = archive
+        self._members: Mapping[str, ZipMember | TarMember] = archive.members
+        if inside:
+            self._members = {
+                name.removeprefix(inside): member
+                for name, member in archive.members.items()
+                if name.startswith(inside)
+            }
+            if not self._members:
+                raise _nothing_inside(str(archive.path), inside, archive.members)
+
+    def files(self, pattern: str | None = None, digests: bool = True) -> list[RawFile]:
+        members = self._members
+        return [
+            RawFile(name, members[name].size, members[name].digest)
+            for name in _chosen(members, pattern)
+        ]
+
+    def read(self, name: str, limit: int = READ_LIMIT) -> bytes:
+        member = self._members.get(name)
+        if member is None:
+            raise _missing(self.root, name)
+        _check_size(self.root, name, member.size, limit)
+        try:
+            return self._archive.read(member.name)
+        except ArchiveError as error:
+            raise RecordError("damaged", str(error)) from None
+        except OSError as error:
+            raise RecordError(
+                "unreadable", f"{name} in {self.root} cannot be read: {error.strerror}"
+            ) from None
+
+
+class RawZip(_RawArchive):
+    """Opening reads the directory only: the digests are the checksums that it declares."""
+
+    def __init__(self, path: Path, limits: ArchiveLimits = LIMITS, inside: str = ""):
+        super().__init__(ZipArchive(path, limits), inside)
+
+
+class RawTar(_RawArchive):
+    """The first opening passes over all the data; with a cache, later ones take its index.
+
+    A compressed tar is fastest read in archive order; any other order costs up to some megabytes
+    of decompression for each read.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        cache: HashCache | None = None,
+        limits: ArchiveLimits = LIMITS,
+        inside: str = "",
+    ):
+        super().__init__(_open_tar(Path(path), cache, limits), inside)
+
+
+def _open_tar(path: Path, cache: HashCache | None, limits: ArchiveLimits) -> TarArchive:
+    if cache is None:
+        return TarArchive(path, limits)
+    key = f"tar {INDEX_VERSION} {limits} {cache.sha256(path)}"
+    index = cache.note(key)
+    if index is not None:
+        rows = orjson.loads(zlib.decompress(index))
+        return TarArchive(path, limits, [TarMember(*row) for row in rows])
+    archive = TarArchive(path, limits)
+    cache.set_note(key, zlib.compress(orjson.dumps(list(archive.members.values()))))
+    return archive

@@ -1,0 +1,271 @@
+"""Looking after a lake: verify the bytes, explain what is stale, trace lineage, remove what is unused."""
+
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from schemas.errors import LakeError, NoveltyError
+from schemas.manifest import BuildRecord, PieceManifest, SourceListing
+from storage.atomic import write_bytes
+from storage.filehash import sha256_file
+from storage.layout import MANIFEST, build_record_path, content_key, current_path, pieces_path
+from storage.pieces import find_piece
+from storage.tables import TableVersion, current_versions
+
+
+@dataclass(frozen=True)
+class Damage:
+    table: str
+    file: Path
+    problem: str
+
+
+def verify_version(version: TableVersion) -> list[Damage]:
+    """Re-hash every file of a version and compare with the manifest."""
+    found = []
+    listed = {part.file for part in version.manifest.parts} | {MANIFEST}
+    for part in version.manifest.parts:
+        path = version.folder / part.file
+        problem = None
+        if not path.exists():
+            problem = "is missing"
+        elif path.stat().st_size != part.bytes:
+            problem = f"has {path.stat().st_size} bytes, expected {part.bytes}"
+        elif (digest := sha256_file(path)) != part.sha256:
+            problem = f"has sha256 {digest[:16]}…, expected {part.sha256[:16]}…"
+        elif (rows := pq.read_metadata(path).num_rows) != part.rows:
+            problem = f"has {rows} rows, expected {part.rows}"
+        if problem:
+            found.append(Damage(version.name, path, problem))
+    for path in sorted(version.folder.iterdir()):
+        if path.name not in listed:
+            found.append(Damage(version.name, path, "is not in the manifest"))
+    return found
+
+
+def drop_damaged(lake: Path, version: TableVersion, damage: list[Damage]) -> None:
+    """Remove the damaged parts' pieces and the version, so that the next build makes them again."""
+    bad = {entry.file.name for entry in damage}
+    for part in version.manifest.parts:
+        if part.file in bad and part.piece is not None:
+            shutil.rmtree(pieces_path(lake) / part.piece, ignore_errors=True)
+    current_path(lake, version.manifest.benchmark, version.manifest.table).unlink(missing_ok=True)
+    shutil.rmtree(version.folder, ignore_errors=True)
+
+
+def ancestors_of(lake: Path, version: TableVersion) -> list[PieceManifest]:
+    """Manifests of all pieces a version was made from, directly or not."""
+    found: dict[str, PieceManifest] = {}
+    waiting = [part.piece for part in version.manifest.parts if part.piece]
+    while waiting:
+        address = waiting.pop()
+        if address in found:
+            continue
+        piece = find_piece(lake, *address.split("/"))
+        if piece is not None:
+            found[address] = piece.manifest
+            waiting += [i.piece for i in piece.manifest.inputs if i.piece]
+    return [found[address] for address in sorted(found)]
+
+
+@dataclass(frozen=True)
+class Status:
+    name: str
+    rows: int
+    bytes: int
+    quarantined: int
+    age_seconds: float
+    stale: list[str]
+
+
+def write_build_record(lake: Path, record: BuildRecord) -> None:
+    path = build_record_path(lake, record.benchmark)
+    write_bytes(path, record.model_dump_json(indent=1).encode() + b"\n")
+
+
+def read_build_record(lake: Path, benchmark: str) -> BuildRecord | None:
+    try:
+        return BuildRecord.model_validate_json(build_record_path(lake, benchmark).read_bytes())
+    except FileNotFoundError:
+        return None
+
+
+def statuses(
+    lake: Path,
+    stage_version: Callable[[str], int | None],
+    schema_version: Callable[[str, str], int | None],
+    list_source: Callable[[Path], Mapping[str, str]],
+) -> list[Status]:
+    """Every table: how large, how old, and every reason why a build would make it anew.
+
+    `list_source` gives name -> digest of the raw files under a root, as they are now.
+    """
+    listings: dict[str, Mapping[str, str] | None] = {}
+
+    def listing(root: str) -> Mapping[str, str] | None:
+        if root not in listings:
+            try:
+                listings[root] = list_source(Path(root))
+            except (NoveltyError, OSError):
+                listings[root] = None
+        return listings[root]
+
+    result = []
+    for version in current_versions(lake):
+        manifest = version.manifest
+        ancestors = ancestors_of(lake, version)
+        reasons = []
+        declared = schema_version(manifest.benchmark, manifest.table)
+        if declared is not None and declared != manifest.schema_version:
+            reasons.append(f"schema is version {declared} now, was {manifest.schema_version}")
+        for code, old in sorted({(p.code, p.stage_version) for p in ancestors}):
+            new = stage_version(code)
+            if new is not None and new != old:
+                reasons.append(f"stage {code.split(':')[-1]} is version {new} now, was {old}")
+        record = read_build_record(lake, manifest.benchmark)
+        for source in record.sources if record else []:
+            used = {
+                i.name: i.digest
+                for p in ancestors
+                if p.source == source.root
+                for i in p.inputs
+                if i.piece is None
+            }
+            if not used:
+                continue
+            now = listing(source.root)
+            if now is None:
+                reasons.append(f"source {source.root} cannot be read now")
+            elif content_key(dict(now)) != source.digest and (why := _changes(used, now, source)):
+                reasons.append(f"raw files under {source.root}: {why}")
+        result.append(
+            Status(
+                name=version.name,
+                rows=manifest.rows,
+                bytes=manifest.bytes,
+                quarantined=manifest.quarantined,
+                age_seconds=max(0.0, time.time() - (version.folder / MANIFEST).stat().st_mtime),
+                stale=reasons,
+            )
+        )
+    return result
+
+
+def _changes(used: Mapping[str, str], now: Mapping[str, str], source: SourceListing) -> str:
+    changed = sorted(name for name in used.keys() & now.keys() if used[name] != now[name])
+    removed = sorted(used.keys() - now.keys())
+    more = len(now) - source.files + len(removed)
+    said = [
+        f"{len(names)} {word} ({names[0]}{', …' if len(names) > 1 else ''})"
+        for word, names in (("changed", changed), ("removed", removed))
+        if names
+    ]
+    if more > 0:
+        said.append(f"{more} added")
+    return ", ".join(said)
+
+
+@dataclass
+class Lineage:
+    """A stage that made something, and what it was made from."""
+
+    stage: str
+    stage_version: int
+    shards: set[str] = field(default_factory=set)
+    raw: dict[str, set[str]] = field(default_factory=dict)  # source root -> file names
+    tables: dict[str, "Lineage"] = field(default_factory=dict)  # "table" read -> who made it
+
+
+def trace_lineage(lake: Path, version: TableVersion) -> dict[str, Lineage]:
+    """The chain from a table back to the raw files, by stage."""
+    seen: dict[str, PieceManifest | None] = {}
+
+    def manifest_of(address: str) -> PieceManifest | None:
+        if address not in seen:
+            piece = find_piece(lake, *address.split("/"))
+            seen[address] = piece.manifest if piece else None
+        return seen[address]
+
+    def grow(into: dict[str, Lineage], label: str, addresses: set[str]) -> None:
+        by_stage: dict[str, list[PieceManifest]] = {}
+        for address in addresses:
+            if (manifest := manifest_of(address)) is not None:
+                by_stage.setdefault(manifest.stage, []).append(manifest)
+        for stage, manifests in sorted(by_stage.items()):
+            node = Lineage(stage, manifests[0].stage_version)
+            wanted: dict[str, set[str]] = {}
+            for manifest in manifests:
+                node.shards.add(manifest.shard)
+                for source in manifest.inputs:
+                    if source.piece is None:
+                        node.raw.setdefault(manifest.source or "", set()).add(source.name)
+                    else:
+                        wanted.setdefault(source.name, set()).add(source.piece)
+            for table, pieces in sorted(wanted.items()):
+                grow(node.tables, table, pieces)
+            into[f"{label} ← {stage}" if label in into else label] = node
+
+    tree: dict[str, Lineage] = {}
+    grow(tree, version.name, {part.piece for part in version.manifest.parts if part.piece})
+    return tree
+
+
+def find_garbage(lake: Path) -> list[Path]:
+    """Versions that are not current, pieces that no current table was made from, dead leftovers."""
+    versions = current_versions(lake)
+    kept_folders = {version.folder.resolve() for version in versions}
+    kept_pieces = {piece.address for version in versions for piece in ancestors_of(lake, version)}
+    garbage = [
+        folder
+        for folder in sorted(lake.glob("[!.]*/*/versions/[!.]*"))
+        if folder.resolve() not in kept_folders
+    ]
+    garbage += [
+        folder
+        for folder in sorted(pieces_path(lake).glob("*/*/[!.]*"))
+        if str(folder.relative_to(pieces_path(lake))) not in kept_pieces
+    ]
+    garbage += [path for path in sorted(lake.rglob(".*.tmp")) if not _owner_lives(path)]
+    return garbage
+
+
+def _owner_lives(path: Path) -> bool:
+    match = re.search(r"\.(\d+)\.[0-9a-f]{8}\.tmp$", path.name)
+    if match is None:
+        return True
+    try:
+        os.kill(int(match.group(1)), 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def remove(paths: list[Path]) -> None:
+    for path in paths:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def size_of(path: Path) -> int:
+    """Bytes that removing `path` may free (hard-linked parts count in full)."""
+    if path.is_file():
+        return path.stat().st_size
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+
+
+def require_lake(lake: Path) -> None:
+    if not lake.is_dir():
+        raise LakeError(
+            f"there is no lake at {lake}; build something first (`novelty build …`, `make demo`) "
+            "or name another with --lake or NOVELTY_LAKE"
+        )

@@ -1,0 +1,1 @@
+"""Networks and preprocessing that turn raw arrays into features; one file per extractor."""

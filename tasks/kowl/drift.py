@@ -1,0 +1,69 @@
+"""How a list changed between two snapshots: Kinetics lists shrink and change without notice.
+
+In: rows of two reads of a list, or of a whole release (`tasks.kowl.lists.ROWS`). Out: one row per
+change of a clip (added, removed, relabelled, moved to another split) and the counts.
+"""
+
+from typing import NamedTuple
+
+import polars as pl
+
+from tasks.kowl.lists import KEY
+
+CHANGES = ("added", "removed", "relabelled", "moved")
+
+
+class Drift(NamedTuple):
+    """`rows`: key, change, label_before/_after, split_before/_after. A clip may change twice.
+
+    `summary`: one row with clips before, after, unchanged and one count per change.
+    """
+
+    rows: pl.DataFrame
+    summary: pl.DataFrame
+
+
+def compare_snapshots(before: pl.DataFrame, after: pl.DataFrame) -> Drift:
+    """Both must hold each clip once, as `read_list` and `read_release` give them."""
+    sides = [
+        rows.select(
+            *KEY,
+            pl.lit(True).alias(f"in_{side}"),
+            pl.col("label").alias(f"label_{side}"),
+            pl.col("split").alias(f"split_{side}"),
+        )
+        for side, rows in (("before", before), ("after", after))
+    ]
+    both = sides[0].join(sides[1], on=KEY, how="full", coalesce=True, validate="1:1")
+    there = pl.col("in_before") & pl.col("in_after")
+    conditions = (
+        pl.col("in_before").is_null(),
+        pl.col("in_after").is_null(),
+        there & pl.col("label_before").ne_missing(pl.col("label_after")),
+        there & pl.col("split_before").ne_missing(pl.col("split_after")),
+    )
+    kind = pl.Enum(CHANGES)
+    rows = pl.concat(
+        both.filter(condition).with_columns(pl.lit(change, kind).alias("change"))
+        for change, condition in zip(CHANGES, conditions, strict=True)
+    ).sort(*KEY, "change")
+    changed = pl.any_horizontal(condition.fill_null(False) for condition in conditions)
+    return Drift(
+        rows=rows.select(
+            *KEY,
+            pl.col("change").cast(pl.String),
+            "label_before",
+            "label_after",
+            "split_before",
+            "split_after",
+        ),
+        summary=both.select(
+            pl.lit(before.height).alias("before"),
+            pl.lit(after.height).alias("after"),
+            (~changed).sum().alias("unchanged"),
+            *(
+                condition.fill_null(False).sum().alias(change)
+                for change, condition in zip(CHANGES, conditions, strict=True)
+            ),
+        ).cast(pl.Int64),
+    )

@@ -1,0 +1,1 @@
+"""Untrusted native work (video decoding, mesh loading, rendering) in child processes."""

@@ -1,0 +1,87 @@
+"""NovelCraft's classes as data: role, label, novel block and first novel episode of each.
+
+Nothing enters. Order is that of the released label indices 0..53 (normal, novel validation, novel
+test); `item_bedrock` has labels but no role in any split, since the walls are bedrock too.
+Block keys are `namespace:name`, plus `_var_<variant>` where the world state gives a variant.
+"""
+
+from collections.abc import Sequence
+from types import MappingProxyType
+
+import polars as pl
+
+from schemas.errors import ConfigError
+
+STANDARD = "normal"  # the unmodified game; the only class whose frames have no novel fraction
+
+
+def _items(names: str) -> tuple[str, ...]:
+    return tuple(f"item_{name}" for name in names.split())
+
+
+NORMAL = (STANDARD, "fence", *_items("anvil sand coal_block"))
+NOVEL_VALID = _items("quartz_block obsidian prismarine tnt sea_lantern")
+NOVEL_TEST = (
+    "tree_easy",
+    *_items(
+        "bookshelf deadbush cauldron netherrack enchanting_table jukebox snow lapis_block "
+        "stonebrick cake noteblock wheat mycelium waterlily dropper reeds bed glowstone lever "
+        "torch cobblestone planks slime beacon iron_block clay ice sponge sandstone dispenser "
+        "tallgrass cactus gravel piston web hopper stone soul_sand brewing_stand pumpkin wool "
+        "vine emerald_block"
+    ),
+)
+DROPPED = _items("bedrock")
+
+ROLES = MappingProxyType(
+    {"normal": NORMAL, "novel_valid": NOVEL_VALID, "novel_test": NOVEL_TEST, "dropped": DROPPED}
+)
+LABELS = MappingProxyType(
+    {name: label for label, name in enumerate(NORMAL + NOVEL_VALID + NOVEL_TEST)}
+)
+
+# Earlier episodes of these folders were played before the change was made.
+FIRST_NOVEL_EPISODE = MappingProxyType(
+    {"fence": 14, "tree_easy": 15, "ArenaBlockHard": 15, "supplier": 12, "thief": 16, "rotten": 0}
+)
+
+_VARIANTS = {
+    "item_planks": "minecraft:planks_var_oak",
+    "item_prismarine": "minecraft:prismarine_var_prismarine",
+    "item_sand": "minecraft:sand_var_sand",
+    "item_stone": "minecraft:stone_var_stone",
+    "item_stonebrick": "minecraft:stonebrick_var_stonebrick",
+    "tree_easy": "minecraft:log_var_jungle",
+}
+# item_daylight_detector has a block but no data and no role.
+NOVEL_BLOCKS = MappingProxyType(
+    {STANDARD: ()}
+    | {
+        name: (_VARIANTS.get(name, f"minecraft:{name.removeprefix('item_')}"),)
+        for name in (*LABELS, *DROPPED, *_items("daylight_detector"))
+        if name != STANDARD
+    }
+)
+
+
+def role_of(name: str) -> str:
+    """normal, novel_valid, novel_test or dropped."""
+    for role, names in ROLES.items():
+        if name in names:
+            return role
+    raise ConfigError(
+        f"NovelCraft class {name!r} is unknown; expected one of {', '.join((*LABELS, *DROPPED))}"
+    )
+
+
+def episode_is_novel(normal: Sequence[str] = NORMAL) -> pl.Expr:
+    """Over columns class and episode: the episode is played in a game that counts as changed.
+
+    With the default this is the truth of the symbolic windows. The episode task knows one normal
+    class only, `normal=(STANDARD,)`: there fence is novel from its episode 14 on.
+    """
+    first = pl.col("class").replace_strict(
+        dict(FIRST_NOVEL_EPISODE), default=0, return_dtype=pl.Int64
+    )
+    changed = ~pl.col("class").is_in(list(normal))
+    return changed & (pl.col("episode").cast(pl.Int64) >= first)

@@ -1,0 +1,273 @@
+"""Raw NovelCraft episodes to tables: episodes, frames, images, blocks, entities, inventory.
+
+Enters: `class/episode/frame.png|.json` from a folder or the official zip (NovelCraft+ one level
+deeper). Leaves: one shard per class and ten episodes, so that a touched episode costs one shard.
+A frame is a pair of files; a missing half, a bad PNG or a bad state sends the frame to quarantine.
+"""
+
+import hashlib
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from schemas.errors import RecordError, SourceError
+from schemas.novelcraft import (
+    BLOCKS,
+    ENTITIES,
+    EPISODES,
+    FRAMES,
+    IMAGES,
+    INVENTORY,
+    IngestSettings,
+)
+from storage.raw import RawFile, RawSource, open_raw
+from tasks.novelcraft.worldstate import WorldState, parse_world_state
+from tasks.png import check_png
+from tasks.stage import Produced, Reject, Shard, stage
+
+NAME = re.compile(
+    r"(?P<class>[^/]+)/(?:(?P<subset>normal_\d+)/)?(?P<episode>\d{1,6})/(?P<frame>\d{1,6})\.(?P<kind>png|json)"
+)
+DESCRIPTION = "novelty_description.json"
+EPISODES_PER_SHARD = 10
+
+
+def plan_episode_shards(source: RawSource) -> list[Shard]:
+    """Shards by class and tens of episodes; files that are no frame go to `unrecognised`."""
+    groups: dict[str, list[RawFile]] = defaultdict(list)
+    descriptions: dict[str, RawFile] = {}
+    for file in source.files():
+        match = NAME.fullmatch(file.name)
+        if match:
+            ten = int(match["episode"]) // EPISODES_PER_SHARD * EPISODES_PER_SHARD
+            groups[f"{match['class']}/{match['subset'] or ''}/{ten:06d}"].append(file)
+        elif file.name.count("/") == 1 and file.name.endswith(f"/{DESCRIPTION}"):
+            descriptions[file.name.split("/")[0]] = file
+        else:
+            groups["unrecognised"].append(file)
+    if not groups.keys() - {"unrecognised"}:
+        raise SourceError(
+            f"no frames found in {source.root}: expected files such as normal/0/1.png and "
+            "normal/0/1.json; name the folder or zip that holds the class folders"
+        )
+    shards = []
+    for name, files in sorted(groups.items()):
+        description = descriptions.get(name.split("/")[0])
+        extra = (description,) if description and name != "unrecognised" else ()
+        shards.append(Shard(name, files=(*files, *extra), source=source.root))
+    return shards
+
+
+@lru_cache(maxsize=8)
+def _opened(root: str) -> RawSource:
+    return open_raw(Path(root))
+
+
+@stage(writes=(FRAMES, EPISODES, IMAGES, BLOCKS, ENTITIES, INVENTORY), version=1)
+def ingest_episodes(shard: Shard, settings: IngestSettings) -> Produced:
+    """Read the pictures and world states of some episodes of one class."""
+    if shard.name == "unrecognised":
+        message = "not a frame: expected class/episode/frame.png or .json with plain numbers"
+        rejects = [Reject(file.name, "unrecognised_name", message) for file in shard.files]
+        return Produced({}, len(rejects), rejects)
+    source = _opened(shard.source or "")
+    novel_item = None
+    pairs: dict[tuple[str, str, int], dict[int, dict[str, str]]] = defaultdict(lambda: defaultdict(dict))
+    for file in shard.files:
+        match = NAME.fullmatch(file.name)
+        if match is None:
+            novel_item = _described_item(source, file.name)
+            continue
+        episode = (match["class"], match["subset"] or "", int(match["episode"]))
+        pairs[episode][int(match["frame"])][match["kind"]] = file.name
+    rows = _Rows()
+    for episode, frames in sorted(pairs.items()):
+        rows.add_episode(source, episode, frames, novel_item, settings)
+    return rows.produced()
+
+
+def _described_item(source: RawSource, name: str) -> str | None:
+    """The item named by novelty_description.json; the file is a hint, not a record."""
+    try:
+        document = json.loads(source.read(name, limit=1 << 20))
+        return str(document["novelty"][0]["noveltyItem"])
+    except (RecordError, ValueError, KeyError, IndexError, TypeError):
+        return None
+
+
+class _Rows:
+    """Columns gathered episode by episode."""
+
+    def __init__(self) -> None:
+        self.frames: list[dict[str, Any]] = []
+        self.episodes: list[dict[str, Any]] = []
+        self.images: list[dict[str, Any]] = []
+        self.entities: list[dict[str, Any]] = []
+        self.inventory: list[dict[str, Any]] = []
+        self.blocks: list[pl.DataFrame] = []
+        self.rejects: list[Reject] = []
+        self.records = 0
+
+    def add_episode(
+        self,
+        source: RawSource,
+        episode: tuple[str, str, int],
+        frames: dict[int, dict[str, str]],
+        novel_item: str | None,
+        settings: IngestSettings,
+    ) -> None:
+        class_, subset, number = episode
+        episode_id = "/".join(part for part in (class_, subset, str(number)) if part)
+        states: list[WorldState] = []
+        first = len(self.frames)
+        for frame, files in sorted(frames.items()):
+            self.records += 1
+            frame_id = f"{episode_id}/{frame}"
+            place = {"frame_id": frame_id, "class": class_, "subset": subset, "episode": number}
+            place["frame"] = frame
+            try:
+                png, state, row = _read_frame(source, files, settings)
+            except RecordError as error:
+                self.rejects.append(Reject.of(frame_id, error))
+                continue
+            self.frames.append(place | {"episode_id": episode_id, "position": len(states)} | row)
+            self.images.append(place | {"png": png})
+            self._add_belongings(place, state)
+            states.append(state)
+        if states:
+            numbers = [row["frame"] for row in self.frames[first:]]
+            self.episodes.append(
+                {
+                    "episode_id": episode_id,
+                    "class": class_,
+                    "subset": subset,
+                    "episode": number,
+                    "frames": len(numbers),
+                    "first_frame": numbers[0],
+                    "last_frame": numbers[-1],
+                    "goal_achieved": states[-1].goal_achieved,
+                    "novel_item": novel_item,
+                }
+            )
+            self.blocks.append(block_spans(states, class_, subset, number))
+
+    def _add_belongings(self, place: dict[str, Any], state: WorldState) -> None:
+        for entity in state.entities:
+            x, y, z = entity.position
+            about = {"entity_id": entity.id, "type": entity.type, "name": entity.name}
+            self.entities.append(place | about | {"x": x, "y": y, "z": z, "color": entity.color})
+        held = state.selected.slot if state.selected else None
+        for slot in state.inventory:
+            self.inventory.append(
+                place
+                | {
+                    "slot": slot.slot,
+                    "item": slot.item,
+                    "count": slot.count,
+                    "variant": slot.variant,
+                    "selected": slot.slot == held,
+                }
+            )
+
+    def produced(self) -> Produced:
+        def frame(rows: Iterable[dict[str, Any]], table) -> pl.DataFrame:
+            return pl.DataFrame(rows, schema=table.polars_schema)
+
+        return Produced(
+            {
+                "frames": frame(self.frames, FRAMES),
+                "episodes": frame(self.episodes, EPISODES),
+                "images": frame(self.images, IMAGES),
+                "blocks": pl.concat([BLOCKS.empty(), *self.blocks]),
+                "entities": frame(self.entities, ENTITIES),
+                "inventory": frame(self.inventory, INVENTORY),
+            },
+            self.records,
+            self.rejects,
+        )
+
+
+def _read_frame(
+    source: RawSource, files: dict[str, str], settings: IngestSettings
+) -> tuple[bytes, WorldState, dict[str, Any]]:
+    for kind, what in (("png", "picture"), ("json", "world state")):
+        if kind not in files:
+            raise RecordError(f"missing_{kind}", f"the frame has no {what} (.{kind} file)")
+    png = source.read(files["png"], limit=settings.max_image_bytes)
+    width, height = check_png(png)
+    size = settings.image_size
+    if (width, height) != (size, size):
+        raise RecordError("image_size", f"the picture is {width}x{height}, expected {size}x{size}")
+    text = source.read(files["json"], limit=settings.max_state_bytes)
+    state = parse_world_state(text)
+    if state.game_over and settings.last_frame == "drop":
+        raise RecordError("finished_game", "the game is over: the picture may show the next game")
+    x, y, z = state.player
+    row = {
+        "suspect_last": bool(state.game_over),
+        "width": width,
+        "height": height,
+        "image_sha256": hashlib.sha256(png).hexdigest(),
+        "state_sha256": hashlib.sha256(text).hexdigest(),
+        "x": x,
+        "y": y,
+        "z": z,
+        "yaw": state.yaw,
+        "pitch": state.pitch,
+        "facing": state.facing,
+        "block_in_front": state.block_in_front,
+        "selected_item": state.selected.item if state.selected else None,
+        "goal_type": state.goal_type,
+        "goal_achieved": state.goal_achieved,
+        "command": state.command,
+        "command_argument": state.command_argument,
+        "command_result": state.command_result,
+        "step": state.step,
+        "game_over": state.game_over,
+    }
+    return png, state, row
+
+
+def block_spans(states: list[WorldState], class_: str, subset: str, episode: int) -> pl.DataFrame:
+    """One row for as long as the same block stands at the same place, over the states of an episode."""
+    counts = [len(state.positions) for state in states]
+    places = np.concatenate([state.positions for state in states])
+    names = np.concatenate([np.array(state.keys, object)[state.key_index] for state in states])
+    seen = pl.DataFrame(
+        {
+            "x": places[:, 0],
+            "y": places[:, 1],
+            "z": places[:, 2],
+            "block": pl.Series(names, dtype=pl.String),
+            "position": np.repeat(np.arange(len(states), dtype=np.int32), counts),
+        }
+    ).sort("x", "y", "z", "block", "position")
+    same = pl.all_horizontal(pl.col(name) == pl.col(name).shift(1) for name in ("x", "y", "z", "block"))
+    follows = pl.col("position") == pl.col("position").shift(1) + 1
+    spans = (
+        seen.with_columns((~(same & follows)).fill_null(True).cum_sum().alias("span"))
+        .group_by("span", maintain_order=True)
+        .agg(
+            pl.col("x", "y", "z", "block").first(),
+            pl.col("position").first().alias("from_position"),
+            pl.col("position").last().alias("to_position"),
+        )
+    )
+    return spans.select(
+        pl.lit(class_).alias("class"),
+        pl.lit(subset).alias("subset"),
+        pl.lit(episode, dtype=pl.Int32).alias("episode"),
+        "x",
+        "y",
+        "z",
+        "from_position",
+        "to_position",
+        "block",
+    )

@@ -1,0 +1,92 @@
+"""Frames in, windows of the symbolic task out: runs of up to ten scored frames of one episode.
+
+A K-th order model needs K - 1 earlier frames, so windows begin at position K - 1 of the episode.
+The paper slides windows by one frame (`stride_1`); the released results cut the episode into chunks
+that do not overlap, the last one shorter (`non_overlapping`): ceil((n - (K - 1)) / 10) of them.
+Positions count from 0 in frame order, whatever the frame numbers (episode 0 begins with frame 1).
+"""
+
+from typing import Literal
+
+import polars as pl
+
+from schemas.errors import ConfigError
+
+LENGTH = 10
+
+WINDOWS = {
+    "window_id": pl.String,
+    "episode_id": pl.String,
+    "class": pl.String,
+    "context": pl.Int32,
+    "mode": pl.String,
+    "start": pl.Int32,
+    "stop": pl.Int32,
+    "first_frame_id": pl.String,
+    "last_frame_id": pl.String,
+    "novel": pl.Boolean,
+}
+
+Mode = Literal["non_overlapping", "stride_1"]
+
+
+def cut_windows(
+    frames: pl.DataFrame, context: int, mode: Mode, length: int = LENGTH
+) -> pl.DataFrame:
+    """`frames` has class, episode, frame and novel; start is inclusive, stop exclusive.
+
+    A window is novel if a frame in it is. `stride_1` gives an episode with fewer scored frames than
+    `length` one short window; an episode with fewer than `context` frames has none in either mode.
+    Rows are in order of class, episode (numeric if the column is), start.
+    """
+    if context < 1 or length < 1:
+        raise ConfigError(f"context {context} and length {length} must both be 1 or more")
+    if mode not in ("non_overlapping", "stride_1"):
+        raise ConfigError(f"window mode is {mode!r}, expected non_overlapping or stride_1")
+    ordered = frames.select(
+        "class", "episode", pl.col("frame").cast(pl.Int64), pl.col("novel").cast(pl.Boolean)
+    ).sort("class", "episode", "frame")
+    scored = pl.col("frames") - (context - 1)
+    if mode == "non_overlapping":
+        step, count = length, (scored + length - 1) // length
+    else:
+        step, count = 1, (scored - length + 1).clip(lower_bound=1)
+    first_row = pl.col("first_row")
+    windows = (
+        ordered.group_by("class", "episode", maintain_order=True)
+        .agg(pl.len().cast(pl.Int64).alias("frames"))
+        .with_columns((pl.col("frames").cum_sum() - pl.col("frames")).alias("first_row"))
+        .filter(scored > 0)
+        .with_columns(pl.int_ranges(0, count).alias("index"))
+        .explode("index")
+        .with_columns((pl.col("index") * step + context - 1).alias("start"))
+        .with_columns(pl.min_horizontal(pl.col("start") + length, "frames").alias("stop"))
+        .with_columns(
+            pl.concat_str("class", pl.col("episode").cast(pl.String), separator="/").alias(
+                "episode_id"
+            )
+        )
+    )
+    # Row numbers in `ordered`; novel_before[i] = novel frames in rows 0..i-1.
+    begin = windows.select(first_row + pl.col("start")).to_series()
+    end = windows.select(first_row + pl.col("stop")).to_series()
+    number = ordered["frame"]
+    novel_before = pl.concat(
+        [pl.Series([0], dtype=pl.Int64), ordered["novel"].cast(pl.Int64).cum_sum()]
+    )
+    return windows.with_columns(
+        number.gather(begin).alias("first_frame"),
+        number.gather(end - 1).alias("last_frame"),
+        (novel_before.gather(end) > novel_before.gather(begin)).alias("novel"),
+    ).select(
+        pl.format("{}_{}", "episode_id", "index").alias("window_id"),
+        "episode_id",
+        "class",
+        pl.lit(context, pl.Int32).alias("context"),
+        pl.lit(mode).alias("mode"),
+        pl.col("start").cast(pl.Int32),
+        pl.col("stop").cast(pl.Int32),
+        pl.format("{}/{}", "episode_id", "first_frame").alias("first_frame_id"),
+        pl.format("{}/{}", "episode_id", "last_frame").alias("last_frame_id"),
+        "novel",
+    )

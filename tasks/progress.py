@@ -1,0 +1,32 @@
+"""Progress of long work: a bar on a terminal, a plain line now and then elsewhere."""
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+
+@contextlib.contextmanager
+def progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Gives `advance(count)`; prints nothing for work that is over at once."""
+    if total == 0:
+        yield lambda count: None
+    elif sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+        columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=Console(stderr=True)) as bar:
+            task = bar.add_task(title, total=total)
+            yield lambda count: bar.advance(task, count)
+    else:
+        done, said = 0, time.monotonic()
+
+        def advance(count: int) -> None:
+            nonlocal done, said
+            done += count
+            if done >= total or time.monotonic() - said >= 10:
+                said = time.monotonic()
+                print(f"{title}: {done}/{total}", file=sys.stderr, flush=True)
+
+        yield advance

@@ -1,0 +1,407 @@
+"""The one decorator that turns a plain function into a stage, and the build that runs stages.
+
+Enters: a function from a shard and its settings to frames. Leaves: committed pieces, published as
+tables. A stage's output is named by the hash of (stage, its version, versions of the tables it
+writes, settings, digests of its inputs), so what is committed is never made again. Prefect's own
+cache cannot promise that (a path argument gives stale data after the file changed), so tasks run
+with caching off and the skip happens here, before a task is even submitted.
+"""
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from schemas.config import Settings
+from schemas.errors import RecordError, TooManyRejects
+from schemas.manifest import BuildRecord, Input, PieceManifest, SourceListing
+from schemas.table import Table
+from schemas.tables import QUARANTINE
+from storage.catalog import refresh_catalog
+from storage.filehash import HashCache
+from storage.layout import content_key, hash_cache_path, lake_root
+from storage.locks import locked
+from storage.pieces import Part, Piece, find_piece, write_piece
+from storage.raw import RawFile, RawSource, open_raw
+from storage.tables import TableVersion, commit_table
+from storage.upkeep import write_build_record
+from tasks.progress import progress
+
+
+@dataclass(frozen=True)
+class Reject:
+    """A record that did not become a row."""
+
+    record: str
+    rule: str
+    message: str
+    table: str = ""
+
+    @classmethod
+    def of(cls, record: str, error: RecordError, table: str = "") -> "Reject":
+        return cls(record, error.rule, error.message, table)
+
+
+@dataclass(frozen=True)
+class Produced:
+    """What a stage made of a shard. `records` counts what went in, for the first table it writes."""
+
+    tables: dict[str, pl.DataFrame]
+    records: int
+    rejects: Sequence[Reject] = ()
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A unit of work: its name, what it is made from, and whatever else the function needs to know.
+
+    `about` must be JSON and is part of the content key; `source` (a raw root) is not.
+    """
+
+    name: str
+    files: tuple[RawFile, ...] = ()
+    parts: tuple[Part, ...] = ()
+    source: str | None = None
+    about: Any = None
+
+    def inputs(self) -> list[Input]:
+        raw = [Input(name=file.name, digest=file.digest, size=file.size) for file in self.files]
+        return raw + [part.as_input() for part in self.parts]
+
+    def part(self, table: str) -> Part:
+        """The one part of that table."""
+        (found,) = (part for part in self.parts if part.table == table)
+        return found
+
+    def read(self, table: str, columns: list[str] | None = None) -> pl.DataFrame:
+        """All rows of that table among the shard's parts."""
+        return pl.concat([part.read(columns) for part in self.parts if part.table == table])
+
+
+class Stage:
+    """A function with a version. Call it plainly in a test; `Build.run` it in a flow."""
+
+    def __init__(
+        self,
+        function: Callable[[Shard, Any], Produced],
+        writes: Sequence[Table] | Callable[[Any], Sequence[Table]],
+        version: int,
+        retries: int,
+        tags: Sequence[str],
+    ):
+        self.function = function
+        self.name = function.__name__
+        self.code = f"{function.__module__}:{function.__name__}"
+        self._writes = writes
+        self.version = version
+        self.retries = retries
+        self.tags = tuple(tags)
+        self.__doc__ = function.__doc__
+
+    def __call__(self, shard: Shard, settings: Settings) -> Produced:
+        return self.function(shard, settings)
+
+    def writes(self, settings: Settings) -> tuple[Table, ...]:
+        """The tables it writes; the first is the one that records are counted by."""
+        return tuple(self._writes(settings) if callable(self._writes) else self._writes)
+
+    def key(self, benchmark: str, shard: Shard, settings: Settings) -> str:
+        return content_key(
+            {
+                "stage": f"{benchmark}/{self.name}",
+                "version": self.version,
+                "schemas": {
+                    table.name: table.version for table in (*self.writes(settings), QUARANTINE)
+                },
+                "settings": settings.model_dump(mode="json"),
+                "shard": shard.name,
+                "about": shard.about,
+                "inputs": [[i.name, i.digest] for i in shard.inputs()],
+            }
+        )
+
+    def make(self, lake: Path, benchmark: str, shard: Shard, settings: Settings) -> Piece:
+        """The committed piece of this shard, made now unless it is there."""
+        key = self.key(benchmark, shard, settings)
+        piece = find_piece(lake, benchmark, self.name, key)
+        if piece is not None:
+            return piece
+        produced = self(shard, settings)
+        writes = self.writes(settings)
+        frames, quarantine = self._checked(shard, produced, writes)
+        first = writes[0].name
+        refused = quarantine.filter(pl.col("table") == first).height
+        kept = frames[first][1].height
+        if produced.records != kept + refused:
+            raise AssertionError(
+                f"stage {self.name}, shard {shard.name}: {produced.records} records went in, but "
+                f"{kept} came out and {refused} were quarantined"
+            )
+        manifest = PieceManifest(
+            benchmark=benchmark,
+            stage=self.name,
+            code=self.code,
+            stage_version=self.version,
+            key=key,
+            shard=shard.name,
+            settings=settings.model_dump(mode="json"),
+            source=shard.source,
+            inputs=shard.inputs(),
+            rows_in=produced.records,
+            rows_out=kept,
+            quarantined=quarantine.height,
+            parts=[],
+        )
+        return write_piece(lake, manifest, frames | {QUARANTINE.name: (QUARANTINE, quarantine)})
+
+    def _checked(
+        self, shard: Shard, produced: Produced, writes: Sequence[Table]
+    ) -> tuple[dict[str, tuple[Table, pl.DataFrame]], pl.DataFrame]:
+        """Frames that keep every rule, and one quarantine row for each record that does not."""
+        first = writes[0].name
+        refused = [
+            pl.DataFrame(
+                [(reject.table or first, reject.record, reject.rule, reject.message) for reject in produced.rejects],
+                schema={"table": pl.String, "record": pl.String, "rule": pl.String, "message": pl.String},
+                orient="row",
+            )
+        ]
+        frames: dict[str, tuple[Table, pl.DataFrame]] = {}
+        for table in writes:
+            rows = produced.tables.get(table.name, table.empty())
+            good, bad = table.check(rows, {name: frame for name, (_, frame) in frames.items()})
+            frames[table.name] = (table, good)
+            refused.append(bad.select(pl.lit(table.name).alias("table"), "record", "rule", "message"))
+        quarantine = pl.concat(refused).select(
+            pl.lit(self.name).alias("stage"),
+            pl.lit(shard.name).alias("shard"),
+            "table",
+            "record",
+            pl.int_range(pl.len(), dtype=pl.Int32).over("table", "record").alias("number"),
+            "rule",
+            "message",
+        )
+        good, bad = QUARANTINE.check(quarantine)
+        if bad.height:
+            raise AssertionError(f"stage {self.name}: a quarantine row is bad itself: {bad.row(0)}")
+        return frames, good
+
+
+def stage(
+    writes: Sequence[Table] | Callable[[Any], Sequence[Table]],
+    *,
+    version: int = 1,
+    retries: int = 0,
+    tags: Sequence[str] = (),
+) -> Callable[[Callable[[Shard, Any], Produced]], Stage]:
+    """Declare a stage: the tables it writes, or a function from its settings to them.
+
+    Raise `version` when the function's output changes for the same input. `retries` only where the
+    work is I/O: anything else fails the same way again.
+    """
+
+    def wrap(function: Callable[[Shard, Any], Produced]) -> Stage:
+        return Stage(function, writes, version, retries, tags)
+
+    return wrap
+
+
+def stage_version(code: str) -> int | None:
+    """Today's version of the stage recorded as "module:function"; None if it is gone."""
+    module, name = code.split(":")
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except ImportError:
+        return None
+    return found.version if isinstance(found, Stage) else None
+
+
+def _make_shard(
+    name: str, code: str, lake: str, benchmark: str, shard: Shard, settings: Settings
+) -> Piece:
+    """One shard by reference only, so that it can run on another machine; `name` is for display."""
+    module, function = code.split(":")
+    found: Stage = getattr(importlib.import_module(module), function)
+    return found.make(Path(lake), benchmark, shard, settings)
+
+
+def _inside_flow() -> bool:
+    if "prefect" not in sys.modules:
+        return False
+    from prefect.context import FlowRunContext
+
+    return FlowRunContext.get() is not None
+
+
+@dataclass
+class Build:
+    """One build of one benchmark: runs stages, publishes tables, keeps the account.
+
+    Use as a context manager: it holds the benchmark's lock, and at the end publishes what the
+    stages made, the quarantine table and the catalogue. If the block fails, what was committed
+    stays committed and the old tables stay current.
+    """
+
+    benchmark: str
+    lake: Path = field(default_factory=lake_root)
+    settings: Any = None
+    max_reject_share: float = 0.25
+    workers: int = field(default_factory=lambda: max(1, os.cpu_count() or 1))
+    pieces: list[Piece] = field(default_factory=list)
+    versions: dict[str, TableVersion] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._sources: dict[str, SourceListing] = {}
+        self._tables: dict[str, Table] = {}
+        self._stack = ExitStack()
+
+    def __enter__(self) -> "Build":
+        wait = float(os.environ.get("NOVELTY_LOCK_WAIT", "0"))
+        self._stack.enter_context(locked(self.lake, self.benchmark, wait))
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        try:
+            if kind is None:
+                self.finish()
+        finally:
+            self._stack.close()
+
+    def source(self, path: Path, **options: Any) -> RawSource:
+        """Open a raw folder or archive, and remember its listing so that `status` can tell changes."""
+        opened = open_raw(path, HashCache(hash_cache_path(self.lake)), **options)
+        files = {file.name: file.digest for file in opened.files()}
+        self._sources[opened.root] = SourceListing(
+            root=opened.root, files=len(files), digest=content_key(files)
+        )
+        return opened
+
+    def run(self, stage: Stage, shards: Iterable[Shard], settings: Settings) -> list[Piece]:
+        """The pieces of all shards, in shard order; only those not yet committed are made."""
+        shards = list(shards)
+        found = [
+            find_piece(self.lake, self.benchmark, stage.name, stage.key(self.benchmark, shard, settings))
+            for shard in shards
+        ]
+        missing = [number for number, piece in enumerate(found) if piece is None]
+        run = self._run_with_prefect if _inside_flow() else self._run_plainly
+        for number, piece in run(stage, shards, missing, settings):
+            found[number] = piece
+        pieces = [piece for piece in found if piece is not None]
+        self._check_rejects(stage, pieces)
+        self._say(stage, pieces, len(missing))
+        self._tables |= {table.name: table for table in stage.writes(settings)}
+        self.pieces += pieces
+        return pieces
+
+    def _run_plainly(
+        self, stage: Stage, shards: list[Shard], missing: list[int], settings: Settings
+    ) -> Iterable[tuple[int, Piece]]:
+        with (
+            progress(stage.name, len(missing)) as advance,
+            ThreadPoolExecutor(self.workers) as pool,
+        ):
+            waiting = {
+                pool.submit(stage.make, self.lake, self.benchmark, shards[number], settings): number
+                for number in missing
+            }
+            try:
+                for future in as_completed(waiting):
+                    yield waiting[future], future.result()
+                    advance(1)
+            finally:
+                pool.shutdown(cancel_futures=True)
+
+    def _run_with_prefect(
+        self, stage: Stage, shards: list[Shard], missing: list[int], settings: Settings
+    ) -> Iterable[tuple[int, Piece]]:
+        if not missing:
+            return
+        from prefect import task
+        from prefect.cache_policies import NO_CACHE
+        from prefect.futures import as_completed as prefect_as_completed
+        from prefect.utilities.annotations import quote
+
+        make = task(
+            _make_shard,
+            name=stage.name,
+            description=stage.__doc__,
+            task_run_name=f"{stage.name}/{{name}}",
+            tags=[self.benchmark, *stage.tags],
+            cache_policy=NO_CACHE,
+            persist_result=False,
+            retries=stage.retries,
+            retry_delay_seconds=2,
+        )
+        with progress(stage.name, len(missing)) as advance:
+            futures = {}
+            for number in missing:
+                shard = shards[number]
+                future = make.submit(
+                    shard.name, stage.code, str(self.lake), self.benchmark, quote(shard), quote(settings)
+                )
+                futures[future] = number
+            for future in prefect_as_completed(list(futures)):
+                yield futures[future], future.result()
+                advance(1)
+
+    def _check_rejects(self, stage: Stage, pieces: list[Piece]) -> None:
+        rows_in = sum(piece.manifest.rows_in for piece in pieces)
+        refused = rows_in - sum(piece.manifest.rows_out for piece in pieces)
+        if refused > self.max_reject_share * rows_in:
+            rows = pl.concat([piece.part(QUARANTINE.name).read() for piece in pieces])
+            first = "; ".join(f"{r['record']}: {r['message']}" for r in rows.head(3).to_dicts())
+            raise TooManyRejects(
+                f"{stage.name} refused {refused} of {rows_in} records, more than the allowed share "
+                f"{self.max_reject_share:g}. First ones: {first}. Mend the source or raise "
+                "max_reject_share."
+            )
+
+    def _say(self, stage: Stage, pieces: list[Piece], made: int) -> None:
+        rows_in = sum(piece.manifest.rows_in for piece in pieces)
+        rows_out = sum(piece.manifest.rows_out for piece in pieces)
+        refused = sum(piece.manifest.quarantined for piece in pieces)
+        line = (
+            f"{self.benchmark}/{stage.name}: {made} of {len(pieces)} shards made, "
+            f"{rows_in} records in, {rows_out} out, {refused} quarantined"
+        )
+        print(line, file=sys.stderr, flush=True)
+        if made and _inside_flow():
+            from prefect.artifacts import create_markdown_artifact
+
+            create_markdown_artifact(
+                key=f"{self.benchmark}-{stage.name}".replace("_", "-").lower(),
+                markdown="| shards | made now | records in | rows out | quarantined |\n"
+                "|---|---|---|---|---|\n"
+                f"| {len(pieces)} | {made} | {rows_in} | {rows_out} | {refused} |\n",
+                description=stage.__doc__,
+            )
+
+    def publish(self) -> dict[str, TableVersion]:
+        """Commit every table that the stages run so far write. Whole tables can be read after it."""
+        for name, table in self._tables.items():
+            self.versions[name] = commit_table(self.lake, self.benchmark, table, self.pieces)
+        return self.versions
+
+    def table(self, name: str) -> tuple[Part, ...]:
+        """The parts of a table made in this build, to be another shard's input."""
+        return tuple(piece.part(name) for piece in self.pieces if piece.has(name))
+
+    def finish(self) -> None:
+        """Publish everything, with the quarantine table and the catalogue."""
+        self.publish()
+        self.versions[QUARANTINE.name] = commit_table(self.lake, self.benchmark, QUARANTINE, self.pieces)
+        record = BuildRecord(
+            benchmark=self.benchmark,
+            settings=self.settings.model_dump(mode="json") if self.settings is not None else {},
+            sources=sorted(self._sources.values(), key=lambda source: source.root),
+        )
+        write_build_record(self.lake, record)
+        refresh_catalog(self.lake)

@@ -1,0 +1,85 @@
+"""What people see on the terminal: tables built, their state, their lineage."""
+
+from pathlib import Path
+
+from storage.layout import catalog_path, current_path, lake_root
+from storage.tables import current_versions
+from storage.upkeep import Lineage, Status
+
+
+def _console():
+    from rich.console import Console
+
+    console = Console()
+    return console if console.is_terminal else Console(width=140)
+
+
+def _table(*columns: str):
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for name in columns:
+        table.add_column(name, justify="right" if name in NUMBERS else "left", overflow="fold")
+    return table
+
+
+NUMBERS = {"rows", "bytes", "quarantined", "age"}
+
+
+def show_tables(lake: str | Path | None, benchmark: str | None = None) -> None:
+    """One line per current table, and where to look."""
+    root = lake_root(lake)
+    shown = _table("table", "rows", "bytes", "quarantined", "read it at")
+    for version in current_versions(root, benchmark):
+        manifest = version.manifest
+        shown.add_row(
+            version.name,
+            f"{manifest.rows:,}",
+            f"{manifest.bytes:,}",
+            f"{manifest.quarantined:,}",
+            f"{current_path(root, manifest.benchmark, manifest.table)}/*.parquet",
+        )
+    console = _console()
+    console.print(shown)
+    console.print(f"catalogue: {catalog_path(root)}")
+
+
+def _age(seconds: float) -> str:
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def show_statuses(lake: Path, found: list[Status]) -> None:
+    shown = _table("table", "rows", "bytes", "quarantined", "age", "state")
+    for status in found:
+        state = "stale: " + "; ".join(status.stale) if status.stale else "fresh"
+        shown.add_row(
+            status.name,
+            f"{status.rows:,}",
+            f"{status.bytes:,}",
+            f"{status.quarantined:,}",
+            _age(status.age_seconds),
+            state,
+        )
+    console = _console()
+    console.print(shown)
+    console.print(f"{len(found)} tables in {lake}, {sum(bool(s.stale) for s in found)} stale")
+
+
+def show_lineage(chain: dict[str, Lineage]) -> None:
+    from rich.tree import Tree
+
+    def grow(tree: Tree, nodes: dict[str, Lineage]) -> None:
+        for table, node in nodes.items():
+            branch = tree.add(
+                f"{table}  ← {node.stage} v{node.stage_version} ({len(node.shards)} shards)"
+            )
+            for root, names in sorted(node.raw.items()):
+                branch.add(f"{len(names)} raw files under {root}, such as {min(names)}")
+            grow(branch, node.tables)
+
+    tree = Tree("lineage")
+    grow(tree, chain)
+    _console().print(tree)

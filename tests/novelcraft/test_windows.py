@@ -1,0 +1,129 @@
+"""Windows against the released symbolic results and against a plain loop."""
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schemas.errors import ConfigError
+from tasks.novelcraft.classes import episode_is_novel
+from tasks.novelcraft.targets import read_targets
+from tasks.novelcraft.windows import WINDOWS, cut_windows
+from tests.shared import shared_path
+
+
+def frames_of(lengths: list[int], novel_from: int = 0) -> pl.DataFrame:
+    """Episodes of class fence; episode 0 begins with frame 1; frames are novel from a number on."""
+    return pl.DataFrame(
+        [
+            ("fence", episode, frame, frame >= novel_from)
+            for episode, length in enumerate(lengths)
+            for frame in range(int(episode == 0), length + int(episode == 0))
+        ],
+        schema={"class": pl.String, "episode": pl.Int64, "frame": pl.Int64, "novel": pl.Boolean},
+        orient="row",
+    )
+
+
+@pytest.mark.parametrize(("context", "windows", "novel"), [(2, 352, 260), (10, 295, 220)])
+def test_released_windows(context: int, windows: int, novel: int) -> None:
+    released = pl.read_csv(shared_path(f"novelcraft/scores/symbolic_windows_k{context}.csv"))
+    targets, _ = read_targets(shared_path("novelcraft/labels/targets.csv"))
+    part = pl.col("frame_id").str.split("/").list
+    episodes = released["name"].str.replace(r"_\d+$", "").unique()
+    frames = (
+        targets.select(
+            part.get(0).alias("class"),
+            part.get(1).cast(pl.Int64).alias("episode"),
+            part.get(2).alias("frame"),
+        )
+        .with_columns(episode_is_novel().alias("novel"))
+        .filter(pl.format("{}/{}", "class", "episode").is_in(episodes.implode()))
+    )
+    found = cut_windows(frames, context, "non_overlapping")
+    assert dict(found.schema) == WINDOWS
+    assert found["episode_id"].n_unique() == 103
+    assert (found.height, found["novel"].sum()) == (windows, novel)
+    assert found.select("window_id", "novel").rows() == [
+        (name, bool(truth)) for name, truth in released.select("name", "novel_true").iter_rows()
+    ]
+
+
+def test_k_5_window_count() -> None:
+    """No released file for K = 5 at hand; the paper's table has 345 windows, 255 of them novel."""
+    expected = pl.read_csv(shared_path("novelcraft/expected/table3_recomputed.csv")).filter(
+        pl.col("context_k") == 5
+    )
+    released = pl.read_csv(shared_path("novelcraft/scores/symbolic_windows_k2.csv"))
+    lengths = (
+        read_targets(shared_path("novelcraft/labels/targets.csv"))[0]
+        .with_columns(pl.col("frame_id").str.replace(r"/\d+$", "").alias("episode_id"))
+        .filter(
+            pl.col("episode_id").is_in(
+                released["name"].str.replace(r"_\d+$", "").unique().implode()
+            )
+        )
+        .group_by("episode_id")
+        .len()
+    )
+    found = cut_windows(frames_of(lengths["len"].to_list()), 5, "non_overlapping")
+    assert found.height == expected["windows"][0] == 345
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.integers(1, 60), max_size=6),
+    st.integers(1, 12),
+    st.sampled_from(["non_overlapping", "stride_1"]),
+    st.integers(1, 12),
+    st.integers(0, 60),
+)
+def test_windows_follow_the_rule(
+    lengths: list[int], context: int, mode: str, length: int, novel_from: int
+) -> None:
+    expected = []
+    for episode, frames in enumerate(lengths):
+        scored = frames - (context - 1)
+        if scored <= 0:
+            continue
+        if mode == "non_overlapping":
+            starts = range(context - 1, frames, length)
+        else:
+            starts = range(context - 1, max(frames - length, context - 1) + 1)
+        for index, start in enumerate(starts):
+            stop = min(start + length, frames)
+            first, last = (position + (episode == 0) for position in (start, stop - 1))
+            expected.append(
+                (
+                    f"fence/{episode}_{index}",
+                    f"fence/{episode}",
+                    "fence",
+                    context,
+                    mode,
+                    start,
+                    stop,
+                    f"fence/{episode}/{first}",
+                    f"fence/{episode}/{last}",
+                    last >= novel_from,
+                )
+            )
+    frames = frames_of(lengths, novel_from)
+    assert cut_windows(frames, context, mode, length).rows() == expected
+    assert cut_windows(frames.reverse(), context, mode, length).rows() == expected
+    if mode == "non_overlapping":
+        assert len(expected) == sum(max(0, -(-(n - context + 1) // length)) for n in lengths)
+
+
+def test_frames_are_ordered_as_numbers() -> None:
+    frames = frames_of([0, 0, 12]).with_columns(pl.col("frame").cast(pl.String))
+    found = cut_windows(frames, 1, "non_overlapping")
+    assert found["last_frame_id"].to_list() == ["fence/2/9", "fence/2/11"]
+
+
+@pytest.mark.parametrize(
+    ("context", "mode", "length"),
+    [(0, "stride_1", 10), (2, "stride_1", 0), (2, "overlapping", 10)],
+)
+def test_refused_settings(context: int, mode: str, length: int) -> None:
+    with pytest.raises(ConfigError):
+        cut_windows(frames_of([20]), context, mode, length)

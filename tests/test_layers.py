@@ -1,0 +1,52 @@
+"""Data flows one way: flows may use tasks, tasks storage, storage schemas; never upward."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+LAYERS = ("schemas", "storage", "tasks", "flows")
+HEAVY = {"torch", "bpy", "open3d", "decord", "cv2", "sklearn", "matplotlib", "h5py"}
+FILES = sorted(path for layer in LAYERS for path in (ROOT / layer).rglob("*.py"))
+
+
+def imported(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        assert node.level == 0, "relative imports hide the layer; write the full name"
+        return [node.module or ""]
+    return []
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_go_down_only(path: Path) -> None:
+    layer = path.relative_to(ROOT).parts[0]
+    above = set(LAYERS[LAYERS.index(layer) + 1 :]) | {"tests", "benchmarks"}
+    for node in ast.walk(ast.parse(path.read_text())):
+        for name in imported(node):
+            assert name.split(".")[0] not in above, f"{path}:{node.lineno} imports {name}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_prefect_lives_in_flows_and_the_stage_module(path: Path) -> None:
+    name = str(path.relative_to(ROOT))
+    if name.startswith("flows/") or name == "tasks/stage.py":
+        return
+    for node in ast.walk(ast.parse(path.read_text())):
+        assert all(used.split(".")[0] != "prefect" for used in imported(node)), name
+
+
+LIGHT = [p for p in FILES if p.relative_to(ROOT).parts[:2] not in (("tasks", "detectors"), ("tasks", "features"))]
+
+
+@pytest.mark.parametrize("path", LIGHT, ids=lambda path: str(path.relative_to(ROOT)))
+def test_heavy_libraries_are_imported_where_they_are_used(path: Path) -> None:
+    for node in ast.parse(path.read_text()).body:
+        assert not {used.split(".")[0] for used in imported(node)} & HEAVY, f"{path}:{node.lineno}"
+
+
+def test_no_vague_module_names() -> None:
+    vague = {"utils", "util", "common", "helpers", "misc"}
+    assert not [path for path in FILES if path.stem in vague or path.parent.name in vague]
