@@ -27,7 +27,14 @@ METRICS = {
     "n": pl.Int64,
     "threshold": pl.Float64,
 }
-CURVES = {"curve": pl.String, "x": pl.Float64, "y": pl.Float64, "threshold": pl.Float64}
+CURVES = {
+    "convention": pl.String,
+    "curve": pl.String,
+    "point": pl.Int32,
+    "x": pl.Float64,
+    "y": pl.Float64,
+    "threshold": pl.Float64,
+}
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -81,7 +88,7 @@ def curves(
     """roc: x = FPR, y = TPR; pr: x = recall, y = precision. No rows if one class is missing.
 
     The threshold is null at the two artificial ends (nothing flagged). `points` keeps at most so
-    many of each curve, evenly by index, ends included; without it every point is given.
+    many of each curve, evenly by index, ends included; `point` stays the index in the full curve.
     """
     if points is not None and points < 2:
         raise ConfigError(f"curve points is {points}, expected 2 or more (or none for all)")
@@ -98,10 +105,14 @@ def curves(
         keep = np.arange(x.size)
         if points is not None and points < x.size:
             keep = np.linspace(0, x.size - 1, points).round().astype(np.int64)
-        frame = pl.DataFrame({"x": x[keep], "y": y[keep], "threshold": threshold[keep]})
+        frame = pl.DataFrame(
+            {"point": keep, "x": x[keep], "y": y[keep], "threshold": threshold[keep]}
+        )
         frames.append(
             frame.select(
+                pl.lit(convention.name).alias("convention"),
                 pl.lit(name).alias("curve"),
+                "point",
                 "x",
                 "y",
                 pl.when(pl.col("threshold").is_finite()).then(pl.col("threshold") * samples.sign),

