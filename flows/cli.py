@@ -58,6 +58,8 @@ def _parser() -> argparse.ArgumentParser:
     sample.add_argument("--out", default="sample", help="folder to write to (default: sample)")
     sample.add_argument("--seed", type=int, default=0, help="one seed for everything (default: 0)")
     sample.add_argument("--only", action="append", help="only this benchmark (may be repeated)")
+    demo = with_lake(command("demo", _demo, "build every benchmark on the sample data"))
+    demo.add_argument("--sample", default="sample", help="sample folder (default: sample)")
     with_lake(command("status", _status, "every table: rows, bytes, age, fresh or stale and why"))
     verify = with_lake(command("verify", _verify, "re-hash tables and name what differs"))
     verify.add_argument("table", nargs="?", help="benchmark/table (default: all)")
@@ -95,14 +97,23 @@ def _build(words: list[str]) -> int:
     config = chosen_values(parser.parse_args(words[1:]), model)
 
     from flows.runner import run_flow
+    from tasks.summary import show_tables
 
-    return run_flow(benchmark, config)
+    run_flow(benchmark, config)
+    show_tables(config.lake, benchmark)
+    return 0
 
 
 def _sample(parsed: argparse.Namespace) -> None:
-    from tasks.sample import write_sample
+    from tasks.sample.write import write_sample
 
     write_sample(Path(parsed.out), parsed.seed, parsed.only)
+
+
+def _demo(parsed: argparse.Namespace) -> None:
+    from flows.runner import run_demo
+
+    run_demo(Path(parsed.sample), parsed.lake, benchmarks())
 
 
 def _status(parsed: argparse.Namespace) -> None:

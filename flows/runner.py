@@ -2,8 +2,11 @@
 
 import importlib
 import logging
+import time
+from pathlib import Path
+from typing import Any
 
-from schemas.errors import NoveltyError
+from schemas.errors import NoveltyError, SourceError
 
 
 class _UserErrorsWithoutTraceback(logging.Filter):
@@ -14,14 +17,25 @@ class _UserErrorsWithoutTraceback(logging.Filter):
         return not isinstance(error, NoveltyError)
 
 
-def run_flow(benchmark: str, config) -> int:
-    """Run `flows.<benchmark>.build` and show what was built."""
-    from tasks.summary import show_tables
-
+def run_flow(benchmark: str, config: Any) -> None:
+    """Run `flows.<benchmark>.build`."""
     flow = importlib.import_module(f"flows.{benchmark}").build
     quiet = _UserErrorsWithoutTraceback()
     for name in ("prefect.flow_runs", "prefect.task_runs", "prefect.engine"):
         logging.getLogger(name).addFilter(quiet)
     flow(config)
-    show_tables(config.lake, benchmark)
-    return 0
+
+
+def run_demo(sample: Path, lake: str | None, benchmarks: list[str]) -> None:
+    """Build every benchmark on the sample data, then say what there is and where."""
+    from tasks.summary import show_tables
+
+    for benchmark in benchmarks:
+        if not (sample / benchmark).is_dir():
+            raise SourceError(f"no sample data in {sample / benchmark}; run `novelty sample` first")
+        start = time.monotonic()
+        model = importlib.import_module(f"schemas.{benchmark}").Config
+        config = model.demo(sample / benchmark)
+        run_flow(benchmark, config.model_copy(update={"lake": Path(lake)} if lake else {}))
+        print(f"{benchmark}: done in {time.monotonic() - start:.0f} s", flush=True)
+    show_tables(lake)

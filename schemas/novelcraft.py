@@ -335,3 +335,8 @@ class Config(Settings):
     splits: SplitSettings = SplitSettings()
     windows: WindowSettings = WindowSettings()
     detectors: DetectorSettings = DetectorSettings()
+
+    @classmethod
+    def demo(cls, sample: Path) -> "Config":
+        """The configuration of `make demo`."""
+        return cls(source=sample)

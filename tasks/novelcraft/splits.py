@@ -19,21 +19,14 @@ import polars as pl
 from numpy.typing import NDArray
 
 from schemas.errors import ConfigError
+from schemas.novelcraft import SPLITS, SplitSettings
 from tasks.novelcraft.classes import ROLES, STANDARD, episode_id_of
 from tasks.novelcraft.targets import NOVEL_FROM
+from tasks.stage import Produced, Shard, stage
 
 RATIOS = MappingProxyType({"train": 0.8, "valid": 0.1, "test": 0.1})
 SEED = 42
 PERMUTATIONS = 100
-
-SPLITS = {
-    "episode_id": pl.String,
-    "frame_id": pl.String,
-    "class": pl.String,
-    "role": pl.String,
-    "split": pl.String,
-    "kept": pl.Boolean,
-}
 
 Unlabelled = Literal["keep_unlabelled", "drop"]
 
@@ -153,8 +146,33 @@ def assign_splits(
             .otherwise(pl.col("split"))
             .alias("split")
         )
-        .select(*SPLITS)
+        .select(SPLITS.polars_schema.names())
     )
+
+
+@stage(writes=(SPLITS,), version=1)
+def split_frames(shard: Shard, settings: SplitSettings) -> Produced:
+    """Give every frame its role, split and filter flag."""
+    frames = shard.read("frames", ["frame_id", "class", "subset", "episode", "frame"])
+    targets = shard.read("targets", ["frame_id", "novel_fraction"])
+    splits = assign_splits(
+        frames.join(targets, on="frame_id", how="left"),
+        roles=with_roles(settings.roles),
+        seed=settings.seed,
+        permutations=settings.permutations,
+        novel_from=settings.novel_from,
+        unlabelled=settings.unlabelled,
+    )
+    return Produced({"splits": splits}, frames.height)
+
+
+def with_roles(chosen: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """The paper's roles, with those of the classes in `chosen` changed or added."""
+    kept = {role: tuple(n for n in names if n not in chosen) for role, names in ROLES.items()}
+    return {
+        role: names + tuple(sorted(name for name, given in chosen.items() if given == role))
+        for role, names in kept.items()
+    }
 
 
 def table_1(splits: pl.DataFrame) -> pl.DataFrame:

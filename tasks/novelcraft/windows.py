@@ -11,22 +11,11 @@ from typing import Literal
 import polars as pl
 
 from schemas.errors import ConfigError
-from tasks.novelcraft.classes import episode_id_of
+from schemas.novelcraft import WINDOWS, WindowSettings
+from tasks.novelcraft.classes import FIRST_NOVEL_EPISODE, episode_id_of
+from tasks.stage import Produced, Shard, stage
 
 LENGTH = 10
-
-WINDOWS = {
-    "window_id": pl.String,
-    "episode_id": pl.String,
-    "class": pl.String,
-    "context": pl.Int32,
-    "mode": pl.String,
-    "start": pl.Int32,
-    "stop": pl.Int32,
-    "first_frame_id": pl.String,
-    "last_frame_id": pl.String,
-    "novel": pl.Boolean,
-}
 
 Mode = Literal["non_overlapping", "stride_1"]
 
@@ -72,19 +61,38 @@ def cut_windows(
     novel_before = pl.concat(
         [pl.Series([0], dtype=pl.Int64), ordered["novel"].cast(pl.Int64).cum_sum()]
     )
-    return windows.with_columns(
+    windows = windows.with_columns(
         number.gather(begin).alias("first_frame"),
         number.gather(end - 1).alias("last_frame"),
         (novel_before.gather(end) > novel_before.gather(begin)).alias("novel"),
-    ).select(
         pl.format("{}_{}", "episode_id", "index").alias("window_id"),
-        "episode_id",
-        "class",
         pl.lit(context, pl.Int32).alias("context"),
         pl.lit(mode).alias("mode"),
-        pl.col("start").cast(pl.Int32),
-        pl.col("stop").cast(pl.Int32),
-        pl.format("{}/{}", "episode_id", "first_frame").alias("first_frame_id"),
-        pl.format("{}/{}", "episode_id", "last_frame").alias("last_frame_id"),
-        "novel",
     )
+    return (
+        windows.with_columns(
+            pl.format("{}/{}", "episode_id", "first_frame").alias("first_frame_id"),
+            pl.format("{}/{}", "episode_id", "last_frame").alias("last_frame_id"),
+        )
+        .select(WINDOWS.polars_schema.names())
+        .cast(dict(WINDOWS.polars_schema))
+    )
+
+
+@stage(writes=(WINDOWS,), version=1)
+def cut_all_windows(shard: Shard, settings: WindowSettings) -> Produced:
+    """Cut the windows of the symbolic task, in every mode and context asked for."""
+    frames = shard.read("frames", ["frame_id", "class", "subset", "episode", "frame"])
+    splits = shard.read("splits", ["frame_id", "role", "kept"])
+    changed = pl.col("role").is_in(["novel_valid", "novel_test"])
+    # In folders where the change came midway, earlier episodes never show it.
+    midway = pl.col("class").is_in(list(FIRST_NOVEL_EPISODE))
+    shown = pl.col("kept").any().over("class", "subset", "episode")
+    novel = (changed & (~midway | shown)).fill_null(False).alias("novel")
+    frames = frames.join(splits, on="frame_id", how="left").with_columns(novel)
+    windows = pl.concat(
+        cut_windows(frames, context, mode, settings.length)
+        for mode in ("non_overlapping", "stride_1")
+        for context in settings.contexts
+    )
+    return Produced({"windows": windows}, windows.height)

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from schemas.errors import ConfigError
 from tasks.novelcraft.classes import episode_is_novel
 from tasks.novelcraft.targets import read_targets
-from tasks.novelcraft.windows import WINDOWS, cut_windows
+from schemas.novelcraft import WINDOWS
+from tasks.novelcraft.windows import cut_windows
 from tests.shared import shared_path
 
 
@@ -41,7 +42,7 @@ def test_released_windows(context: int, windows: int, novel: int) -> None:
         .filter(pl.format("{}/{}", "class", "episode").is_in(episodes.implode()))
     )
     found = cut_windows(frames, context, "non_overlapping")
-    assert dict(found.schema) == WINDOWS
+    assert found.schema == WINDOWS.polars_schema
     assert found["episode_id"].n_unique() == 103
     assert (found.height, found["novel"].sum()) == (windows, novel)
     assert found.select("window_id", "novel").rows() == [
@@ -95,11 +96,11 @@ def test_windows_follow_the_rule(
             first, last = (position + (episode == 0) for position in (start, stop - 1))
             expected.append(
                 (
+                    mode,
+                    context,
                     f"fence/{episode}_{index}",
                     f"fence/{episode}",
                     "fence",
-                    context,
-                    mode,
                     start,
                     stop,
                     f"fence/{episode}/{first}",

@@ -1,0 +1,53 @@
+"""Stages inside a real Prefect flow: same bytes, only missing shards become tasks, account kept."""
+
+import pytest
+
+from schemas.errors import TooManyRejects
+from tests.toy import build_toy, parquet_bytes, write_raw
+
+
+def task_runs() -> list:
+    from prefect.client.orchestration import get_client
+
+    with get_client(sync_client=True) as client:
+        return client.read_task_runs()
+
+
+def test_flow_makes_the_same_bytes_and_skips_the_second_time(tmp_path, prefect_api):
+    from prefect import flow
+    from prefect.client.orchestration import get_client
+
+    write_raw(tmp_path / "raw")
+    build_toy(tmp_path / "plain", tmp_path / "raw")
+
+    @flow(name="toy")
+    def run(lake, raw):
+        build_toy(lake, raw)
+
+    run(tmp_path / "lake", tmp_path / "raw")
+    assert parquet_bytes(tmp_path / "lake") == parquet_bytes(tmp_path / "plain")
+    first = task_runs()
+    assert {task.name.split("-")[0] for task in first} == {
+        *(f"read_lines/f{i}.txt" for i in range(6)),
+        "add_up/all",
+    }
+    assert all("toy" in task.tags for task in first)
+    with get_client(sync_client=True) as client:
+        kept = {artifact.key: artifact.data for artifact in client.read_artifacts()}
+    assert "| 6 | 6 | 120 | 117 | 3 |" in kept["toy-read-lines"]
+    run(tmp_path / "lake", tmp_path / "raw")
+    assert len(task_runs()) == len(first)
+
+
+def test_user_errors_come_out_of_the_flow(tmp_path, prefect_api):
+    from prefect import flow
+
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "x.txt").write_text("junk\njunk\n")
+
+    @flow(name="toy")
+    def run(lake, raw):
+        build_toy(lake, raw)
+
+    with pytest.raises(TooManyRejects):
+        run(tmp_path / "lake", tmp_path / "raw")
