@@ -40,7 +40,8 @@ def benchmarks() -> list[str]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="novelty", description="Raw open-world material to Parquet tables to novelty detectors."
+        prog="novelty",
+        description="Raw open-world material to Parquet tables to novelty detectors.",
     )
     commands = parser.add_subparsers(title="commands", metavar="command", required=True)
 
@@ -82,7 +83,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _build(words: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="novelty build", description="Build a benchmark's tables.")
+    parser = argparse.ArgumentParser(
+        prog="novelty build", description="Build a benchmark's tables."
+    )
     parser.add_argument("benchmark", help=", ".join(benchmarks()))
     if not words or words[0].startswith("-"):
         parser.parse_args(words)
@@ -172,17 +175,25 @@ def _lineage(parsed: argparse.Namespace) -> None:
 
 def _gc(parsed: argparse.Namespace) -> int:
     from storage.layout import lake_root
-    from storage.upkeep import find_garbage, remove, require_lake, size_of
+    from storage.locks import all_locked
+    from storage.upkeep import require_lake
 
     lake = lake_root(parsed.lake)
     require_lake(lake)
+    with all_locked(lake):
+        return _collect(lake, parsed.yes)
+
+
+def _collect(lake: Path, sure: bool) -> int:
+    from storage.upkeep import find_garbage, remove, size_of
+
     garbage = find_garbage(lake)
     for path in garbage:
         print(f"{size_of(path):>14,} bytes  {path.relative_to(lake)}")
     if not garbage:
         print("nothing to remove")
         return 0
-    if not parsed.yes:
+    if not sure:
         if not sys.stdin.isatty():
             print(f"{len(garbage)} things to remove; run again with --yes to do it")
             return 0
@@ -228,7 +239,9 @@ def _version(lake: Path, name: str):
 
     benchmark, _, table = name.partition("/")
     if not table:
-        raise ConfigError(f"{name!r} is not a table; write benchmark/table, as `novelty status` does")
+        raise ConfigError(
+            f"{name!r} is not a table; write benchmark/table, as `novelty status` does"
+        )
     return current_version(lake, benchmark, table)
 
 

@@ -36,7 +36,9 @@ def _help(field: FieldInfo) -> str:
 def add_options(parser: argparse.ArgumentParser, model: type[BaseModel], prefix: str = "") -> None:
     """`--field` for every field of the model, and `--config FILE` for a YAML file of them."""
     if not prefix:
-        parser.add_argument("--config", type=Path, help="YAML file of settings; options win over it")
+        parser.add_argument(
+            "--config", type=Path, help="YAML file of settings; options win over it"
+        )
     for name, field in model.model_fields.items():
         kind = _plain(field.annotation)
         option = f"--{prefix}{name.replace('_', '-')}"
@@ -56,7 +58,9 @@ def add_options(parser: argparse.ArgumentParser, model: type[BaseModel], prefix:
             parser.add_argument(option, metavar=name.upper(), **common)
 
 
-def _merge(into: dict[str, Any], model: type[BaseModel], given: dict[str, Any], prefix: str = "") -> None:
+def _merge(
+    into: dict[str, Any], model: type[BaseModel], given: dict[str, Any], prefix: str = ""
+) -> None:
     for name, field in model.model_fields.items():
         kind = _plain(field.annotation)
         if isinstance(kind, type) and issubclass(kind, BaseModel):

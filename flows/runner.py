@@ -10,7 +10,7 @@ from schemas.errors import NoveltyError, SourceError
 
 
 class _UserErrorsWithoutTraceback(logging.Filter):
-    """Prefect logs every failure with its traceback; for an error the user can mend that is noise."""
+    """Prefect logs every failure with its traceback; for a user's mistake that is noise."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None

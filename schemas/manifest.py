@@ -1,4 +1,4 @@
-"""What a manifest records beside the Parquet files it describes. No clock: age is the file's mtime."""
+"""What a manifest records beside its Parquet files. No clock: age is a file's mtime."""
 
 from typing import Any
 
@@ -31,6 +31,14 @@ class PartFile(Record):
     last: list[Any] | None
 
 
+class OtherFile(Record):
+    """A file of a piece that is no table, such as the weights of a fitted detector."""
+
+    file: str
+    sha256: str
+    bytes: int
+
+
 class PieceManifest(Record):
     """What one stage made from one shard."""
 
@@ -47,6 +55,7 @@ class PieceManifest(Record):
     rows_out: int
     quarantined: int
     parts: list[PartFile]
+    files: list[OtherFile] = []
 
     @property
     def address(self) -> str:

@@ -17,7 +17,7 @@ ROLES = ("normal", "novel_valid", "novel_test")
 
 _EPISODE = (
     Column("class", pa.string(), "Class folder, such as `normal` or `item_tnt`"),
-    Column("subset", pa.string(), "NovelCraft+ folder below the class, such as `normal_3`; else empty"),
+    Column("subset", pa.string(), "NovelCraft+ folder, such as `normal_3`; else empty"),
     Column("episode", pa.int32(), "Number of the episode in its folder", minimum=0),
 )
 _FRAME = (
@@ -37,7 +37,7 @@ EPISODES = Table(
         Column("frames", pa.int32(), "Frames that were read", unit="frame", minimum=0),
         Column("first_frame", pa.int32(), "Number of the first frame", minimum=0),
         Column("last_frame", pa.int32(), "Number of the last frame", minimum=0),
-        Column("goal_achieved", pa.bool_(), "Whether the goal was reached at the end", nullable=True),
+        Column("goal_achieved", pa.bool_(), "Whether the goal was reached", nullable=True),
         Column("novel_item", pa.string(), "Item named by novelty_description.json", nullable=True),
     ),
     key=("class", "subset", "episode"),
@@ -59,7 +59,9 @@ FRAMES = Table(
         Column("y", pa.int32(), "Agent, height", unit="block"),
         Column("z", pa.int32(), "Agent, z", unit="block"),
         Column("yaw", pa.float64(), "0 = south, 90 = west", unit="degree", minimum=0, maximum=360),
-        Column("pitch", pa.float64(), "Positive looks down", unit="degree", minimum=-90, maximum=90),
+        Column(
+            "pitch", pa.float64(), "Positive looks down", unit="degree", minimum=-90, maximum=90
+        ),
         Column("facing", pa.string(), "Compass direction as the game rounds it", nullable=True),
         Column("block_in_front", pa.string(), "Block in front of the agent"),
         Column("selected_item", pa.string(), "Item in hand; empty for none", nullable=True),
@@ -92,8 +94,15 @@ BLOCKS = Table(
         Column("x", pa.int32(), "Block centre, x", unit="block"),
         Column("y", pa.int32(), "Block centre, height", unit="block"),
         Column("z", pa.int32(), "Block centre, z", unit="block"),
-        Column("from_position", pa.int32(), "Place in the episode of the first frame with it", minimum=0),
-        Column("to_position", pa.int32(), "Place in the episode of the last frame with it", minimum=0),
+        Column(
+            "from_position",
+            pa.int32(),
+            "Place in the episode of the first frame with it",
+            minimum=0,
+        ),
+        Column(
+            "to_position", pa.int32(), "Place in the episode of the last frame with it", minimum=0
+        ),
         Column("block", pa.string(), "Block name, with `_var_<variant>` unless default"),
     ),
     key=("class", "subset", "episode", "x", "y", "z", "from_position"),
@@ -136,9 +145,20 @@ TARGETS = Table(
     description="Novel fraction of every frame: the label that the benchmark is about.",
     columns=(
         *_FRAME,
-        Column("novel_fraction", pa.float64(), "Share of pixels that show novelty", minimum=0, maximum=1),
+        Column(
+            "novel_fraction",
+            pa.float64(),
+            "Share of pixels that show novelty",
+            minimum=0,
+            maximum=1,
+        ),
         Column("novel_pixels", pa.int32(), "Number of such pixels", unit="pixel", minimum=0),
-        Column("renderer", pa.string(), "Where it comes from", allowed=("raycast", "blender", "official")),
+        Column(
+            "renderer",
+            pa.string(),
+            "Where it comes from",
+            allowed=("raycast", "blender", "official"),
+        ),
         Column(
             "rotation",
             pa.string(),
@@ -197,7 +217,12 @@ SCENE_MAPS = Table(
             pa.list_(pa.int16()),
             "Index into `labels` for each pixel, row by row; -1 for nothing",
         ),
-        Column("depth", pa.list_(pa.float32()), "Depth of each pixel; infinite for nothing", unit="block"),
+        Column(
+            "depth",
+            pa.list_(pa.float32()),
+            "Depth of each pixel; infinite for nothing",
+            unit="block",
+        ),
     ),
     key=_FRAME_KEY,
     references=(Reference(("frame_id",), "targets", ("frame_id",)),),
@@ -222,8 +247,15 @@ WINDOWS = Table(
     name="windows",
     description="Windows of frames for the symbolic task.",
     columns=(
-        Column("mode", pa.string(), "How windows follow each other", allowed=("non_overlapping", "stride_1")),
-        Column("context", pa.int32(), "Order K of the autoregressive model", unit="frame", minimum=1),
+        Column(
+            "mode",
+            pa.string(),
+            "How windows follow each other",
+            allowed=("non_overlapping", "stride_1"),
+        ),
+        Column(
+            "context", pa.int32(), "Order K of the autoregressive model", unit="frame", minimum=1
+        ),
         Column("window_id", pa.string(), "Stable id `class/episode_index`"),
         Column("episode_id", pa.string(), "Episode"),
         Column("class", pa.string(), "Class folder"),
@@ -291,7 +323,7 @@ class SplitSettings(Settings):
     """Smallest novel fraction of a frame that is kept."""
     unlabelled: Literal["keep_unlabelled", "drop"] = "keep_unlabelled"
     """What happens to a frame without a target."""
-    roles: dict[str, Literal["normal", "novel_valid", "novel_test", "dropped"]] = {}
+    roles: dict[str, Literal["normal", "novel_valid", "novel_test", "dropped"]] = Field({})
     """Roles of classes that the paper does not have, or other roles for those it has."""
 
 

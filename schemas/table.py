@@ -1,7 +1,7 @@
-"""How a table is declared: one `Table` yields the Arrow schema, the data dictionary and the row rules.
+"""How a table is declared: one `Table` yields Arrow schema, data dictionary and row rules.
 
 A `Column` says type, meaning, unit and allowed values. `Table.check` splits a frame into good rows
-(sorted by key) and one row per bad record with the rule it broke, so that nothing vanishes silently.
+(sorted by key) and one row per bad record with the rule it broke, so that nothing vanishes.
 """
 
 from collections.abc import Iterator, Mapping
@@ -46,7 +46,9 @@ class Column:
         if not self.nullable:
             yield Rule(f"{self.name}_present", value.is_not_null(), f"{self.name} is missing")
         if pa.types.is_floating(self.type):
-            yield Rule(f"{self.name}_finite", value.is_finite(), shown + ", expected a finite number")
+            yield Rule(
+                f"{self.name}_finite", value.is_finite(), shown + ", expected a finite number"
+            )
         if self.minimum is not None or self.maximum is not None:
             low = float("-inf") if self.minimum is None else self.minimum
             high = float("inf") if self.maximum is None else self.maximum
@@ -91,7 +93,9 @@ class Table:
         names = [column.name for column in self.columns]
         missing = [name for name in self.key if name not in names]
         if missing or len(set(names)) != len(names):
-            raise ConfigError(f"table {self.name}: key {missing} undeclared or a column named twice")
+            raise ConfigError(
+                f"table {self.name}: key {missing} undeclared or a column named twice"
+            )
 
     @cached_property
     def arrow_schema(self) -> pa.Schema:
@@ -125,10 +129,11 @@ class Table:
         names = [column.name for column in self.columns]
         if set(frame.columns) != set(names):
             raise ConfigError(
-                f"table {self.name}: columns {sorted(set(frame.columns) ^ set(names))} do not agree "
-                "with the declaration"
+                f"table {self.name}: columns {sorted(set(frame.columns) ^ set(names))} do not "
+                "agree with the declaration"
             )
-        return frame.select(names).cast(dict(self.polars_schema))
+        # Rechunked: pl.format of polars 2.1.0 panics on an empty chunk.
+        return frame.select(names).cast(self.polars_schema).rechunk()
 
     def check(
         self, frame: pl.DataFrame, referenced: Mapping[str, pl.DataFrame] | None = None
@@ -144,15 +149,21 @@ class Table:
         rules = [rule for column in self.columns for rule in column.rules()]
         rules += self.rules
         key = pl.struct(self.key)
-        rules.append(Rule("unique_key", key.is_first_distinct(), f"another row has the same {self.key}"))
+        rules.append(
+            Rule("unique_key", key.is_first_distinct(), f"another row has the same {self.key}")
+        )
         for reference in self.references:
             if referenced is not None and reference.table in referenced:
-                known = referenced[reference.table].select(
-                    pl.struct(
-                        pl.col(there).alias(here)
-                        for here, there in zip(reference.columns, reference.to, strict=True)
+                known = (
+                    referenced[reference.table]
+                    .select(
+                        pl.struct(
+                            pl.col(there).alias(here)
+                            for here, there in zip(reference.columns, reference.to, strict=True)
+                        )
                     )
-                ).to_series()
+                    .to_series()
+                )
                 rules.append(
                     Rule(
                         reference.name,

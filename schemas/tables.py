@@ -42,7 +42,9 @@ SPLITS = Table(
         Column("protocol", pa.string(), "Evaluation protocol or track"),
         Column("sample_id", pa.string(), "Sample"),
         Column("class", pa.string(), "Class label as text"),
-        Column("label", pa.int32(), "Index among the known classes; null if unknown", nullable=True),
+        Column(
+            "label", pa.int32(), "Index among the known classes; null if unknown", nullable=True
+        ),
         Column("split", pa.string(), "Split", allowed=SPLIT_NAMES),
         Column("role", pa.string(), "Known or novel in this protocol", allowed=("known", "novel")),
     ),
@@ -72,7 +74,9 @@ CURVES = Table(
         Column("curve", pa.string(), "Which curve", allowed=("roc", "pr")),
         Column("point", pa.int32(), "Number of the point along the curve", minimum=0),
         Column("x", pa.float64(), "False positive rate (roc) or recall (pr)", minimum=0, maximum=1),
-        Column("y", pa.float64(), "True positive rate (roc) or precision (pr)", minimum=0, maximum=1),
+        Column(
+            "y", pa.float64(), "True positive rate (roc) or precision (pr)", minimum=0, maximum=1
+        ),
         Column("threshold", pa.float64(), "Score at this point; null at an end", nullable=True),
     ),
     key=("protocol", "detector", "backbone", "seed", "split", "convention", "curve", "point"),
@@ -84,9 +88,16 @@ METRICS = Table(
     columns=(
         Column("benchmark", pa.string(), "Benchmark"),
         *_RUN,
-        Column("convention", pa.string(), "Named metric convention (positive class, rules, weights)"),
+        Column(
+            "convention", pa.string(), "Named metric convention (positive class, rules, weights)"
+        ),
         Column("metric", pa.string(), "Metric name"),
-        Column("value", pa.float64(), "Value; null where the convention calls it infeasible", nullable=True),
+        Column(
+            "value",
+            pa.float64(),
+            "Value; null where the convention calls it infeasible",
+            nullable=True,
+        ),
         Column("n", pa.int64(), "Samples behind the number", minimum=0),
         Column("data_key", pa.string(), "Content key of the scores behind the number"),
     ),
@@ -128,7 +139,9 @@ def benchmark_names() -> list[str]:
     """Benchmarks that declare tables: every `schemas/<name>.py` with a flow of the same name."""
     flows = Path(__file__).parents[1] / "flows"
     here = Path(__file__).parent
-    return sorted(p.stem for p in here.glob("*.py") if (flows / p.name).exists() and p.stem[0] != "_")
+    return sorted(
+        p.stem for p in here.glob("*.py") if (flows / p.name).exists() and p.stem[0] != "_"
+    )
 
 
 def tables_of(benchmark: str) -> dict[str, Table]:

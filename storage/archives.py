@@ -15,7 +15,6 @@ import hashlib
 import io
 import os
 import re
-import secrets
 import shutil
 import stat
 import struct
@@ -29,7 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from schemas.errors import ArchiveError, LakeError, SourceError
+from schemas.errors import ArchiveError, SourceError
+from storage.atomic import explained, fsync_path, temporary_name
 
 BLOCK = 1 << 20
 GZIP_BLOCK = 1 << 15
@@ -604,37 +604,32 @@ class TarArchive(_Archive):
             yield member.name, chunks
 
 
-def is_archive(path: Path) -> bool:
-    return path.name.lower().endswith((".zip", *TAR_SUFFIXES))
-
-
 def extract(archive: Path, into: Path, limits: ArchiveLimits = LIMITS) -> Path:
     """Writes every file of the archive below `into`, all or nothing, and returns `into`.
 
     `into` must not exist or be empty. Names, times and modes other than content are not kept.
     """
     archive, into = Path(archive), Path(into)
-    if into.exists() and (not into.is_dir() or any(into.iterdir())):
+    if into.is_symlink() or (into.exists() and (not into.is_dir() or any(into.iterdir()))):
         raise SourceError(f"{into} is not an empty folder: delete it, or name another place.")
-    work = into.parent / f".{into.name}.{secrets.token_hex(8)}.part"
     opened: ZipArchive | TarArchive
-    try:
-        work.mkdir(parents=True)
-        folders = {work}
-        if archive.name.lower().endswith(TAR_SUFFIXES):
-            opened = TarArchive(archive, limits, members=())
-        else:
-            opened = ZipArchive(archive, limits)
-        for name, chunks in opened.contents():
-            _write(archive, work, name, chunks, folders)
-        for folder in folders:
-            _sync(folder)
-        os.rename(work, into)
-        _sync(into.parent)
-    except OSError as error:
-        raise LakeError(f"{archive} cannot be unpacked into {into}: {error}.") from None
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+    if archive.name.lower().endswith(TAR_SUFFIXES):
+        opened = TarArchive(archive, limits, members=())
+    else:
+        opened = ZipArchive(archive, limits)
+    work = temporary_name(into)
+    with explained(into):
+        try:
+            work.mkdir(parents=True)
+            folders = {work}
+            for name, chunks in opened.contents():
+                _write(archive, work, name, chunks, folders)
+            for folder in folders:
+                fsync_path(folder)
+            work.rename(into)
+            fsync_path(into.parent)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
     return into
 
 
@@ -645,19 +640,12 @@ def _write(
     try:
         if target.parent not in folders:
             target.parent.mkdir(parents=True, exist_ok=True)
-            folders.update(target.parents[: len(target.relative_to(work).parts)])
+            folders.update(parent for parent in target.parents if work in parent.parents)
         fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
     except (FileExistsError, NotADirectoryError, IsADirectoryError):
         raise _refused(archive, name, "it is both a file and a folder") from None
-    with open(fd, "wb", buffering=0) as file:
+    with open(fd, "wb") as file:
         for chunk in chunks:
             file.write(chunk)
+        file.flush()
         os.fsync(fd)
-
-
-def _sync(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

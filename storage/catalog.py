@@ -35,8 +35,12 @@ def refresh_catalog(lake: Path) -> Path:
                     schema = pq.read_schema(version.files[0])
                     view = f"{_identifier(manifest.benchmark)}.{_identifier(manifest.table)}"
                     files = ", ".join(_quoted(str(file)) for file in version.files)
-                    connection.execute(f"CREATE SCHEMA IF NOT EXISTS {_identifier(manifest.benchmark)}")
-                    connection.execute(f"CREATE VIEW {view} AS SELECT * FROM read_parquet([{files}])")
+                    connection.execute(
+                        f"CREATE SCHEMA IF NOT EXISTS {_identifier(manifest.benchmark)}"
+                    )
+                    connection.execute(
+                        f"CREATE VIEW {view} AS SELECT * FROM read_parquet([{files}])"
+                    )
                     description = (schema.metadata or {}).get(b"description", b"").decode()
                     connection.execute(f"COMMENT ON VIEW {view} IS {_quoted(description)}")
                     for field in schema:

@@ -95,14 +95,19 @@ def _hash(path: str) -> _Hashed:
         else:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         after = os.fstat(file.fileno())
-    if _stamp(before) != _stamp(after):
+    if stamp_of(before) != stamp_of(after):
         raise OSError("it changed while it was being read")
-    return _Hashed(digest, _stamp(after) if start - after.st_mtime_ns >= RACY_NS else None)
+    return _Hashed(digest, None if is_racy(after, start) else stamp_of(after))
 
 
-def _stamp(stat: os.stat_result) -> Stamp:
+def stamp_of(stat: os.stat_result) -> Stamp:
+    """Changes whenever the content does, unless `is_racy`."""
     # SQLite integers are signed; inodes are not.
     return stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino & (1 << 63) - 1
+
+
+def is_racy(stat: os.stat_result, now_ns: int) -> bool:
+    return now_ns - stat.st_mtime_ns < RACY_NS
 
 
 def _unreadable(path: str, error: OSError) -> SourceError:
@@ -152,7 +157,7 @@ class HashCache:
         for i, (name, key) in enumerate(zip(names, keys, strict=True)):
             row = known.get(key)
             try:
-                if row is not None and _stamp(os.stat(name)) == row[:4]:
+                if row is not None and stamp_of(os.stat(name)) == row[:4]:
                     digests[i] = row[4]
                     continue
             except OSError:

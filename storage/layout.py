@@ -1,12 +1,13 @@
 """Where everything in a lake stands: every path template in one place.
 
-    <lake>/catalog.duckdb                                views and comments for analysts
-    <lake>/<benchmark>/<table>/current                   symlink to the version to read
-    <lake>/<benchmark>/<table>/versions/<key>/*.parquet  immutable, with manifest.json beside
-    <lake>/.novelty/pieces/<benchmark>/<stage>/<key>/    what one stage made from one shard
-    <lake>/.novelty/hashes.sqlite                        digests of raw files by (path, size, mtime)
-    <lake>/.novelty/builds/<benchmark>.json              what the last finished build saw
-    <lake>/.novelty/locks/<name>.lock
+<lake>/catalog.duckdb                                views and comments for analysts
+<lake>/<benchmark>/<table>/current                   symlink to the version to read
+<lake>/<benchmark>/<table>/versions/<key>/*.parquet  immutable, with manifest.json beside
+<lake>/.novelty/pieces/<benchmark>/<stage>/<key>/    what one stage made from one shard
+<lake>/.novelty/work/<benchmark>/<stage>/<key>/      checkpoints of unfinished shards
+<lake>/.novelty/hashes.sqlite                        digests of raw files by (path, size, mtime)
+<lake>/.novelty/builds/<benchmark>.json              what the last finished build saw
+<lake>/.novelty/locks/<name>.lock
 """
 
 import hashlib
@@ -59,6 +60,10 @@ def pieces_path(lake: Path) -> Path:
 
 def piece_path(lake: Path, benchmark: str, stage: str, key: str) -> Path:
     return pieces_path(lake) / benchmark / stage / key
+
+
+def work_path(lake: Path, benchmark: str, stage: str, key: str) -> Path:
+    return inner(lake) / "work" / benchmark / stage / key
 
 
 def table_path(lake: Path, benchmark: str, table: str) -> Path:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from schemas.errors import LockedError
 from storage.atomic import explained
-from storage.layout import lock_path
+from storage.layout import lock_path, pieces_path
 
 
 @contextlib.contextmanager
@@ -38,6 +38,15 @@ def locked(lake: Path, name: str, wait_seconds: float = 0.0) -> Iterator[None]:
         file.truncate()
         json.dump({"pid": os.getpid(), "host": socket.gethostname()}, file)
         file.flush()
+        yield
+
+
+@contextlib.contextmanager
+def all_locked(lake: Path) -> Iterator[None]:
+    """Hold the lock of every benchmark in the lake: nobody builds meanwhile."""
+    with contextlib.ExitStack() as stack:
+        for folder in sorted(pieces_path(lake).glob("*")):
+            stack.enter_context(locked(lake, folder.name))
         yield
 
 

@@ -1,9 +1,10 @@
-"""Parquet as analysts like it and as we can compare it: explicit schema, sorted, same bytes each time.
+"""Parquet as analysts like it: explicit schema, sorted, the same bytes each time.
 
 zstd; dictionary on strings, DELTA_BINARY_PACKED on integers, BYTE_STREAM_SPLIT on floats; page
 index; sorting columns declared; descriptions and units in the Arrow schema.
 """
 
+import itertools
 from pathlib import Path
 
 import polars as pl
@@ -20,7 +21,11 @@ LARGEST_GROUP_BYTES = 64 << 20
 
 def _leaf(field: pa.Field) -> tuple[str, pa.DataType]:
     path, type_ = field.name, field.type
-    while pa.types.is_list(type_) or pa.types.is_fixed_size_list(type_) or pa.types.is_large_list(type_):
+    while (
+        pa.types.is_list(type_)
+        or pa.types.is_fixed_size_list(type_)
+        or pa.types.is_large_list(type_)
+    ):
         path, type_ = f"{path}.list.{type_.value_field.name}", type_.value_type
     return path, type_
 
@@ -47,7 +52,7 @@ def _group_starts(frame: pl.DataFrame, table: Table, bytes_per_row: float) -> li
         edges += changes.to_list()
     starts: list[int] = []
     edges = sorted(set(edges))
-    for start, stop in zip(edges, edges[1:], strict=False):
+    for start, stop in itertools.pairwise(edges):
         starts += range(start, stop, most)
     return [*(starts or [0]), frame.height]
 
@@ -65,11 +70,13 @@ def write_parquet(frame: pl.DataFrame, table: Table, path: Path) -> PartFile:
         use_dictionary=dictionary,
         column_encoding=encodings,
         write_page_index=True,
-        sorting_columns=pq.SortingColumn.from_ordering(schema, [(name, "ascending") for name in table.key]),
+        sorting_columns=pq.SortingColumn.from_ordering(
+            schema, [(name, "ascending") for name in table.key]
+        ),
         version="2.6",
         data_page_version="1.0",
     ) as writer:
-        for start, stop in zip(starts, starts[1:], strict=False):
+        for start, stop in itertools.pairwise(starts):
             writer.write_table(data.slice(start, stop - start), row_group_size=max(stop - start, 1))
     keys = frame.select(table.key)
     return PartFile(

@@ -12,8 +12,9 @@ In a folder, what is not a plain readable file with a UTF-8 name is never read: 
 
 import os
 import stat
+import time
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -31,9 +32,11 @@ from storage.archives import (
     ZipArchive,
     ZipMember,
 )
-from storage.filehash import HashCache, sha256_files
+from storage.filehash import HashCache, is_racy, sha256_files, stamp_of
 
 READ_LIMIT = 64 << 20
+REMEMBERED = 2
+"""Archives whose directory a process keeps."""
 INDEX_VERSION = 1
 """Raise when the meaning of a cached tar index changes."""
 
@@ -80,8 +83,17 @@ def open_raw(
     inside: str = "",
     limits: ArchiveLimits = LIMITS,
 ) -> RawSource:
-    """`inside="folder/"` shows only what lies below that folder, with names that begin there."""
-    path = Path(path)
+    """`inside="folder/"` shows only what lies below that folder, with names that begin there.
+
+    `archive.zip/folder` says the same in one path: the `root` of a source opens that source again.
+    """
+    path = Path(os.path.abspath(path))
+    if not path.exists():
+        for parent in path.parents:
+            if parent.is_file():
+                inside = f"{path.relative_to(parent).as_posix()}/{inside}"
+                path = parent
+                break
     prefix = f"{inside.strip('/')}/" if inside.strip("/") else ""
     if path.is_dir():
         return RawFolder(path, cache, prefix)
@@ -199,19 +211,25 @@ class RawFolder:
             )
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-            with open(fd, "rb", buffering=0) as file:
+            try:
                 found = os.fstat(fd)
                 if not stat.S_ISREG(found.st_mode):
                     raise _missing(self.root, name)
                 _check_size(self.root, name, found.st_size, limit)
-                data = file.read(limit + 1)
+                with open(fd, "rb", closefd=False) as file:
+                    data = file.read(found.st_size + 1)
+            finally:
+                os.close(fd)
         except FileNotFoundError:
             raise _missing(self.root, name) from None
         except OSError as error:
             raise RecordError(
                 "unreadable", f"{name} in {self.root} cannot be read: {error.strerror}"
             ) from None
-        _check_size(self.root, name, len(data), limit)
+        if len(data) != found.st_size:
+            raise RecordError(
+                "unreadable", f"{name} in {self.root} changed while it was being read; run again"
+            )
         return data
 
 
@@ -256,7 +274,7 @@ class RawZip(_RawArchive):
     """Opening reads the directory only: the digests are the checksums that it declares."""
 
     def __init__(self, path: Path, limits: ArchiveLimits = LIMITS, inside: str = ""):
-        super().__init__(ZipArchive(path, limits), inside)
+        super().__init__(_remembered(path, limits, lambda: ZipArchive(path, limits)), inside)
 
 
 class RawTar(_RawArchive):
@@ -273,7 +291,7 @@ class RawTar(_RawArchive):
         limits: ArchiveLimits = LIMITS,
         inside: str = "",
     ):
-        super().__init__(_open_tar(Path(path), cache, limits), inside)
+        super().__init__(_remembered(path, limits, lambda: _open_tar(path, cache, limits)), inside)
 
 
 def _open_tar(path: Path, cache: HashCache | None, limits: ArchiveLimits) -> TarArchive:
@@ -285,5 +303,24 @@ def _open_tar(path: Path, cache: HashCache | None, limits: ArchiveLimits) -> Tar
         rows = orjson.loads(zlib.decompress(index))
         return TarArchive(path, limits, [TarMember(*row) for row in rows])
     archive = TarArchive(path, limits)
-    cache.set_note(key, zlib.compress(orjson.dumps(list(archive.members.values()))))
+    cache.set_note(key, zlib.compress(orjson.dumps([list(m) for m in archive.members.values()])))
+    return archive
+
+
+_opened: dict[tuple, ZipArchive | TarArchive] = {}
+
+
+def _remembered(
+    path: Path, limits: ArchiveLimits, opened: Callable[[], ZipArchive | TarArchive]
+) -> ZipArchive | TarArchive:
+    """Shards of one process that name the same unchanged archive share what opening it cost."""
+    found = os.stat(path)
+    key = (os.path.abspath(path), limits, *stamp_of(found))
+    archive = _opened.get(key)
+    if archive is None:
+        archive = opened()
+        if not is_racy(found, time.time_ns()):
+            while len(_opened) >= REMEMBERED:
+                _opened.pop(next(iter(_opened)), None)
+            _opened[key] = archive
     return archive

@@ -5,6 +5,7 @@ A version hard-links the parts it shares with earlier ones, so committing costs 
 version can never open a file of the new one under the same name.
 """
 
+import itertools
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -39,12 +40,14 @@ class TableVersion:
         return read_parquet(self.files, columns)
 
 
-def _in_key_order(table: Table, chosen: Iterable[tuple[Piece, PartFile]]) -> list[tuple[Piece, PartFile]]:
+def _in_key_order(
+    table: Table, chosen: Iterable[tuple[Piece, PartFile]]
+) -> list[tuple[Piece, PartFile]]:
     """Parts by first key; refuses a key that stands in two parts."""
     parts = sorted(chosen, key=lambda pair: (pair[1].first or [], pair[0].shard))
     apart = all(
         before.last is not None and after.first is not None and before.last < after.first
-        for (_, before), (_, after) in zip(parts, parts[1:], strict=False)
+        for (_, before), (_, after) in itertools.pairwise(parts)
     )
     if not apart and len(parts) > 1:
         keys = read_parquet([piece.folder / part.file for piece, part in parts], list(table.key))
@@ -64,7 +67,7 @@ def commit_table(
     pieces: Sequence[Piece],
     lock_wait: float = 60.0,
 ) -> TableVersion:
-    """Make the parts called `table.name` of `pieces` the current version; a no-op if they are it."""
+    """Make the parts of `table` in `pieces` its current version; a no-op if they are it."""
     chosen = [
         (piece, part)
         for piece in pieces
@@ -115,7 +118,12 @@ def _write_version(
             empty = write_parquet(table.empty(), table, temporary / "00000-empty.parquet")
             listed.append(
                 VersionPart(
-                    file=empty.file, sha256=empty.sha256, bytes=empty.bytes, rows=0, piece=None, shard=""
+                    file=empty.file,
+                    sha256=empty.sha256,
+                    bytes=empty.bytes,
+                    rows=0,
+                    piece=None,
+                    shard="",
                 )
             )
         manifest = TableManifest(
@@ -126,7 +134,9 @@ def _write_version(
             rows=sum(part.rows for part in listed),
             bytes=sum(part.bytes for part in listed),
             rows_in=sum(piece.manifest.rows_in for piece in pieces if piece.has(table.name)),
-            quarantined=sum(piece.manifest.quarantined for piece in pieces if piece.has(table.name)),
+            quarantined=sum(
+                piece.manifest.quarantined for piece in pieces if piece.has(table.name)
+            ),
             parts=listed,
         )
         (temporary / MANIFEST).write_text(manifest.model_dump_json(indent=1) + "\n")
@@ -137,7 +147,9 @@ def read_manifest(folder: Path) -> TableManifest:
     try:
         return TableManifest.model_validate_json((folder / MANIFEST).read_bytes())
     except (OSError, ValueError) as error:
-        raise LakeError(f"no readable manifest in {folder}: {error}; build the table again") from error
+        raise LakeError(
+            f"no readable manifest in {folder}: {error}; build the table again"
+        ) from error
 
 
 def current_version(lake: Path, benchmark: str, table: str) -> TableVersion:
@@ -156,5 +168,3 @@ def current_versions(lake: Path, benchmark: str | None = None) -> list[TableVers
     """The current version of every table in the lake, by name."""
     links = sorted(lake.glob(f"{benchmark or '[!.]*'}/*/current"))
     return [current_version(lake, link.parts[-3], link.parts[-2]) for link in links]
-
-

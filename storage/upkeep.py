@@ -1,4 +1,4 @@
-"""Looking after a lake: verify the bytes, explain what is stale, trace lineage, remove what is unused."""
+"""Looking after a lake: verify bytes, say what is stale, trace lineage, remove the unused."""
 
 import os
 import re
@@ -14,7 +14,14 @@ from schemas.errors import LakeError, NoveltyError
 from schemas.manifest import BuildRecord, PieceManifest, SourceListing
 from storage.atomic import write_bytes
 from storage.filehash import sha256_file
-from storage.layout import MANIFEST, build_record_path, content_key, current_path, pieces_path
+from storage.layout import (
+    MANIFEST,
+    build_record_path,
+    content_key,
+    current_path,
+    inner,
+    pieces_path,
+)
 from storage.pieces import find_piece
 from storage.tables import TableVersion, current_versions
 
@@ -217,7 +224,7 @@ def trace_lineage(lake: Path, version: TableVersion) -> dict[str, Lineage]:
 
 
 def find_garbage(lake: Path) -> list[Path]:
-    """Versions that are not current, pieces that no current table was made from, dead leftovers."""
+    """What nothing current needs: old versions, unused pieces, checkpoints, dead leftovers."""
     versions = current_versions(lake)
     kept_folders = {version.folder.resolve() for version in versions}
     kept_pieces = {piece.address for version in versions for piece in ancestors_of(lake, version)}
@@ -231,6 +238,7 @@ def find_garbage(lake: Path) -> list[Path]:
         for folder in sorted(pieces_path(lake).glob("*/*/[!.]*"))
         if str(folder.relative_to(pieces_path(lake))) not in kept_pieces
     ]
+    garbage += sorted((inner(lake) / "work").glob("*/*/*"))
     garbage += [path for path in sorted(lake.rglob(".*.tmp")) if not _owner_lives(path)]
     return garbage
 

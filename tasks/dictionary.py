@@ -6,7 +6,8 @@ from schemas.tables import SHARED, benchmark_names, tables_of
 
 def _describe(title: str, table: Table) -> list[str]:
     lines = [f"### {title}", "", table.description, ""]
-    lines += [f"Key and sort order: {', '.join(f'`{name}`' for name in table.key)}. Schema version {table.version}.", ""]
+    key = ", ".join(f"`{name}`" for name in table.key)
+    lines += [f"Key and sort order: {key}. Schema version {table.version}.", ""]
     lines += ["| column | type | unit | null | meaning |", "|---|---|---|---|---|"]
     for column in table.columns:
         meaning = column.description

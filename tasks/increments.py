@@ -47,7 +47,7 @@ class IncrementSettings(BaseModel):
 
 
 class Increments(NamedTuple):
-    """`increments`: the columns of the input, with increment and role (known | novel), by sample_id.
+    """`increments`: the columns of the input, increment, role (known | novel), sorted by sample_id.
 
     `classes`: label, increment_introduced, train_samples (of its pool).
     `unassigned`: sample_id, label, split, reason for samples in no increment.
@@ -73,7 +73,8 @@ def assign_increments(
     """
     settings = settings or IncrementSettings()
     _check(samples, releases, known_labels)
-    labelled = samples.filter(pl.col("label").is_not_null())
+    core = ["sample_id", "label", "split"] + (["release"] if releases is not None else [])
+    labelled = samples.select(core).filter(pl.col("label").is_not_null())
     count = settings.increments
     if releases is None:
         if known_labels is None:
@@ -89,10 +90,12 @@ def assign_increments(
                     ),
                 ]
             )
-        parts = [_cut(labelled, groups, [], count + 1, settings.seed)]
+        parts = [_cut(_with_draw(labelled, settings.seed), groups, [], count + 1)]
         classes = groups.rename({"step": "increment_introduced"})
     else:
-        first = labelled.filter(pl.col("release") == releases[0])
+        is_first = pl.col("release") == releases[0]
+        first = labelled.filter(is_first)
+        drawn = _with_draw(labelled.filter(~is_first), settings.seed)
         parts = [first.with_columns(pl.lit(0, pl.Int32).alias("increment"))]
         classes = _train_counts(first).with_columns(
             pl.lit(0, pl.Int32).alias("increment_introduced")
@@ -101,12 +104,12 @@ def assign_increments(
         if settings.pooling == "one_pool" and later:
             later = [list(releases[1:])]
         for i, names in enumerate(later):
-            pool = labelled.filter(pl.col("release").is_in(names))
+            pool = drawn.filter(pl.col("release").is_in(names))
             known = classes["label"].to_list()
             novel = _train_counts(pool).filter(~pl.col("label").is_in(known))
             groups = _groups(novel, count, settings)
             start = 1 + i * count
-            part = _cut(pool, groups, known, count, settings.seed)
+            part = _cut(pool, groups, known, count)
             parts.append(part.with_columns(pl.col("increment") + start))
             introduced = (pl.col("step") + start).alias("increment_introduced")
             classes = pl.concat([classes, groups.select("label", "train_samples", introduced)])
@@ -115,14 +118,14 @@ def assign_increments(
     before = (pl.col("increment_introduced") < pl.col("increment")) | (
         pl.col("increment_introduced") == 0
     )
-    increments = (
+    placed = (
         assigned.filter(pl.col("increment").is_not_null())
         .join(classes.select("label", "increment_introduced"), on="label", how="left")
-        .with_columns(
-            pl.when(before).then(pl.lit("known")).otherwise(pl.lit("novel")).alias("role")
+        .select(
+            "sample_id",
+            "increment",
+            pl.when(before).then(pl.lit("known")).otherwise(pl.lit("novel")).alias("role"),
         )
-        .select(*samples.columns, "increment", "role")
-        .sort("sample_id")
     )
     left_out = pl.concat(
         [
@@ -135,7 +138,7 @@ def assign_increments(
         ]
     )
     return Increments(
-        increments=increments,
+        increments=samples.join(placed, on="sample_id").sort("sample_id"),
         classes=classes.select("label", "increment_introduced", "train_samples").sort(
             "increment_introduced", "label"
         ),
@@ -201,8 +204,7 @@ def _check(
         if absent:
             raise ConfigError(f"increments: known labels {absent[:5]} have no train sample")
     bad = samples.filter(
-        pl.col("sample_id").is_null()
-        | pl.col("split").is_null()
+        pl.any_horizontal(pl.col("sample_id", "split").is_null())
         | pl.col("sample_id").is_duplicated()
     )
     if bad.height:
@@ -226,7 +228,7 @@ def _groups(counts: pl.DataFrame, steps: int, settings: IncrementSettings) -> pl
     size = counts.height // steps
     if settings.group_size == "ceil":
         size = -(-counts.height // steps)
-    # floor of fewer labels than steps is 0: all of them are the remainder, which the last step takes.
+    # Fewer labels than steps, rounded down, is 0: all are remainder, which the last step takes.
     step = pl.int_range(pl.len()) // size if size else pl.lit(steps - 1)
     return counts.sort("train_samples", "label", descending=[descending, False]).with_columns(
         pl.min_horizontal(step, steps - 1).cast(pl.Int32).alias("step")
@@ -234,9 +236,9 @@ def _groups(counts: pl.DataFrame, steps: int, settings: IncrementSettings) -> pl
 
 
 def _cut(
-    pool: pl.DataFrame, groups: pl.DataFrame, known: Collection[str], steps: int, seed: int
+    pool: pl.DataFrame, groups: pl.DataFrame, known: Collection[str], steps: int
 ) -> pl.DataFrame:
-    """`pool` with `increment` counted from 0, null where a label is in no increment."""
+    """`pool` (with `draw`) with `increment` from 0, null where a label is in no increment."""
     size, step = pl.col("size"), pl.col("step")
     is_known = pl.col("label").is_in(list(known))
     plan = (
@@ -259,20 +261,19 @@ def _cut(
     # Labels that are not folded must not shift the dealing of those that are.
     batch = ["split", "batch", pl.col("folds") > 1]
     return (
-        _with_draw(pool, seed)
-        .join(plan, on=["split", "label"])
+        pool.join(plan, on=["split", "label"])
         .sort("label", "draw", "sample_id")
         .with_columns(
             (step + pl.int_range(pl.len()).over(batch) % pl.col("folds"))
             .cast(pl.Int32)
             .alias("increment")
         )
-        .select(*pool.columns, "increment")
+        .select(pl.exclude("draw", "size", "step", "batch", "folds"))
     )
 
 
 def _with_draw(samples: pl.DataFrame, seed: int) -> pl.DataFrame:
-    """A column `draw`: the last 8 bytes of md5("{seed}/{sample_id}"), the same everywhere for ever."""
+    """A column `draw`: the last 8 bytes, little-endian, of md5("{seed}/{sample_id}")."""
     import duckdb
 
     with duckdb.connect() as connection:

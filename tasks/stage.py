@@ -9,11 +9,12 @@ with caching off and the skip happens here, before a task is even submitted.
 
 import importlib
 import os
+import shutil
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from schemas.table import Table
 from schemas.tables import QUARANTINE
 from storage.catalog import refresh_catalog
 from storage.filehash import HashCache
-from storage.layout import content_key, hash_cache_path, lake_root
+from storage.layout import content_key, hash_cache_path, lake_root, work_path
 from storage.locks import locked
 from storage.pieces import Part, Piece, find_piece, write_piece
 from storage.raw import RawFile, RawSource, open_raw
@@ -51,18 +52,20 @@ class Reject:
 
 @dataclass(frozen=True)
 class Produced:
-    """What a stage made of a shard. `records` counts what went in, for the first table it writes."""
+    """What a stage made of a shard. `records` counts what went in for the first table."""
 
     tables: dict[str, pl.DataFrame]
     records: int
     rejects: Sequence[Reject] = ()
+    files: Mapping[str, Path] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Shard:
     """A unit of work: its name, what it is made from, and whatever else the function needs to know.
 
-    `about` must be JSON and is part of the content key; `source` (a raw root) is not.
+    `about` must be JSON and is part of the content key; `source` (a raw root) is not, nor is
+    `work`: a folder for checkpoints that outlives a killed run, set when a build runs the stage.
     """
 
     name: str
@@ -70,6 +73,7 @@ class Shard:
     parts: tuple[Part, ...] = ()
     source: str | None = None
     about: Any = None
+    work: Path | None = None
 
     def inputs(self) -> list[Input]:
         raw = [Input(name=file.name, digest=file.digest, size=file.size) for file in self.files]
@@ -133,7 +137,8 @@ class Stage:
         piece = find_piece(lake, benchmark, self.name, key)
         if piece is not None:
             return piece
-        produced = self(shard, settings)
+        work = work_path(lake, benchmark, self.name, key)
+        produced = self(replace(shard, work=work), settings)
         writes = self.writes(settings)
         frames, quarantine = self._checked(shard, produced, writes)
         first = writes[0].name
@@ -159,7 +164,10 @@ class Stage:
             quarantined=quarantine.height,
             parts=[],
         )
-        return write_piece(lake, manifest, frames | {QUARANTINE.name: (QUARANTINE, quarantine)})
+        frames[QUARANTINE.name] = (QUARANTINE, quarantine)
+        piece = write_piece(lake, manifest, frames, produced.files)
+        shutil.rmtree(work, ignore_errors=True)
+        return piece
 
     def _checked(
         self, shard: Shard, produced: Produced, writes: Sequence[Table]
@@ -168,8 +176,16 @@ class Stage:
         first = writes[0].name
         refused = [
             pl.DataFrame(
-                [(reject.table or first, reject.record, reject.rule, reject.message) for reject in produced.rejects],
-                schema={"table": pl.String, "record": pl.String, "rule": pl.String, "message": pl.String},
+                [
+                    (reject.table or first, reject.record, reject.rule, reject.message)
+                    for reject in produced.rejects
+                ],
+                schema={
+                    "table": pl.String,
+                    "record": pl.String,
+                    "rule": pl.String,
+                    "message": pl.String,
+                },
                 orient="row",
             )
         ]
@@ -178,7 +194,9 @@ class Stage:
             rows = produced.tables.get(table.name, table.empty())
             good, bad = table.check(rows, {name: frame for name, (_, frame) in frames.items()})
             frames[table.name] = (table, good)
-            refused.append(bad.select(pl.lit(table.name).alias("table"), "record", "rule", "message"))
+            refused.append(
+                bad.select(pl.lit(table.name).alias("table"), "record", "rule", "message")
+            )
         quarantine = pl.concat(refused).select(
             pl.lit(self.name).alias("stage"),
             pl.lit(shard.name).alias("shard"),
@@ -275,7 +293,7 @@ class Build:
             self._stack.close()
 
     def source(self, path: Path, **options: Any) -> RawSource:
-        """Open a raw folder or archive, and remember its listing so that `status` can tell changes."""
+        """Open a raw folder or archive; its listing is kept so that `status` can tell changes."""
         opened = open_raw(path, HashCache(hash_cache_path(self.lake)), **options)
         files = {file.name: file.digest for file in opened.files()}
         self._sources[opened.root] = SourceListing(
@@ -287,7 +305,9 @@ class Build:
         """The pieces of all shards, in shard order; only those not yet committed are made."""
         shards = list(shards)
         found = [
-            find_piece(self.lake, self.benchmark, stage.name, stage.key(self.benchmark, shard, settings))
+            find_piece(
+                self.lake, self.benchmark, stage.name, stage.key(self.benchmark, shard, settings)
+            )
             for shard in shards
         ]
         missing = [number for number, piece in enumerate(found) if piece is None]
@@ -345,7 +365,12 @@ class Build:
             for number in missing:
                 shard = shards[number]
                 future = make.submit(
-                    shard.name, stage.code, str(self.lake), self.benchmark, quote(shard), quote(settings)
+                    shard.name,
+                    stage.code,
+                    str(self.lake),
+                    self.benchmark,
+                    quote(shard),
+                    quote(settings),
                 )
                 futures[future] = number
             for future in prefect_as_completed(list(futures)):
@@ -385,7 +410,7 @@ class Build:
             )
 
     def publish(self) -> dict[str, TableVersion]:
-        """Commit every table that the stages run so far write. Whole tables can be read after it."""
+        """Commit every table that the stages run so far write."""
         for name, table in self._tables.items():
             self.versions[name] = commit_table(self.lake, self.benchmark, table, self.pieces)
         return self.versions
@@ -397,7 +422,9 @@ class Build:
     def finish(self) -> None:
         """Publish everything, with the quarantine table and the catalogue."""
         self.publish()
-        self.versions[QUARANTINE.name] = commit_table(self.lake, self.benchmark, QUARANTINE, self.pieces)
+        self.versions[QUARANTINE.name] = commit_table(
+            self.lake, self.benchmark, QUARANTINE, self.pieces
+        )
         record = BuildRecord(
             benchmark=self.benchmark,
             settings=self.settings.model_dump(mode="json") if self.settings is not None else {},

@@ -14,13 +14,18 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from tests.toy import build_toy
-build_toy(Path(sys.argv[1]), Path(sys.argv[2]), workers=int(sys.argv[3]), reverse=sys.argv[4] == "1")
+lake, raw, workers, reverse = sys.argv[1:]
+build_toy(Path(lake), Path(raw), workers=int(workers), reverse=reverse == "1")
 """
 
 
 @pytest.mark.parametrize(
     ("workers", "reverse", "zone", "seed", "threads"),
-    [(1, "0", "UTC", "0", "1"), (4, "1", "Asia/Tokyo", "12345", "2"), (2, "1", "America/Lima", "7", "8")],
+    [
+        (1, "0", "UTC", "0", "1"),
+        (4, "1", "Asia/Tokyo", "12345", "2"),
+        (2, "1", "America/Lima", "7", "8"),
+    ],
 )
 def test_surroundings_do_not_show(tmp_path, workers, reverse, zone, seed, threads):
     write_raw(tmp_path / "raw")

@@ -178,14 +178,14 @@ def test_tries_end_and_wait_longer_each_time(server, tmp_path, monkeypatch):
     waits = []
     monkeypatch.setattr(time, "sleep", waits.append)
     server.resources["a.zip"] = Resource(BODY, statuses=[503] * 99)
-    with pytest.raises(SourceError, match="503.*given up after 4 tries"):
+    with pytest.raises(SourceError, match=r"503.*given up after 4 tries"):
         fetch(remote(server), tmp_path, retries=3)
     assert waits == [0.001, 0.002, 0.004]
     assert len(server.requests) == 4
 
 
 def test_nobody_listening(tmp_path):
-    with pytest.raises(SourceError, match="connection failed.*refused"):
+    with pytest.raises(SourceError, match=r"connection failed.*refused"):
         fetch(Remote("http://127.0.0.1:1/a.zip"), tmp_path, retries=1)
 
 

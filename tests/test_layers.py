@@ -38,7 +38,11 @@ def test_prefect_lives_in_flows_and_the_stage_module(path: Path) -> None:
         assert all(used.split(".")[0] != "prefect" for used in imported(node)), name
 
 
-LIGHT = [p for p in FILES if p.relative_to(ROOT).parts[:2] not in (("tasks", "detectors"), ("tasks", "features"))]
+LIGHT = [
+    p
+    for p in FILES
+    if p.relative_to(ROOT).parts[:2] not in (("tasks", "detectors"), ("tasks", "features"))
+]
 
 
 @pytest.mark.parametrize("path", LIGHT, ids=lambda path: str(path.relative_to(ROOT)))

@@ -12,7 +12,15 @@ from schemas.errors import LakeError, LockedError, TooManyRejects
 from storage.locks import locked
 from storage.tables import current_version
 from tasks.stage import Build, Produced, Shard, stage, stage_version
-from tests.toy import READINGS, ReadSettings, add_up, build_toy, parquet_bytes, read_lines, write_raw
+from tests.toy import (
+    READINGS,
+    ReadSettings,
+    add_up,
+    build_toy,
+    parquet_bytes,
+    read_lines,
+    write_raw,
+)
 
 
 def made(build: Build) -> dict[str, int]:
@@ -46,7 +54,7 @@ def test_touched_file_remakes_nothing(tmp_path):
 
 
 def test_same_output_stops_the_change_there(tmp_path):
-    """A comment-like change of the raw file that gives the same rows does not reach later stages."""
+    """A change of the raw file that gives the same rows does not reach later stages."""
     write_raw(tmp_path / "raw")
     build_toy(tmp_path / "lake", tmp_path / "raw")
     path = tmp_path / "raw" / "f1.txt"
@@ -143,9 +151,10 @@ def test_manifests_tell_where_rows_come_from(tmp_path):
 
 lines = st.lists(
     st.one_of(
-        st.tuples(st.sampled_from(["a", "b", "c", ""]), st.one_of(st.floats(-10, 200), st.just(float("nan")))).map(
-            lambda pair: f"{pair[0]},{pair[1]}"
-        ),
+        st.tuples(
+            st.sampled_from(["a", "b", "c", ""]),
+            st.one_of(st.floats(-10, 200), st.just(float("nan"))),
+        ).map(lambda pair: f"{pair[0]},{pair[1]}"),
         st.sampled_from(["junk", "a,", ",,"]),
     ),
     max_size=30,
@@ -153,7 +162,9 @@ lines = st.lists(
 
 
 @given(files=st.lists(lines, min_size=1, max_size=3))
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_rows_in_are_rows_out_plus_quarantined(tmp_path_factory, files):
     root = tmp_path_factory.mktemp("property")
     (root / "raw").mkdir()

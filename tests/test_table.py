@@ -23,7 +23,11 @@ THINGS = Table(
         Column("owner", pa.string(), "Owner", nullable=True),
     ),
     key=("id",),
-    rules=(Rule("red_is_small", (pl.col("colour") != "red") | (pl.col("size") < 5), "too large for red"),),
+    rules=(
+        Rule(
+            "red_is_small", (pl.col("colour") != "red") | (pl.col("size") < 5), "too large for red"
+        ),
+    ),
     references=(Reference(("owner",), "people", ("name",)),),
 )
 PEOPLE = pl.DataFrame({"name": ["ann", "bob"]})
@@ -63,7 +67,9 @@ def test_bad_row_is_named(change, rule, said):
 
 def test_second_row_of_a_key_is_refused():
     frame = pl.DataFrame(
-        [("a1", 1.0, "blue", None), ("a1", 2.0, "blue", None)], schema=THINGS.polars_schema, orient="row"
+        [("a1", 1.0, "blue", None), ("a1", 2.0, "blue", None)],
+        schema=THINGS.polars_schema,
+        orient="row",
     )
     good, bad = THINGS.check(frame)
     assert good["size"].to_list() == [1.0]
@@ -80,7 +86,13 @@ def test_undeclared_columns_are_our_defect():
 values = st.one_of(st.none(), st.floats(), st.floats(0, 10))
 
 
-@given(st.lists(st.tuples(st.sampled_from(["a1", "a2", "b3", "??"]), values, st.sampled_from(["red", "blue", "x"]))))
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["a1", "a2", "b3", "??"]), values, st.sampled_from(["red", "blue", "x"])
+        )
+    )
+)
 def test_nothing_vanishes_and_good_rows_are_sorted(rows):
     frame = pl.DataFrame([(*row, None) for row in rows], schema=THINGS.polars_schema, orient="row")
     good, bad = THINGS.check(frame)

@@ -78,7 +78,9 @@ def write_raw(root: Path, files: int = 6, lines: int = 20) -> None:
         (root / f"f{number}.txt").write_text("\n".join(body) + "\n")
 
 
-def build_toy(lake: Path, raw: Path, *, workers: int = 2, reverse: bool = False, scale=1.0) -> Build:
+def build_toy(
+    lake: Path, raw: Path, *, workers: int = 2, reverse: bool = False, scale=1.0
+) -> Build:
     with Build("toy", lake, workers=workers) as build:
         source = build.source(raw)
         shards = [Shard(file.name, files=(file,), source=source.root) for file in source.files()]

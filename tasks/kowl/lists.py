@@ -1,8 +1,8 @@
 """Kinetics annotation lists: the bytes of a CSV, plain or gzip, become rows and rejects.
 
 In: any public form that has a header with youtube_id, time_start and time_end; `label` and `split`
-may be absent (K700-2020 test has no label), other columns (`is_cc`, `source`) are ignored, fields may
-be quoted, `val` means `validate`. Out: `ROWS`, and one reject for every line that is not a clip.
+may be absent (K700-2020 test has no label), other columns (`is_cc`, `source`) are ignored, fields
+may be quoted, `val` means `validate`. Out: `ROWS`, and a reject for every line that is not a clip.
 Only a file that is no list at all (damaged gzip, no such header) is a `SourceError`.
 KOWL-718 section 3 and the repository's nine lists set the columns and the three splits.
 """
@@ -59,9 +59,7 @@ class Release(BaseModel):
 
     name: str = Field(pattern=r"^[a-z0-9_]+$", description="name used in every table")
     order: int = Field(description="position in time; the lowest is increment 0")
-    files: dict[Split, tuple[str, ...]] = Field(
-        description="list files (shards in order) per split"
-    )
+    files: dict[Split, tuple[str, ...]] = Field(description="list files per split, shards in order")
     snapshot_date: date | None = Field(None, description="day the lists were taken, if known")
 
 
@@ -124,10 +122,12 @@ def read_list(
     messages["unique_key"] = "an earlier line has the same youtube_id, time_start and time_end"
     shown = pl.col("line").str.replace_all(r"\p{Cc}", " ").str.slice(0, 120)
     rejects = broken.filter(pl.col("rule").is_not_null()).select(
-        pl.format("{}:{}", pl.lit(name), "number").alias("record"),
+        pl.concat_str(pl.lit(name), "number", separator=":").alias("record"),
         "rule",
-        pl.format(
-            "{}; found '{}'", pl.col("rule").replace_strict(messages, return_dtype=pl.String), shown
+        pl.concat_str(
+            pl.col("rule").replace_strict(messages, return_dtype=pl.String),
+            shown,
+            separator="; found ",
         ).alias("message"),
     )
     rows = broken.filter(pl.col("rule").is_null()).select(
@@ -159,9 +159,9 @@ def read_release(release: Release, read: Callable[[str], bytes]) -> ListRead:
     repeats = again.select(
         pl.concat_str(pl.lit(release.name), *KEY, separator="/").alias("record"),
         pl.lit("unique_key_in_release").alias("rule"),
-        pl.format("an earlier list of the release has this clip; found again in {}", "split").alias(
-            "message"
-        ),
+        pl.concat_str(
+            pl.lit("an earlier list of the release has this clip; found again in "), "split"
+        ).alias("message"),
     )
     return ListRead(
         rows.unique(KEY, keep="first", maintain_order=True) if again.height else rows,

@@ -17,8 +17,8 @@ class Rename(NamedTuple):
     new: str
 
 
-# `kinetics400_renames` is the authors' table. `football_case` is not in their code: it was fitted to
-# their printed totals (718 labels, 409 known instead of 719 and 410).
+# `kinetics400_renames` is the authors' table. `football_case` is not in their code: it was fitted
+# to their printed totals (718 labels, 409 known instead of 719 and 410).
 RENAMES: dict[str, tuple[Rename, ...]] = {
     "kinetics400_renames": (
         Rename("kinetics400", "balloon blowing", "inflating balloons"),

@@ -44,7 +44,7 @@ class Unified(NamedTuple):
     """`clips`: sample_id, youtube_id, time_start, time_end, label, label_release, split, release.
 
     `listings`: sample_id, release, label, split, one row per clip and release that lists it.
-    `labels`: release, label, clips. `label_changes`: clips whose label differs between two releases.
+    `labels`: release, label, clips. `label_changes`: clips labelled otherwise in two releases.
     """
 
     clips: pl.DataFrame
@@ -114,7 +114,7 @@ def unify(
 
 
 def validate_as_test(clips: pl.DataFrame) -> pl.DataFrame:
-    """KOWL-718's use of K700-2020: where a release has no labelled test clip, validate is its test."""
+    """As KOWL-718 uses K700-2020: validate is the test of a release without labelled test clips."""
     labelled_test = (pl.col("split") == "test") & pl.col("label").is_not_null()
     return clips.with_columns(
         pl.when((pl.col("split") == "validate") & ~labelled_test.any().over("release"))

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from storage.upkeep import find_garbage, verify_version
 from storage.tables import current_versions
+from storage.upkeep import find_garbage, verify_version
 from tests.toy import build_toy, parquet_bytes, write_raw
 
 ROOT = Path(__file__).parents[2]

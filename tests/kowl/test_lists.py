@@ -53,7 +53,7 @@ def test_public_forms(text, pack):
 
 
 def test_quoted_fields_may_hold_commas_and_quotes():
-    rows, rejects = read(f'{HEADER}\n"a, ""b""",--07WQ2iBlw,"1",11,test\n{GOOD}\n')
+    rows, rejects = read(f'{HEADER}\n"a, ""b""",--07WQ2iBlw,"2",12,test\n{GOOD}\n')
     assert rows["label"].to_list() == ['a, "b"', "javelin throw"]
     assert rejects.is_empty()
 

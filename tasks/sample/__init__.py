@@ -1,0 +1,1 @@
+"""Sample raw data for each benchmark, made from one seed in the real layouts."""
