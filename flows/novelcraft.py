@@ -2,10 +2,16 @@
 
 from prefect import flow
 
+from schemas.config import Settings
 from schemas.novelcraft import Config
 from storage.layout import lake_root
 from tasks.novelcraft.ingest import ingest_episodes, plan_episode_shards
-from tasks.novelcraft.label import plan_label_shards, read_official_targets, render_targets
+from tasks.novelcraft.label import (
+    plan_label_shards,
+    plan_official_targets,
+    read_official_targets,
+    render_targets,
+)
 from tasks.novelcraft.splits import split_frames
 from tasks.novelcraft.windows import cut_all_windows
 from tasks.stage import Build, Shard
@@ -19,8 +25,8 @@ def build(config: Config) -> None:
         ingested = build.run(ingest_episodes, episodes, config.ingest)
 
         if config.targets_csv:
-            official = read_official_targets.shards(config.targets_csv)
-            build.run(read_official_targets, official, config.render)
+            official = plan_official_targets(config.targets_csv, build.table("frames"))
+            build.run(read_official_targets, official, Settings())
         else:
             build.run(render_targets, plan_label_shards(ingested), config.render)
 

@@ -171,7 +171,7 @@ TARGETS = Table(
 
 MASKS = Table(
     name="masks",
-    description="Novel pixels of each frame that has any, run-length encoded row by row.",
+    description="Novel pixels of each frame that has any, in COCO's uncompressed run lengths.",
     columns=(
         *_FRAME,
         Column("height", pa.int32(), "Rows of the mask", unit="pixel"),
@@ -179,7 +179,7 @@ MASKS = Table(
         Column(
             "runs",
             pa.list_(pa.int32()),
-            "Lengths of alternating runs, row by row from the top left, starting with not novel",
+            "Lengths of alternating runs down the columns, the first of pixels that are not novel",
             unit="pixel",
         ),
     ),

@@ -89,7 +89,12 @@ def examine(install: bool = False) -> int:
     version = sys.version_info
     say(version[:2] == (3, 11), f"Python {version.major}.{version.minor} (3.11 is needed by bpy)")
     wrong = wrong_packages()
-    say(not wrong, "packages agree with the lock file" if not wrong else "; ".join(wrong[:5]) + "; run `make setup`")
+    say(
+        not wrong,
+        "packages agree with the lock file"
+        if not wrong
+        else "; ".join(wrong[:5]) + "; run `make setup`",
+    )
     missing = missing_libraries()
     if missing and install and install_libraries(missing):
         missing = missing_libraries()

@@ -1,4 +1,4 @@
-"""Downloads by (URL, SHA-256, size) that can be killed and resumed, checked before anyone sees them.
+"""Downloads by (URL, SHA-256, size): resumed after a kill, checked before anyone sees them.
 
 Enters: a `Remote`, an http(s) URL, a file:// URL or a plain path. Leaves: the path of a file whose
 size and SHA-256 are as expected. A download grows in `<name>.part`, with the server's ETag in
@@ -11,7 +11,6 @@ it lies: neither copied nor moved.
 import fcntl
 import http.client
 import json
-import os
 import re
 import ssl
 import sys
@@ -19,13 +18,14 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from email.message import Message
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from schemas.errors import ConfigError, LakeError, SourceError
+from schemas.errors import ConfigError, SourceError
+from storage.atomic import explained, fsync_path, write_bytes
 from storage.filehash import HashCache, sha256_file
 
 BLOCK = 1 << 18
@@ -51,7 +51,9 @@ class Remote:
 
     def __post_init__(self) -> None:
         if self.sha256 is not None and not re.fullmatch("[0-9a-f]{64}", self.sha256):
-            raise ConfigError(f"{self.url}: sha256 {self.sha256!r}, expected 64 lowercase hex digits")
+            raise ConfigError(
+                f"{self.url}: sha256 {self.sha256!r}, expected 64 lowercase hex digits"
+            )
         if self.size is not None and self.size < 0:
             raise ConfigError(f"{self.url}: size {self.size}, expected a number of bytes")
 
@@ -83,24 +85,26 @@ def fetch(
 
     With a `cache` a file that was found good is not read again to find it good once more.
     """
-    parts = urlsplit(remote.url)
-    if parts.scheme not in ("http", "https"):
+    if urlsplit(remote.url).scheme not in ("http", "https"):
         return _checked_local(remote, cache)
-    into = Path(into)
-    target = into / remote.file_name
-    try:
-        into.mkdir(parents=True, exist_ok=True)
-        with open(into / f".{target.name}.lock", "w") as lock:
+    target = Path(into) / remote.file_name
+    with explained(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with open(_beside(target, ".lock"), "w") as lock:
+            # Freed by the kernel if the holder dies. A second process waits, then finds the file.
             fcntl.flock(lock, fcntl.LOCK_EX)
             if target.exists():
                 if _fault(remote, target, cache) is None:
                     return target
-                os.replace(target, f"{target}.bad")
+                target.replace(_beside(target, ".bad"))
             with _reported(progress) as report:
                 _download(remote, target, retries, report)
-    except OSError as error:
-        raise LakeError(f"{target} cannot be written: {error}. Check space and permissions.") from None
+            _accept(remote, target)
     return target
+
+
+def _beside(target: Path, suffix: str) -> Path:
+    return target.with_name(target.name + suffix)
 
 
 def _checked_local(remote: Remote, cache: HashCache | None) -> Path:
@@ -132,21 +136,202 @@ def _fault(remote: Remote, path: Path, cache: HashCache | None = None) -> str | 
 
 
 def _download(remote: Remote, target: Path, retries: int, report: Progress) -> None:
-    part = target.with_name(f"{target.name}.part")
-    kept = target.with_name(f"{target.name}.part.json")
+    """Fills the .part file."""
+    part = _beside(target, ".part")
     failures = 0
     while True:
         try:
-            _transfer(remote, part, kept, report)
-            break
+            _transfer(remote, target, report)
+            return
         except _Restart:
             part.unlink(missing_ok=True)
         except _Retry as error:
             failures += 1
             if failures > retries:
-                done = part.stat().st_size if part.exists() else 0
                 raise SourceError(
-                    f"{remote.url}: {error}, {failures} times in a row or in all. {done} bytes are "
-                    f"kept in {part}: run again later to continue there."
+                    f"{remote.url}: {error}; given up after {failures} tries. "
+                    f"{_size(part)} bytes are kept in {part}: run again later to continue there."
                 ) from None
             time.sleep(min(BACKOFF_LIMIT_SECONDS, BACKOFF_SECONDS * 2 ** (failures - 1)))
+
+
+def _accept(remote: Remote, target: Path) -> None:
+    part, kept = _beside(target, ".part"), _beside(target, ".part.json")
+    fault = _fault(remote, part)
+    if fault is not None:
+        bad = _beside(target, ".bad")
+        with open(part, "rb") as file:
+            is_page = file.read(64).lstrip()[:1] == b"<"
+        part.replace(bad)
+        kept.unlink(missing_ok=True)
+        raise SourceError(
+            f"{remote.url} is not the file that was asked for: {fault}. "
+            + ("It looks like a web page (a login or an error). " if is_page else "")
+            + f"It is kept as {bad}; check the URL, or the expected sha256 and size."
+        )
+    fsync_path(part)
+    part.replace(target)
+    fsync_path(target.parent)
+    kept.unlink(missing_ok=True)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _transfer(remote: Remote, target: Path, report: Progress) -> None:
+    """One request: appends to the .part file what it lacks, or fills it anew."""
+    part = _beside(target, ".part")
+    limit = UNKNOWN_SIZE_LIMIT if remote.size is None else remote.size
+    wanted = (
+        f"expected {'at most ' if remote.size is None else ''}{limit}; check the URL or the size"
+    )
+    have = _size(part)
+    validator = None
+    if have:
+        if have == remote.size:
+            return
+        kept = _kept(target, remote.url)
+        # Bytes of two versions must not be joined unless the hash is there to tell.
+        if kept is None or (not kept and remote.sha256 is None) or have > limit:
+            raise _Restart
+        validator = kept or None
+    with _response(remote.url, have, validator) as response:
+        start, total = _announced(response, have, validator)
+        if total is not None and (total > limit or remote.size not in (None, total)):
+            if start:
+                raise _Restart
+            raise SourceError(f"{remote.url}: the server announces {total} bytes, {wanted}.")
+        with open(part, "r+b" if start else "wb") as file:
+            if not start:
+                note = {"url": remote.url, "validator": _validator(response.headers)}
+                write_bytes(_beside(target, ".part.json"), json.dumps(note).encode())
+            file.seek(start)
+            done = start
+            report(target.name, done, total)
+            while total is None or done < total:
+                data = _next_bytes(response, min(BLOCK, BLOCK if total is None else total - done))
+                if not data:
+                    break
+                if done + len(data) > limit:
+                    file.truncate(0)
+                    raise SourceError(f"{remote.url}: the server sends more bytes, {wanted}.")
+                file.write(data)
+                done += len(data)
+                report(target.name, done, total)
+    expected = remote.size if total is None else total
+    if expected is not None and done < expected:
+        raise _Retry(f"the connection ended after {done} of {expected} bytes")
+
+
+def _kept(target: Path, url: str) -> str | None:
+    """What the server called the version that the .part file is of; "" if it gave no name."""
+    try:
+        note = json.loads(_beside(target, ".part.json").read_bytes())
+        return str(note["validator"]) if note["url"] == url else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _validator(headers: Message) -> str:
+    etag = headers.get("ETag", "")
+    return etag if etag and not etag.startswith("W/") else headers.get("Last-Modified", "")
+
+
+def _response(url: str, have: int, validator: str | None) -> http.client.HTTPResponse:
+    headers = {"User-Agent": "novelty-pipeline", "Accept-Encoding": "identity"}
+    if have:
+        headers["Range"] = f"bytes={have}-"
+        if validator:
+            headers["If-Range"] = validator
+    opener = urllib.request.OpenerDirector()
+    for handler in (
+        urllib.request.ProxyHandler,
+        urllib.request.HTTPHandler,
+        urllib.request.HTTPSHandler,
+        urllib.request.HTTPRedirectHandler,
+        urllib.request.HTTPDefaultErrorHandler,
+        urllib.request.HTTPErrorProcessor,
+        urllib.request.UnknownHandler,
+    ):
+        opener.add_handler(handler())
+    try:
+        request = urllib.request.Request(url, headers=headers)
+        response: http.client.HTTPResponse = opener.open(request, timeout=TIMEOUT_SECONDS)
+        return response
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.code == 416 and have:
+            raise _Restart from None
+        if error.code >= 500:
+            raise _Retry(f"the server answered {error.code} {error.reason}") from None
+        raise SourceError(
+            f"{url}: the server answered {error.code} {error.reason}. Check the URL and whether it "
+            "needs a login."
+        ) from None
+    except (http.client.InvalidURL, ValueError) as error:
+        raise ConfigError(f"{url} is not a usable URL: {error}") from None
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", None) or error
+        if isinstance(reason, ssl.SSLCertVerificationError):
+            raise SourceError(
+                f"{url}: the server's certificate is not trusted ({reason})."
+            ) from None
+        raise _Retry(f"the connection failed ({reason or type(error).__name__})") from None
+
+
+def _announced(
+    response: http.client.HTTPResponse, have: int, validator: str | None
+) -> tuple[int, int | None]:
+    """Where the body begins and how long the whole file is, by the server's word."""
+    if response.status == 206:
+        found = re.fullmatch(
+            r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", "").strip()
+        )
+        changed = validator and _validator(response.headers) not in ("", validator)
+        if found is None or int(found[1]) != have or changed:
+            raise _Restart
+        return have, None if found[2] == "*" else int(found[2])
+    if response.status != 200:
+        raise SourceError(f"{response.url}: the server answered {response.status}, expected 200.")
+    length = response.headers.get("Content-Length", "")
+    return 0, int(length) if length.isdecimal() else None
+
+
+def _next_bytes(response: http.client.HTTPResponse, most: int) -> bytes:
+    try:
+        return response.read1(most)
+    except (OSError, http.client.HTTPException) as error:
+        raise _Retry(f"the connection broke ({error or type(error).__name__})") from None
+
+
+@contextmanager
+def _reported(progress: Progress | None) -> Iterator[Progress]:
+    if progress is not None:
+        yield progress
+    elif sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, TransferSpeedColumn
+        from rich.progress import Progress as Bars
+
+        columns = ("{task.description}", BarColumn(), DownloadColumn(), TransferSpeedColumn())
+        with Bars(*columns, console=Console(stderr=True)) as bars:
+            bar = bars.add_task("", total=None)
+            yield lambda name, done, total: bars.update(
+                bar, description=name, completed=done, total=total
+            )
+    else:
+        yield _Lines()
+
+
+class _Lines:
+    """At most one line in ten seconds, and one at the end."""
+
+    def __init__(self) -> None:
+        self._said = time.monotonic()
+
+    def __call__(self, name: str, done: int, total: int | None) -> None:
+        now = time.monotonic()
+        if done == total or now - self._said >= 10:
+            self._said = now
+            print(f"{name}: {done}/{total or '?'} bytes", file=sys.stderr, flush=True)

@@ -25,7 +25,9 @@ def check_png(data: bytes) -> tuple[int, int]:
         if len(body) < length or place + 12 + length > len(data):
             break
         if zlib.crc32(kind + body) != struct.unpack_from(">I", data, place + 8 + length)[0]:
-            raise RecordError("png_checksum", f"chunk {kind!r} at byte {place} has a wrong checksum")
+            raise RecordError(
+                "png_checksum", f"chunk {kind!r} at byte {place} has a wrong checksum"
+            )
         if kind == b"IHDR" and length == 13:
             header = struct.unpack(">IIBBBBB", body)
         elif kind == b"IDAT":
@@ -35,12 +37,18 @@ def check_png(data: bytes) -> tuple[int, int]:
     if header is None:
         raise RecordError("png_header", "the PNG has no IHDR chunk")
     if not ended:
-        raise RecordError("png_truncated", f"the PNG ends after {len(data)} bytes without an end mark")
+        raise RecordError(
+            "png_truncated", f"the PNG ends after {len(data)} bytes without an end mark"
+        )
     width, height, depth, colour, _, _, interlace = header
     if not 0 < width * height <= MAX_PIXELS or colour not in CHANNELS:
-        raise RecordError("png_header", f"the PNG claims {width}x{height} pixels, colour type {colour}")
+        raise RecordError(
+            "png_header", f"the PNG claims {width}x{height} pixels, colour type {colour}"
+        )
     if not interlace:
-        _check_pixels(b"".join(compressed), height * (1 + (width * CHANNELS[colour] * depth + 7) // 8))
+        _check_pixels(
+            b"".join(compressed), height * (1 + (width * CHANNELS[colour] * depth + 7) // 8)
+        )
     return width, height
 
 

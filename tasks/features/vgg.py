@@ -16,9 +16,8 @@ import torch
 from torch import nn
 
 from schemas.errors import ConfigError, SourceError
+from tasks.features import VGG16
 
-# "M" is a 2 x 2 maximum.
-VGG16 = (64, 64, "M", 128, 128, "M", 256, 256, 256, "M", 512, 512, 512, "M", 512, 512, 512, "M")
 LARGEST_FILE = 4 << 30
 
 

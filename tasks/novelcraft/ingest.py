@@ -79,7 +79,9 @@ def ingest_episodes(shard: Shard, settings: IngestSettings) -> Produced:
         return Produced({}, len(rejects), rejects)
     source = _opened(shard.source or "")
     novel_item = None
-    pairs: dict[tuple[str, str, int], dict[int, dict[str, str]]] = defaultdict(lambda: defaultdict(dict))
+    pairs: dict[tuple[str, str, int], dict[int, dict[str, str]]] = defaultdict(
+        lambda: defaultdict(dict)
+    )
     for file in shard.files:
         match = NAME.fullmatch(file.name)
         if match is None:
@@ -236,7 +238,7 @@ def _read_frame(
 
 
 def block_spans(states: list[WorldState], class_: str, subset: str, episode: int) -> pl.DataFrame:
-    """One row for as long as the same block stands at the same place, over the states of an episode."""
+    """One row for as long as the same block stands at the same place in an episode."""
     counts = [len(state.positions) for state in states]
     places = np.concatenate([state.positions for state in states])
     names = np.concatenate([np.array(state.keys, object)[state.key_index] for state in states])
@@ -249,7 +251,9 @@ def block_spans(states: list[WorldState], class_: str, subset: str, episode: int
             "position": np.repeat(np.arange(len(states), dtype=np.int32), counts),
         }
     ).sort("x", "y", "z", "block", "position")
-    same = pl.all_horizontal(pl.col(name) == pl.col(name).shift(1) for name in ("x", "y", "z", "block"))
+    same = pl.all_horizontal(
+        pl.col(name) == pl.col(name).shift(1) for name in ("x", "y", "z", "block")
+    )
     follows = pl.col("position") == pl.col("position").shift(1) + 1
     spans = (
         seen.with_columns((~(same & follows)).fill_null(True).cum_sum().alias("span"))

@@ -5,7 +5,7 @@ request, segmentation and depth. What is novel in a class is the block that the 
 names for it, else the item of novelty_description.json (NovelCraft section 3.2).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +13,34 @@ import numpy as np
 import polars as pl
 
 from schemas.config import Settings
-from schemas.errors import RecordError
+from schemas.errors import SourceError
 from schemas.novelcraft import MASKS, NOVEL_OBJECTS, SCENE_MAPS, TARGETS, RenderSettings
 from schemas.table import Table
+from storage.filehash import sha256_file
+from storage.pieces import Part, Piece
+from storage.raw import RawFile
 from tasks.novelcraft.classes import NOVEL_BLOCKS
 from tasks.novelcraft.masks import encode_runs
+from tasks.novelcraft.raycast import NovelObject, render, segment
 from tasks.novelcraft.scene import View, build_scene
-from tasks.novelcraft.targets import read_targets
+from tasks.novelcraft.targets import HEADER, read_targets
 from tasks.novelcraft.worldstate import Entity, WorldState
 from tasks.stage import Produced, Reject, Shard, stage
 
-_PLACE = ("frame_id", "class", "subset", "episode", "frame")
-_FRAME_COLUMNS = ["frame_id", "class", "subset", "episode", "frame", "position", "x", "y", "z", "yaw", "pitch"]
+PLACE = ("frame_id", "class", "subset", "episode", "frame")
+FRAME_COLUMNS = [
+    "frame_id",
+    "class",
+    "subset",
+    "episode",
+    "frame",
+    "position",
+    "x",
+    "y",
+    "z",
+    "yaw",
+    "pitch",
+]
 
 
 def _tables(settings: RenderSettings) -> tuple[Table, ...]:
@@ -44,8 +60,14 @@ def states_of(
 ) -> Iterator[tuple[dict[str, Any], WorldState]]:
     """The world state of every frame, put together again from the tables."""
     by_frame = {key[0]: group for key, group in entities.group_by("frame_id")}
-    for (class_, subset, episode), spans in blocks.group_by("class", "subset", "episode", maintain_order=True):
-        here = (pl.col("class") == class_) & (pl.col("subset") == subset) & (pl.col("episode") == episode)
+    for (class_, subset, episode), spans in blocks.group_by(
+        "class", "subset", "episode", maintain_order=True
+    ):
+        here = (
+            (pl.col("class") == class_)
+            & (pl.col("subset") == subset)
+            & (pl.col("episode") == episode)
+        )
         keys, key_index = np.unique(spans["block"].to_numpy(), return_inverse=True)
         places = spans.select("x", "y", "z").to_numpy()
         first, last = spans["from_position"].to_numpy(), spans["to_position"].to_numpy()
@@ -79,6 +101,120 @@ def states_of(
 
 def _entities(group: pl.DataFrame) -> tuple[Entity, ...]:
     return tuple(
-        Entity(row["entity_id"], row["type"], row["name"], (row["x"], row["y"], row["z"]), row["color"])
+        Entity(
+            row["entity_id"], row["type"], row["name"], (row["x"], row["y"], row["z"]), row["color"]
+        )
         for row in group.iter_rows(named=True)
     )
+
+
+def plan_label_shards(ingested: list[Piece]) -> list[Shard]:
+    """One shard for each of the ingested ones, so that only a changed episode is rendered again."""
+    return [
+        Shard(
+            piece.shard,
+            parts=tuple(piece.part(table) for table in ("episodes", "frames", "blocks", "entities")),
+        )
+        for piece in ingested
+        if piece.part("frames").rows
+    ]
+
+
+@stage(writes=_tables, version=1)
+def render_targets(shard: Shard, settings: RenderSettings) -> Produced:
+    """Render the novel pixels of every frame of some episodes."""
+    frames = shard.read("frames", FRAME_COLUMNS)
+    described = dict(shard.read("episodes", ["class", "novel_item"]).unique().iter_rows())
+    rows = _Rows(settings)
+    waiting = []
+    for place, state in states_of(frames, shard.read("blocks"), shard.read("entities")):
+        novel = novel_names(place["class"], described.get(place["class"]))
+        if settings.scene_maps:
+            rows.add_scene_map(place, state)
+        if settings.renderer == "blender" and novel:
+            waiting.append((place, state, novel))
+        else:
+            rows.add_raycast(place, state, novel)
+    if waiting:
+        rows.add_blender(waiting)
+    return rows.produced(frames.height)
+
+
+class _Rows:
+    """Rows of the tables, gathered frame by frame."""
+
+    def __init__(self, settings: RenderSettings):
+        self.settings = settings
+        self.view = View(rotation=settings.rotation, resolution=settings.resolution)
+        self.rows: dict[str, list[dict[str, Any]]] = {t.name: [] for t in _tables(settings)}
+        self.rejects: list[Reject] = []
+
+    def add(self, place: dict[str, Any], mask: np.ndarray, objects: Iterable[NovelObject]) -> None:
+        place = {name: place[name] for name in PLACE}
+        pixels = int(np.count_nonzero(mask))
+        self.rows["targets"].append(
+            place
+            | {
+                "novel_fraction": pixels / mask.size,
+                "novel_pixels": pixels,
+                "renderer": self.settings.renderer,
+                "rotation": self.settings.rotation,
+            }
+        )
+        if pixels:
+            height, width = mask.shape
+            runs = encode_runs(mask).tolist()
+            self.rows["masks"].append(place | {"height": height, "width": width, "runs": runs})
+        for number, found in enumerate(objects):
+            self.rows["novel_objects"].append(place | {"object": number} | found._asdict())
+
+    def add_raycast(self, place: dict[str, Any], state: WorldState, novel: tuple[str, ...]) -> None:
+        rendering = render(build_scene(state, novel, self.view), self.settings.coverage)
+        self.add(place, rendering.mask, rendering.objects)
+
+    def add_scene_map(self, place: dict[str, Any], state: WorldState) -> None:
+        scene = build_scene(state, (), self.view)
+        labels, depth = segment(scene)
+        self.rows["scene_maps"].append(
+            {name: place[name] for name in PLACE}
+            | {
+                "height": labels.shape[0],
+                "width": labels.shape[1],
+                "labels": list(scene.labels),
+                "segmentation": labels.ravel().tolist(),
+                "depth": depth.ravel().tolist(),
+            }
+        )
+
+    def produced(self, frames: int) -> Produced:
+        tables = {
+            table.name: pl.DataFrame(self.rows[table.name], schema=table.polars_schema)
+            for table in _tables(self.settings)
+        }
+        return Produced(tables, frames, self.rejects)
+
+
+def plan_official_targets(path: Path, frames: tuple[Part, ...]) -> list[Shard]:
+    """One shard: the official file, and the frames that it labels."""
+    if not path.is_file():
+        raise SourceError(f"targets file {path} is missing; expected a CSV with header {HEADER}")
+    file = RawFile(path.name, path.stat().st_size, sha256_file(path))
+    return [Shard("all", files=(file,), parts=frames, source=str(path.absolute().parent))]
+
+
+@stage(writes=(TARGETS,), version=1)
+def read_official_targets(shard: Shard, settings: Settings) -> Produced:
+    """Take the novel fractions from an official targets.csv.
+
+    Standard frames are not in that file and get no target; a line without a frame is quarantined.
+    """
+    (file,) = shard.files
+    targets, refused = read_targets(Path(shard.source or "") / file.name)
+    places = shard.read("frames", list(PLACE))
+    found = targets.join(places, on="frame_id", how="inner").with_columns(
+        pl.lit("official").alias("renderer"), pl.lit("published").alias("rotation")
+    )
+    lonely = targets.join(places, on="frame_id", how="anti")["frame_id"]
+    rejects = [Reject(*row) for row in refused.iter_rows()]
+    rejects += [Reject(name, "no_such_frame", "the source has no such frame") for name in lonely]
+    return Produced({"targets": found}, targets.height + refused.height, rejects)

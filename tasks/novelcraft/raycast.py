@@ -2,7 +2,9 @@
 
 Enters: a `Scene`. Leaves: which pixels show a novel box (spec 2.3), per label and per object; on request
 the label and the depth of every pixel. A pixel counts when enough of its 4x4 sample rays end on a novel
-box: 2 of 16 (coverage >= 0.1, `published`) or 8 (`half`).
+box: 2 of 16 (coverage >= 0.1, `published`) or 8 (`half`). Keep 4x4: Blender's filter and Filmic let an edge
+count once it covers 1/8 of a pixel, which is where the first of four samples lies; with 8x8 the same rule
+is off by up to a whole side of pixels (cube at (1, 7): Blender and the published labels 915, 8x8 938).
 
 A box is convex, so the rays of one row of samples that meet it are one interval, found from the silhouette
 edges; boxes are painted back to front into a grid of samples. That is exact at every sample, so nothing
@@ -53,31 +55,30 @@ class Rendering:
         return self.pixels / self.mask.size
 
 
-def render(scene: Scene, coverage: str = "published") -> Rendering:
-    """The novel pixels of one frame."""
-    if coverage not in COVERAGES:
-        raise ConfigError(f"coverage is {coverage!r}, expected one of {', '.join(COVERAGES)}")
-    least = int(np.ceil(COVERAGES[coverage] * SAMPLES**2))
+def render(scene: Scene, coverage: str = "published", samples: int = SAMPLES) -> Rendering:
+    """The novel pixels of one frame, from samples x samples rays a pixel."""
+    least = samples_needed(coverage, samples)
     n = scene.view.resolution
     mask = np.zeros((n, n), bool)
-    labels = sorted({scene.labels[i] for i in scene.label_index[scene.novel]})
-    counts = dict.fromkeys(labels, 0)
-    painting = _paint_novel(scene)
-    if painting is None:
+    if not scene.novel.any():
+        return Rendering(mask, 0, {}, ())
+    counts = {scene.labels[i]: 0 for i in np.unique(scene.label_index[scene.novel])}
+    novel = _outline(scene, scene.novel.nonzero()[0], samples)
+    if not len(novel.boxes):
         return Rendering(mask, 0, counts, ())
-    grid, (top, left), boxes = painting
-    height, width = grid.shape[0] // SAMPLES, grid.shape[1] // SAMPLES
-    window = mask[top : top + height, left : left + width]
-    window[:] = _samples_per_pixel(grid != _OTHER) >= least
+    left, top, right, bottom = _window(novel, n, samples)
+    grid = _paint_novel(scene, novel, (left, top, right, bottom), samples)
+    window = mask[top:bottom, left:right]
+    window[:] = samples_per_pixel(grid != _OTHER, samples) >= least
     objects = []
     seen: dict[str, np.ndarray] = {}
-    for value, box in enumerate(boxes):
+    for value, box in enumerate(novel.boxes):
         shown = grid == value
         if not shown.any():
             continue
         label = scene.labels[scene.label_index[box]]
         seen[label] = shown if label not in seen else seen[label] | shown
-        covered = _samples_per_pixel(shown) >= least
+        covered = samples_per_pixel(shown, samples) >= least
         rows, columns = covered.any(1).nonzero()[0], covered.any(0).nonzero()[0]
         if len(rows):
             objects.append(
@@ -91,7 +92,7 @@ def render(scene: Scene, coverage: str = "published") -> Rendering:
                 )
             )
     for label, shown in seen.items():
-        counts[label] = int(np.count_nonzero(_samples_per_pixel(shown) >= least))
+        counts[label] = int(np.count_nonzero(samples_per_pixel(shown, samples) >= least))
     return Rendering(mask, int(np.count_nonzero(window)), counts, tuple(objects))
 
 
@@ -118,6 +119,28 @@ def segment(scene: Scene) -> tuple[np.ndarray, np.ndarray]:
     return labels, depth
 
 
+def novel_window(scene: Scene) -> tuple[int, int, int, int] | None:
+    """x0, y0, x1, y1: the pixels that novel boxes could touch if nothing hid them; None if there are none."""
+    novel = _outline(scene, scene.novel.nonzero()[0], 1)
+    return _window(novel, scene.view.resolution, 1) if len(novel.boxes) else None
+
+
+def samples_needed(coverage: str, samples: int = SAMPLES) -> int:
+    """How many of a pixel's samples x samples rays must end on a novel box."""
+    if coverage not in COVERAGES:
+        raise ConfigError(f"coverage is {coverage!r}, expected one of {', '.join(COVERAGES)}")
+    if not 1 <= samples <= 15:
+        raise ConfigError(f"samples is {samples}, expected 1 to 15 a side")
+    return int(np.ceil(COVERAGES[coverage] * samples**2))
+
+
+def samples_per_pixel(shown: np.ndarray, samples: int = SAMPLES) -> np.ndarray:
+    """How many of each pixel's samples are set, uint8."""
+    rows = shown.view(np.uint8)
+    down = sum((rows[i::samples] for i in range(1, samples)), start=rows[0::samples])
+    return sum((down[:, i::samples] for i in range(1, samples)), start=down[:, 0::samples])
+
+
 _OTHER = np.uint16(0xFFFF)
 
 
@@ -136,40 +159,41 @@ class _Outlines(NamedTuple):
         return _Outlines(boxes, self.bounds[keep], self.edges[keep], points)
 
 
-def _paint_novel(scene: Scene) -> tuple[np.ndarray, tuple[int, int], np.ndarray] | None:
-    """Samples around the novel boxes in view, each with the position of its box in the returned array of
-    novel boxes or _OTHER; the pixel of the first sample. None when no novel box is in view."""
-    novel = _outline(scene, scene.novel.nonzero()[0], SAMPLES)
-    if not len(novel.boxes):
-        return None
-    x0, y0 = np.floor(novel.bounds[:, [0, 2]].min(0) / SAMPLES).astype(int)
-    x1, y1 = np.ceil(novel.bounds[:, [1, 3]].max(0) / SAMPLES).astype(int)
-    n = scene.view.resolution
-    x0, y0, x1, y1 = max(x0, 0), max(y0, 0), min(x1, n), min(y1, n)
+def _window(novel: _Outlines, resolution: int, samples: int) -> tuple[int, int, int, int]:
+    """x0, y0, x1, y1: the pixels that these boxes can touch."""
+    first = np.floor(novel.bounds[:, [0, 2]].min(0) / samples).clip(0, resolution)
+    last = np.ceil(novel.bounds[:, [1, 3]].max(0) / samples).clip(0, resolution)
+    return int(first[0]), int(first[1]), int(last[0]), int(last[1])
+
+
+def _paint_novel(
+    scene: Scene, novel: _Outlines, window: tuple[int, int, int, int], samples: int
+) -> np.ndarray:
+    """The samples of the window, each the position of its box in `novel` or _OTHER."""
+    x0, y0, x1, y1 = (side * samples for side in window)
     away = _columns_away(scene)
     others = (~scene.novel & (away <= away[novel.boxes].max())).nonzero()[0]
-    other = _outline(scene, others, SAMPLES)
+    other = _outline(scene, others, samples)
     a, b = other.bounds[:, None], novel.bounds[None]
-    meets = (
+    hides = (
         (a[..., 0] < b[..., 1])
         & (a[..., 1] > b[..., 0])
         & (a[..., 2] < b[..., 3])
         & (a[..., 3] > b[..., 2])
         & (away[other.boxes][:, None] <= away[novel.boxes])
     )
-    other = other.take(meets.any(1))
-    grid = np.full(((y1 - y0) * SAMPLES, (x1 - x0) * SAMPLES), _OTHER)
-    values = np.concatenate(
-        [np.arange(len(novel.boxes), dtype=np.uint16), np.full(len(other.boxes), _OTHER)]
-    )
+    other = other.take(hides.any(1))
     both = _Outlines(
         np.concatenate([novel.boxes, other.boxes]),
         np.concatenate([novel.bounds, other.bounds]),
         np.concatenate([novel.edges, other.edges]),
         novel.points | other.points,
     )
-    _paint(grid, (y0 * SAMPLES, x0 * SAMPLES), both, values, scene, SAMPLES)
-    return grid, (y0, x0), novel.boxes
+    values = np.full(len(both.boxes), _OTHER)
+    values[: len(novel.boxes)] = np.arange(len(novel.boxes))
+    grid = np.full((y1 - y0, x1 - x0), _OTHER)
+    _paint(grid, (y0, x0), both, values, scene, samples)
+    return grid
 
 
 def _columns_away(scene: Scene) -> np.ndarray:
@@ -324,16 +348,6 @@ def _hull_spans(points: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarr
     crosses = ((ya <= y) != (yb <= y)) & (ya != yb)
     at = xa + (y - ya) * (xb - xa) / np.where(ya == yb, 1.0, yb - ya)
     return np.where(crosses, at, np.inf).min(0), np.where(crosses, at, -np.inf).max(0)
-
-
-def _samples_per_pixel(shown: np.ndarray) -> np.ndarray:
-    """How many of each pixel's 4x4 samples are set."""
-    rows = shown.view(np.uint8).reshape(-1, SAMPLES, shown.shape[1])
-    down = rows[:, 0] + rows[:, 1]
-    down += rows[:, 2]
-    down += rows[:, 3]
-    # Four counts of at most 4 in the bytes of one word: the product adds them up in its top byte.
-    return (down.view(np.uint32) * np.uint32(0x01010101)) >> np.uint32(24)
 
 
 _SAME_DEPTH = 1e-9

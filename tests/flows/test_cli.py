@@ -1,4 +1,4 @@
-"""The command line: help is quick and complete, a user's mistake is one sentence and exit code 2."""
+"""The command line: help is quick and complete, a mistake is one sentence and exit code 2."""
 
 import subprocess
 import sys
@@ -22,7 +22,17 @@ def test_help_lists_every_command(capsys):
         main(["--help"])
     assert ended.value.code == 0
     printed = capsys.readouterr().out
-    for command in ("build", "sample", "demo", "status", "verify", "lineage", "gc", "query", "doctor"):
+    for command in (
+        "build",
+        "sample",
+        "demo",
+        "status",
+        "verify",
+        "lineage",
+        "gc",
+        "query",
+        "doctor",
+    ):
         assert command in printed
 
 
@@ -34,7 +44,9 @@ def test_help_imports_nothing_heavy():
         "bad = {'prefect', 'torch', 'bpy', 'open3d', 'cv2', 'decord'} & set(sys.modules)\n"
         "sys.exit(f'imported {bad}' if bad else 0)"
     )
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True).returncode == 0
+    assert (
+        subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True).returncode == 0
+    )
 
 
 @pytest.mark.parametrize(
@@ -44,7 +56,10 @@ def test_help_imports_nothing_heavy():
         (["build", "novelcraft"], "source: field required"),
         (["build", "novelcraft", "--source", "/nowhere/at/all"], "/nowhere/at/all does not exist"),
         (["build", "novelcraft", "--source", ".", "--splits.seed", "x"], "splits.seed:"),
-        (["build", "novelcraft", "--config", "/nowhere.yaml"], "cannot read the config /nowhere.yaml"),
+        (
+            ["build", "novelcraft", "--config", "/nowhere.yaml"],
+            "cannot read the config /nowhere.yaml",
+        ),
         (["status", "--lake", "/nowhere/lake"], "there is no lake at /nowhere/lake"),
         (["verify", "novelcraft/frames", "--lake", "/nowhere"], "there is no lake"),
         (["lineage", "frames", "--lake", "/nowhere"], "write benchmark/table"),

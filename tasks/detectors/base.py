@@ -1,0 +1,275 @@
+"""What a novelty detector is: fit on known samples, then score any; higher = more novel.
+
+`Samples` (ids, labels, named arrays) enter, float64 scores leave. A fitted detector is saved as one
+safetensors file whose metadata holds its name, settings and record; no pickle anywhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import polars as pl
+from pydantic import BaseModel, ConfigDict
+
+from schemas.errors import ConfigError, NoveltyError, SourceError
+from storage import atomic
+
+if TYPE_CHECKING:
+    import torch
+
+NOVEL = -1
+
+# epoch, number of epochs, values of the epoch
+Progress = Callable[[int, int, Mapping[str, float]], None]
+
+
+class Settings(BaseModel):
+    """Base of every detector's settings; unknown keys are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """`labels` are indices of known classes, NOVEL (-1) for a sample of none of them.
+
+    `arrays` hold one row per id: "images" uint8 (N, H, W, 3); "logits", "features", ... as floats.
+    """
+
+    ids: Sequence[str]
+    labels: np.ndarray | None
+    arrays: Mapping[str, np.ndarray]
+
+    def __post_init__(self) -> None:
+        lengths = {name: len(array) for name, array in self.arrays.items()}
+        if self.labels is not None:
+            lengths["labels"] = len(self.labels)
+        wrong = {name: length for name, length in lengths.items() if length != len(self.ids)}
+        if wrong:
+            raise ConfigError(f"samples: {len(self.ids)} ids, but rows of {wrong}")
+        if self.labels is not None and self.labels.dtype != np.int64:
+            raise ConfigError(f"samples: labels are {self.labels.dtype}, expected int64")
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def array(self, name: str) -> np.ndarray:
+        if name not in self.arrays:
+            raise ConfigError(f"samples have no array {name!r}, only {sorted(self.arrays)}")
+        return self.arrays[name]
+
+    def images(self) -> np.ndarray:
+        images = self.array("images")
+        if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3:
+            raise ConfigError(
+                f"images are {images.dtype} {images.shape}, expected uint8 (N, H, W, 3)"
+            )
+        return images
+
+    def known(self) -> Samples:
+        """Those of known classes; all of them if there are no labels."""
+        if self.labels is None or (self.labels != NOVEL).all():
+            return self
+        rows = np.flatnonzero(self.labels != NOVEL)
+        return Samples(
+            [self.ids[row] for row in rows],
+            self.labels[rows],
+            {name: array[rows] for name, array in self.arrays.items()},
+        )
+
+    def fingerprint(self) -> str:
+        """sha256 of ids, labels and arrays."""
+        digest = hashlib.sha256(json.dumps(list(self.ids)).encode())
+        parts = {**self.arrays, **({} if self.labels is None else {"labels": self.labels})}
+        for name, array in sorted(parts.items()):
+            digest.update(f"{name} {array.dtype} {array.shape}".encode())
+            for row in range(0, len(array), 1024):
+                digest.update(np.ascontiguousarray(array[row : row + 1024]))
+        return digest.hexdigest()
+
+
+class Detector:
+    """Subclasses set the class variables and implement `_fit`, `_score`, `state`, `restore`."""
+
+    name: ClassVar[str]
+    needs: ClassVar[tuple[str, ...]]
+    requires: ClassVar[str | None] = None
+    presets: ClassVar[Mapping[str, Settings]]
+
+    def __init__(self, settings: Settings | str = "paper") -> None:
+        if isinstance(settings, str):
+            if settings not in self.presets:
+                raise ConfigError(
+                    f"detector {self.name} has no preset {settings!r}, only {sorted(self.presets)}"
+                )
+            settings = self.presets[settings]
+        if type(settings) is not type(self.presets["paper"]):
+            raise ConfigError(
+                f"detector {self.name} takes {type(self.presets['paper']).__name__}, "
+                f"not {type(settings).__name__}"
+            )
+        self.settings: Any = settings
+        self.record: dict[str, str] = {}
+        self.device = "cpu"
+        self.base: Any = None
+
+    def prepare(self, *, device: str, base: Detector | None) -> None:
+        """Choose the device and take the fitted detector that this one builds on."""
+        if self.requires and (base is None or base.name != self.requires):
+            found = "none" if base is None else base.name
+            raise ConfigError(
+                f"detector {self.name} builds on a fitted {self.requires}, found {found}; "
+                "pass it as base"
+            )
+        self.base = base if self.requires else None
+        self.device = choose_device(device)
+
+    def fit(
+        self,
+        train: Samples,
+        valid: Samples | None = None,
+        *,
+        seed: int = 0,
+        device: str = "auto",
+        checkpoints: Path | None = None,
+        progress: Progress | None = None,
+        base: Detector | None = None,
+    ) -> pl.DataFrame:
+        """Learn from `train`; returns one row per epoch (or per candidate that was tried)."""
+        if not len(train):
+            raise ConfigError(f"detector {self.name}: no training samples")
+        if train.labels is not None and (train.labels == NOVEL).any():
+            raise ConfigError(
+                f"detector {self.name}: {int((train.labels == NOVEL).sum())} training samples are "
+                "labelled novel (-1); train on known classes only"
+            )
+        self.prepare(device=device, base=base)
+        return self._fit(train, valid, seed=seed, checkpoints=checkpoints, progress=progress)
+
+    def score(self, samples: Samples) -> np.ndarray:
+        """One float64 per sample, higher = more novel."""
+        scores = np.asarray(self._score(samples), np.float64)
+        if scores.shape != (len(samples),):
+            raise ValueError(f"detector {self.name}: scores {scores.shape} of {len(samples)} samples")
+        bad = np.flatnonzero(~np.isfinite(scores))
+        if bad.size:
+            raise NoveltyError(
+                f"detector {self.name}: {bad.size} scores are not finite, first "
+                f"{samples.ids[bad[0]]}: {scores[bad[0]]}; the training diverged, lower its rate"
+            )
+        return scores
+
+    def _fit(
+        self,
+        train: Samples,
+        valid: Samples | None,
+        *,
+        seed: int,
+        checkpoints: Path | None,
+        progress: Progress | None,
+    ) -> pl.DataFrame:
+        raise NotImplementedError
+
+    def _score(self, samples: Samples) -> np.ndarray:
+        raise NotImplementedError
+
+    def state(self) -> dict[str, np.ndarray | torch.Tensor]:
+        """What `fit` learned, without the settings and without `base`."""
+        raise NotImplementedError
+
+    def restore(self, state: Mapping[str, torch.Tensor]) -> None:
+        raise NotImplementedError
+
+    def fingerprint(self) -> str:
+        """sha256 of the learned state."""
+        digest = hashlib.sha256(self.name.encode())
+        for name, value in sorted(_tensors(self.state()).items()):
+            digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+            digest.update(value.numpy())
+        return digest.hexdigest()
+
+    def base_fingerprint(self) -> str:
+        return self.base.fingerprint() if self.base else ""
+
+    def save(self, path: Path) -> None:
+        header = {
+            "detector": self.name,
+            "settings": self.settings.model_dump_json(),
+            "record": self.record,
+            "base": self.base_fingerprint(),
+        }
+        write_tensors(path, self.state(), header)
+
+
+def choose_device(device: str) -> str:
+    """`auto` is the GPU where there is one."""
+    if device == "cpu":
+        return device
+    import torch
+
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        kind = torch.device(device).type
+    except RuntimeError as error:
+        raise ConfigError(f"device {device!r} is unknown; use auto, cpu, cuda or cuda:N") from error
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device {device!r} was asked for, but torch sees no GPU; use auto or cpu")
+    return device
+
+
+def _tensors(state: Mapping[str, np.ndarray | torch.Tensor]) -> dict[str, torch.Tensor]:
+    import torch
+
+    return {
+        name: (
+            torch.from_numpy(np.ascontiguousarray(value))
+            if isinstance(value, np.ndarray)
+            else value.detach().cpu().contiguous()
+        )
+        for name, value in state.items()
+    }
+
+
+def write_tensors(
+    path: Path, state: Mapping[str, np.ndarray | torch.Tensor], header: Mapping[str, Any]
+) -> None:
+    """One safetensors file, replaced atomically; equal content gives equal bytes."""
+    from safetensors.torch import save_file
+
+    # More than one metadata key would be written in random order.
+    metadata = {"header": json.dumps(header, sort_keys=True)}
+    with atomic.explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = atomic.temporary_name(path)
+        try:
+            save_file(_tensors(state), temporary, metadata)
+            atomic.fsync_path(temporary)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        atomic.fsync_path(path.parent)
+
+
+def read_header(path: Path) -> dict[str, Any]:
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        raise SourceError(f"{path} not found; fit and save the detector first")
+    try:
+        with safe_open(path, framework="pt") as file:
+            return json.loads((file.metadata() or {})["header"])
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise SourceError(f"{path} was not written by this project: {error}; delete it") from error
+
+
+def read_tensors(path: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(path)
