@@ -9,9 +9,9 @@ from pathlib import Path
 
 import polars as pl
 import pyarrow as pa
+from prefect import flow
 
 import flows  # noqa: F401  keeps Prefect offline
-from prefect import flow
 from schemas.config import Settings
 from schemas.table import Column, Table
 from storage.layout import content_key
@@ -35,8 +35,14 @@ def work(number: int) -> pl.DataFrame:
     """Some tens of milliseconds of real work on a shard."""
     frame = pl.DataFrame({"row": pl.int_range(ROWS, dtype=pl.Int32, eager=True)})
     for power in range(2, 12):
-        frame = frame.with_columns(((pl.col("row") + number).cast(pl.Float64).log1p() ** power).alias("value"))
-    return frame.select(pl.lit(number, pl.Int32).alias("shard"), "row", "value").sort("value").sort("row")
+        frame = frame.with_columns(
+            ((pl.col("row") + number).cast(pl.Float64).log1p() ** power).alias("value")
+        )
+    return (
+        frame.select(pl.lit(number, pl.Int32).alias("shard"), "row", "value")
+        .sort("value")
+        .sort("row")
+    )
 
 
 @stage(writes=(NUMBERS,))
@@ -56,6 +62,7 @@ prefect_build = flow(name="bench")(build)
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
+
         @flow(name="warm-up")
         def warm_up() -> None:
             """The first serverless flow of a process starts the API."""

@@ -1,4 +1,4 @@
-"""A 700,000-row table written our way and with pyarrow's defaults: size, write time, a filtered query.
+"""A 700,000-row table our way and with pyarrow's defaults: size, write time, a filtered query.
 
 `python -m benchmarks.parquet`
 """
@@ -68,7 +68,9 @@ def main() -> None:
             "ours": timed(lambda: write_parquet(frame, CLIPS, ours), 3),
             "pyarrow defaults": timed(lambda: pq.write_table(plain_table, plain), 3),
         }
-        query = "select count(*), avg(score) from '{}' where label = 'action number 42' and start < 100"
+        query = (
+            "select count(*), avg(score) from '{}' where label = 'action number 42' and start < 100"
+        )
         read = {
             name: timed(lambda path=path: duckdb.sql(query.format(path)).fetchall())
             for name, path in (("ours", ours), ("pyarrow defaults", plain))
@@ -79,7 +81,8 @@ def main() -> None:
             base = "pyarrow defaults"
             print(
                 f"{name:<18} {size[name]:>12,} {size[name] / size[base]:7.2f} {write[name]:9.2f} "
-                f"{write[name] / write[base]:7.2f} {read[name] * 1000:10.1f} {read[name] / read[base]:7.2f}"
+                f"{write[name] / write[base]:7.2f} {read[name] * 1000:10.1f} "
+                f"{read[name] / read[base]:7.2f}"
             )
 
 

@@ -73,6 +73,22 @@ def _parser() -> argparse.ArgumentParser:
     gc.add_argument("--yes", action="store_true", help="remove without asking")
     query = with_lake(command("query", _query, "run SQL on the catalogue and print the rows"))
     query.add_argument("sql", help="such as: select * from novelcraft.frames limit 5")
+    render = command("render", _render, "masks and novel fractions of NovelCraft world states")
+    render.add_argument("states", help="folder of .json files, or a .jsonl[.gz] file")
+    render.add_argument("--novel", required=True, help="novel names, such as minecraft:tnt[,…]")
+    render.add_argument("--renderer", choices=("raycast", "blender"), default="raycast")
+    render.add_argument("--rotation", choices=("published", "corrected"), default="corrected")
+    render.add_argument("--coverage", choices=("published", "half"), default="published")
+    render.add_argument("--resolution", type=int, default=256, help="pixels (default: 256)")
+    render.add_argument("--out", required=True, help="folder for targets.parquet and targets.csv")
+    render.add_argument("--masks", action="store_true", help="also write each mask as PNG")
+    score = command("evaluate", _evaluate, "metrics of any CSV or Parquet file of scores")
+    score.add_argument("scores", help="CSV or Parquet file")
+    score.add_argument("--score", action="append", required=True, help="score column (repeatable)")
+    score.add_argument("--truth", required=True, help="truth column: 0/1, true/false, novel/normal")
+    score.add_argument("--weight", help="share of weight of a class, such as normal=0.75")
+    score.add_argument("--convention", default="novelcraft-2022", help="named metric convention")
+    score.add_argument("--out", help="folder for metrics.parquet, curves.parquet, curves.png")
     dictionary = command("dictionary", _dictionary, "write the data dictionary of all tables")
     dictionary.add_argument("--out", default="docs/tables.md")
     doctor = command("doctor", _doctor, "what is missing on this machine, and how to mend it")
@@ -217,6 +233,37 @@ def _query(parsed: argparse.Namespace) -> None:
             connection.sql(parsed.sql).show(max_width=200)
     except duckdb.Error as error:
         raise ConfigError(f"the query failed: {error}") from None
+
+
+def _render(parsed: argparse.Namespace) -> None:
+    from schemas.config import make_config
+    from schemas.novelcraft import RenderSettings
+    from tasks.novelcraft.render_states import render_states
+    from tasks.summary import show_frame
+
+    names = ("renderer", "rotation", "coverage", "resolution")
+    settings = make_config(RenderSettings, {name: getattr(parsed, name) for name in names})
+    novel = [name.strip() for name in parsed.novel.split(",") if name.strip()]
+    out = Path(parsed.out)
+    targets = render_states(Path(parsed.states), novel, settings, out, parsed.masks)
+    show_frame(targets.sort("novel_fraction", descending=True).head(10))
+    shown = (targets["novel_pixels"] > 0).sum()
+    print(f"{targets.height} states, {shown} show novelty; {out / 'targets.parquet'}")
+
+
+def _evaluate(parsed: argparse.Namespace) -> None:
+    from tasks.score_files import evaluate_file
+    from tasks.summary import show_frame
+
+    metrics = evaluate_file(
+        Path(parsed.scores),
+        parsed.score,
+        parsed.truth,
+        parsed.convention,
+        parsed.weight,
+        Path(parsed.out) if parsed.out else None,
+    )
+    show_frame(metrics)
 
 
 def _dictionary(parsed: argparse.Namespace) -> None:

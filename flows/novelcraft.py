@@ -5,7 +5,7 @@ from prefect import flow
 from schemas.config import Settings
 from schemas.novelcraft import Config
 from storage.layout import lake_root
-from tasks.novelcraft.ingest import ingest_episodes, plan_episode_shards
+from tasks.novelcraft.ingest import ARCHIVE_LIMITS, ingest_episodes, plan_episode_shards
 from tasks.novelcraft.label import (
     plan_label_shards,
     plan_official_targets,
@@ -21,7 +21,8 @@ from tasks.stage import Build, Shard
 def build(config: Config) -> None:
     """Episodes to masks to targets to splits to windows (NovelCraft sections 3 to 5)."""
     with Build("novelcraft", lake_root(config.lake), config, config.max_reject_share) as build:
-        episodes = plan_episode_shards(build.source(config.source))
+        source = build.source(config.source, limits=ARCHIVE_LIMITS)
+        episodes = plan_episode_shards(source)
         ingested = build.run(ingest_episodes, episodes, config.ingest)
 
         if config.targets_csv:

@@ -302,6 +302,8 @@ class RenderSettings(Settings):
 
     renderer: Literal["raycast", "blender"] = "raycast"
     """`blender` is the reference, `raycast` gives the same masks much faster."""
+    blender: Literal["exact", "published"] = "exact"
+    """How Blender renders: the same rays as `raycast`, or the release's 128-sample settings."""
     rotation: Literal["published", "corrected"] = "corrected"
     """`published` reproduces the released labels with their rotation fault."""
     coverage: Literal["published", "half"] = "published"

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import polars as pl
+
 from storage.layout import catalog_path, current_path, lake_root
 from storage.tables import current_versions
 from storage.upkeep import Lineage, Status
@@ -42,6 +44,18 @@ def show_tables(lake: str | Path | None, benchmark: str | None = None) -> None:
     console = _console()
     console.print(shown)
     console.print(f"catalogue: {catalog_path(root)}")
+
+
+def show_frame(frame: pl.DataFrame) -> None:
+    """Rows of a frame, as they are; null as a dash."""
+    shown = _table(*frame.columns)
+    for row in frame.iter_rows():
+        shown.add_row(*("-" if value is None else _text(value) for value in row))
+    _console().print(shown)
+
+
+def _text(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _age(seconds: float) -> str:

@@ -18,6 +18,8 @@ class Resource:
     last_modified: str | None = None
     ranges: bool = True
     checks_if_range: bool = True
+    range_shift: int = 0
+    """Bytes by which a partial answer begins elsewhere than asked."""
     drops: list[int] = field(default_factory=list)
     """Bytes of the body after which the connection is cut."""
     statuses: list[int] = field(default_factory=list)
@@ -84,7 +86,7 @@ class _Handler(BaseHTTPRequestHandler):
         current = resource.etag or resource.last_modified
         fresh = if_range is None or if_range == current or not resource.checks_if_range
         if asked and resource.ranges and fresh:
-            start = int(re.fullmatch(r"bytes=(\d+)-", asked)[1])
+            start = int(re.fullmatch(r"bytes=(\d+)-", asked)[1]) + resource.range_shift
             if start >= len(body):
                 self.send_response(416)
                 self.send_header("Content-Range", f"bytes */{len(body)}")

@@ -84,6 +84,12 @@ def test_a_server_that_ignores_range_starts_again(server, tmp_path):
     assert server.sent == 400_000 + len(BODY)
 
 
+def test_a_partial_answer_that_begins_elsewhere_is_not_used(server, tmp_path):
+    server.resources["a.zip"] = Resource(BODY, drops=[400_000], range_shift=-7)
+    assert fetch(remote(server), tmp_path).read_bytes() == BODY
+    assert [request.range for request in server.requests] == [None, "bytes=400000-", None]
+
+
 @pytest.mark.parametrize("checks_if_range", [True, False])
 @pytest.mark.parametrize("by_date", [False, True])
 def test_content_that_changed_between_tries_is_not_mixed(

@@ -24,6 +24,7 @@ import json
 import os
 import queue
 import re
+import resource
 import selectors
 import signal
 import subprocess
@@ -260,7 +261,9 @@ class _Child:
             os.killpg(process.pid, signal.SIGKILL)
             _, status, usage = os.wait4(process.pid, 0)
             self.code = process.returncode = os.waitstatus_to_exitcode(status)
-            self.peak_bytes = usage.ru_maxrss << 10
+            # The peak of a child starts at that of its parent: below that it tells nothing.
+            inherited = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            self.peak_bytes = usage.ru_maxrss << 10 if usage.ru_maxrss > inherited else 0
             self._drain(process)
 
     def _watch(self, process: subprocess.Popen) -> None:

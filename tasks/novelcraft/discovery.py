@@ -189,7 +189,7 @@ def fine_tune(
         checkpoint=checkpoints / name if checkpoints else None,
         progress=progress,
     )
-    return history.drop("loss").rename({"contrast": "loss"})
+    return history.select("epoch", pl.col("contrast").alias("loss"), "unsupervised", "supervised")
 
 
 def view_contrast(first: torch.Tensor, second: torch.Tensor, temperature: float) -> torch.Tensor:

@@ -7,6 +7,7 @@ A frame is a pair of files; a missing half, a bad PNG or a bad state sends the f
 
 import hashlib
 import json
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable
@@ -27,6 +28,7 @@ from schemas.novelcraft import (
     INVENTORY,
     IngestSettings,
 )
+from storage.archives import ArchiveLimits
 from storage.raw import RawFile, RawSource, open_raw
 from tasks.novelcraft.worldstate import WorldState, parse_world_state
 from tasks.png import check_png
@@ -36,6 +38,8 @@ NAME = re.compile(
     r"(?P<class>[^/]+)/(?:(?P<subset>normal_\d+)/)?(?P<episode>\d{1,6})/(?P<frame>\d{1,6})\.(?P<kind>png|json)"
 )
 DESCRIPTION = "novelty_description.json"
+# A bomb in a zip is one bad record: it is refused by the size it declares when it is read.
+ARCHIVE_LIMITS = ArchiveLimits(total_bytes=1 << 60, ratio=math.inf)
 EPISODES_PER_SHARD = 10
 
 
@@ -66,8 +70,9 @@ def plan_episode_shards(source: RawSource) -> list[Shard]:
 
 
 @lru_cache(maxsize=8)
-def _opened(root: str) -> RawSource:
-    return open_raw(Path(root))
+def _opened(root: str, stamp: int) -> RawSource:
+    """A zip's directory is read once a process; `stamp` makes a changed one be read again."""
+    return open_raw(Path(root), limits=ARCHIVE_LIMITS)
 
 
 @stage(writes=(FRAMES, EPISODES, IMAGES, BLOCKS, ENTITIES, INVENTORY), version=1)
@@ -77,7 +82,8 @@ def ingest_episodes(shard: Shard, settings: IngestSettings) -> Produced:
         message = "not a frame: expected class/episode/frame.png or .json with plain numbers"
         rejects = [Reject(file.name, "unrecognised_name", message) for file in shard.files]
         return Produced({}, len(rejects), rejects)
-    source = _opened(shard.source or "")
+    root = Path(shard.source or "")
+    source = _opened(str(root), root.stat().st_mtime_ns)
     novel_item = None
     pairs: dict[tuple[str, str, int], dict[int, dict[str, str]]] = defaultdict(
         lambda: defaultdict(dict)

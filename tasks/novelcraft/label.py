@@ -5,7 +5,7 @@ request, segmentation and depth. What is novel in a class is the block that the 
 names for it, else the item of novelty_description.json (NovelCraft section 3.2).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 
 from schemas.config import Settings
-from schemas.errors import SourceError
+from schemas.errors import RecordError, SourceError
 from schemas.novelcraft import MASKS, NOVEL_OBJECTS, SCENE_MAPS, TARGETS, RenderSettings
 from schemas.table import Table
 from storage.filehash import sha256_file
@@ -21,8 +21,9 @@ from storage.pieces import Part, Piece
 from storage.raw import RawFile
 from tasks.novelcraft.classes import NOVEL_BLOCKS
 from tasks.novelcraft.masks import encode_runs
-from tasks.novelcraft.raycast import NovelObject, render, segment
-from tasks.novelcraft.scene import View, build_scene
+from tasks.novelcraft.raycast import Rendering, segment
+from tasks.novelcraft.render import render_all, view_of
+from tasks.novelcraft.scene import Scene, build_scene
 from tasks.novelcraft.targets import HEADER, read_targets
 from tasks.novelcraft.worldstate import Entity, WorldState
 from tasks.stage import Produced, Reject, Shard, stage
@@ -113,7 +114,9 @@ def plan_label_shards(ingested: list[Piece]) -> list[Shard]:
     return [
         Shard(
             piece.shard,
-            parts=tuple(piece.part(table) for table in ("episodes", "frames", "blocks", "entities")),
+            parts=tuple(
+                piece.part(table) for table in ("episodes", "frames", "blocks", "entities")
+            ),
         )
         for piece in ingested
         if piece.part("frames").rows
@@ -125,73 +128,63 @@ def render_targets(shard: Shard, settings: RenderSettings) -> Produced:
     """Render the novel pixels of every frame of some episodes."""
     frames = shard.read("frames", FRAME_COLUMNS)
     described = dict(shard.read("episodes", ["class", "novel_item"]).unique().iter_rows())
-    rows = _Rows(settings)
-    waiting = []
-    for place, state in states_of(frames, shard.read("blocks"), shard.read("entities")):
-        novel = novel_names(place["class"], described.get(place["class"]))
-        if settings.scene_maps:
-            rows.add_scene_map(place, state)
-        if settings.renderer == "blender" and novel:
-            waiting.append((place, state, novel))
+    places, states = [], []
+    for row, state in states_of(frames, shard.read("blocks"), shard.read("entities")):
+        places.append({name: row[name] for name in PLACE})
+        states.append((state, novel_names(row["class"], described.get(row["class"]))))
+    rows: dict[str, list[dict[str, Any]]] = {table.name: [] for table in _tables(settings)}
+    rejects = []
+    for place, found in zip(places, render_all(states, settings), strict=True):
+        if isinstance(found, RecordError):
+            rejects.append(Reject.of(place["frame_id"], found))
         else:
-            rows.add_raycast(place, state, novel)
-    if waiting:
-        rows.add_blender(waiting)
-    return rows.produced(frames.height)
+            _add_rendering(rows, place, found, settings)
+    if settings.scene_maps:
+        view = view_of(settings)
+        rows["scene_maps"] = [
+            place | _scene_map(build_scene(state, (), view))
+            for place, (state, _) in zip(places, states, strict=True)
+        ]
+    tables = {
+        table.name: pl.DataFrame(rows[table.name], schema=table.polars_schema)
+        for table in _tables(settings)
+    }
+    return Produced(tables, frames.height, rejects)
 
 
-class _Rows:
-    """Rows of the tables, gathered frame by frame."""
-
-    def __init__(self, settings: RenderSettings):
-        self.settings = settings
-        self.view = View(rotation=settings.rotation, resolution=settings.resolution)
-        self.rows: dict[str, list[dict[str, Any]]] = {t.name: [] for t in _tables(settings)}
-        self.rejects: list[Reject] = []
-
-    def add(self, place: dict[str, Any], mask: np.ndarray, objects: Iterable[NovelObject]) -> None:
-        place = {name: place[name] for name in PLACE}
-        pixels = int(np.count_nonzero(mask))
-        self.rows["targets"].append(
-            place
-            | {
-                "novel_fraction": pixels / mask.size,
-                "novel_pixels": pixels,
-                "renderer": self.settings.renderer,
-                "rotation": self.settings.rotation,
-            }
-        )
-        if pixels:
-            height, width = mask.shape
-            runs = encode_runs(mask).tolist()
-            self.rows["masks"].append(place | {"height": height, "width": width, "runs": runs})
-        for number, found in enumerate(objects):
-            self.rows["novel_objects"].append(place | {"object": number} | found._asdict())
-
-    def add_raycast(self, place: dict[str, Any], state: WorldState, novel: tuple[str, ...]) -> None:
-        rendering = render(build_scene(state, novel, self.view), self.settings.coverage)
-        self.add(place, rendering.mask, rendering.objects)
-
-    def add_scene_map(self, place: dict[str, Any], state: WorldState) -> None:
-        scene = build_scene(state, (), self.view)
-        labels, depth = segment(scene)
-        self.rows["scene_maps"].append(
-            {name: place[name] for name in PLACE}
-            | {
-                "height": labels.shape[0],
-                "width": labels.shape[1],
-                "labels": list(scene.labels),
-                "segmentation": labels.ravel().tolist(),
-                "depth": depth.ravel().tolist(),
-            }
-        )
-
-    def produced(self, frames: int) -> Produced:
-        tables = {
-            table.name: pl.DataFrame(self.rows[table.name], schema=table.polars_schema)
-            for table in _tables(self.settings)
+def _add_rendering(
+    rows: dict[str, list[dict[str, Any]]],
+    place: dict[str, Any],
+    found: Rendering,
+    settings: RenderSettings,
+) -> None:
+    rows["targets"].append(
+        place
+        | {
+            "novel_fraction": found.fraction,
+            "novel_pixels": found.pixels,
+            "renderer": settings.renderer,
+            "rotation": settings.rotation,
         }
-        return Produced(tables, frames, self.rejects)
+    )
+    if found.pixels:
+        height, width = found.mask.shape
+        runs = encode_runs(found.mask).tolist()
+        rows["masks"].append(place | {"height": height, "width": width, "runs": runs})
+    for number, seen in enumerate(found.objects):
+        rows["novel_objects"].append(place | {"object": number} | seen._asdict())
+
+
+def _scene_map(scene: Scene) -> dict[str, Any]:
+    labels, depth = segment(scene)
+    height, width = labels.shape
+    return {
+        "height": height,
+        "width": width,
+        "labels": list(scene.labels),
+        "segmentation": labels.ravel().tolist(),
+        "depth": depth.ravel().tolist(),
+    }
 
 
 def plan_official_targets(path: Path, frames: tuple[Part, ...]) -> list[Shard]:

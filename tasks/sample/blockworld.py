@@ -65,46 +65,46 @@ class View:
     selected: int = 0
 
 
-# Texture -> (pattern, colours from dark to light, or in the order the pattern names).
-LOOKS: dict[str, tuple[str, tuple[tuple[int, int, int], ...]]] = {
-    "minecraft:grass": ("blades", ((45, 43, 20), (51, 49, 23), (51, 49, 23), (61, 58, 27), (61, 58, 27), (73, 69, 32), (73, 69, 32), (90, 86, 40))),
-    "minecraft:bedrock": ("blotch", ((8, 8, 8), (34, 34, 34), (84, 84, 84), (120, 120, 120), (152, 152, 152))),
-    "minecraft:leaves": ("blotch", ((29, 28, 7), (36, 34, 8), (62, 58, 15), (103, 97, 25), (118, 111, 29))),
-    "minecraft:log": ("bark", ((58, 42, 32), (69, 51, 39), (96, 68, 50), (107, 79, 57))),
-    "minecraft:log:jungle": ("bark", ((76, 60, 22), (92, 74, 30), (119, 98, 44), (136, 114, 58))),
-    "minecraft:planks": ("boards", ((105, 84, 50), (140, 113, 69), (159, 128, 77), (180, 146, 92))),
-    "minecraft:crafting_table": ("tools", ((70, 52, 32), (150, 121, 74), (168, 136, 84), (190, 190, 190))),
-    "minecraft:crafting_table:top": ("grid", ((83, 38, 24), (150, 84, 50), (166, 98, 60))),
-    "polycraft:plastic_chest": ("panel", ((62, 70, 84), (140, 152, 170), (152, 164, 182))),
-    "polycraft:block_of_platinum": ("bark", ((226, 226, 230), (236, 236, 240), (244, 244, 247))),
-    "polycraft:block_of_titanium": ("panel", ((96, 100, 106), (150, 156, 164), (162, 168, 176))),
-    "minecraft:diamond_ore": ("ore", ((104, 104, 104), (120, 120, 120), (136, 136, 136), (93, 236, 227))),
-    "minecraft:diamond_block": ("panel", ((64, 160, 156), (98, 219, 214), (150, 240, 236))),
-    "minecraft:wooden_door": ("boards", ((78, 56, 28), (110, 84, 46), (126, 98, 56), (140, 110, 64))),
-    "polycraft:tree_tap": ("panel", ((94, 42, 12), (130, 62, 20), (146, 74, 26))),
-    "minecraft:fence": ("boards", ((92, 74, 44), (128, 104, 63), (150, 121, 73), (170, 138, 88))),
-    "minecraft:anvil": ("noise", ((56, 56, 58), (68, 68, 70), (78, 78, 80), (92, 92, 94))),
-    "minecraft:sand": ("noise", ((204, 190, 142), (214, 203, 157), (222, 211, 168), (231, 222, 182))),
-    "minecraft:coal_block": ("blotch", ((9, 9, 9), (18, 18, 18), (27, 27, 28), (44, 44, 46))),
-    "minecraft:quartz_block": ("blotch", ((222, 217, 208), (233, 229, 222), (238, 235, 229), (246, 243, 238))),
-    "minecraft:obsidian": ("blotch", ((8, 6, 14), (17, 14, 26), (33, 26, 50), (63, 50, 92))),
-    "minecraft:prismarine": ("blotch", ((76, 122, 112), (90, 152, 140), (106, 170, 158), (134, 192, 180))),
-    "minecraft:tnt": ("band", ((160, 38, 20), (200, 58, 30), (220, 84, 50), (214, 214, 214))),
-    "minecraft:tnt:top": ("grid", ((120, 40, 26), (196, 62, 36), (220, 150, 110))),
-    "minecraft:sea_lantern": ("tiles", ((150, 184, 176), (178, 206, 198), (206, 226, 220), (232, 240, 236))),
-    "minecraft:bookshelf": ("shelf", ((150, 121, 74), (110, 40, 30), (46, 62, 110), (58, 84, 42), (96, 80, 50))),
-    "minecraft:cactus": ("bark", ((10, 66, 18), (12, 92, 26), (20, 108, 34), (104, 148, 92))),
-    "minecraft:pumpkin": ("bark", ((150, 84, 14), (188, 108, 20), (206, 126, 28), (224, 146, 44))),
-    "minecraft:netherrack": ("noise", ((82, 34, 34), (104, 48, 47), (122, 60, 58), (146, 80, 78))),
-    "minecraft:glowstone": ("tiles", ((118, 86, 46), (172, 132, 78), (216, 178, 106), (250, 224, 160))),
-    "item:flat": ("noise", ((90, 150, 150), (130, 210, 205))),
-    "figure:skin": ("noise", ((196, 158, 122), (206, 168, 132))),
-    "figure:head": ("face", ((52, 32, 18), (206, 168, 132), (0, 120, 150))),
-    "figure:EntityTrader": ("noise", ((44, 70, 142), (52, 82, 160), (60, 92, 174))),
-    "figure:EntityTrader:legs": ("noise", ((50, 74, 150), (92, 112, 170))),
-    "figure:EntityPogoist": ("noise", ((96, 52, 130), (112, 62, 150), (130, 76, 168))),
-    "figure:EntityPogoist:legs": ("noise", ((60, 40, 84), (72, 48, 98))),
-}  # fmt: skip
+# Texture -> (pattern of `texture`, its colours as hexadecimal RGB, by default dark to light).
+LOOKS: dict[str, tuple[str, str]] = {
+    "minecraft:grass": ("blades", "2d2b14 333117 333117 3d3a1b 3d3a1b 494520 494520 5a5628"),
+    "minecraft:bedrock": ("blotch", "080808 222222 545454 787878 989898"),
+    "minecraft:leaves": ("blotch", "1d1c07 242208 3e3a0f 676119 766f1d"),
+    "minecraft:log": ("bark", "3a2a20 453327 604432 6b4f39"),
+    "minecraft:log:jungle": ("bark", "4c3c16 5c4a1e 77622c 88723a"),
+    "minecraft:planks": ("boards", "695432 8c7145 9f804d b4925c"),
+    "minecraft:crafting_table": ("tools", "463420 96794a a88854 bebebe"),
+    "minecraft:crafting_table:top": ("grid", "532618 965432 a6623c"),
+    "polycraft:plastic_chest": ("panel", "3e4654 8c98aa 98a4b6"),
+    "polycraft:block_of_platinum": ("bark", "e2e2e6 ececf0 f4f4f7"),
+    "polycraft:block_of_titanium": ("panel", "60646a 969ca4 a2a8b0"),
+    "minecraft:diamond_ore": ("ore", "686868 787878 888888 5dece3"),
+    "minecraft:diamond_block": ("panel", "40a09c 62dbd6 96f0ec"),
+    "minecraft:wooden_door": ("boards", "4e381c 6e542e 7e6238 8c6e40"),
+    "polycraft:tree_tap": ("panel", "5e2a0c 823e14 924a1a"),
+    "minecraft:fence": ("boards", "5c4a2c 80683f 967949 aa8a58"),
+    "minecraft:anvil": ("noise", "38383a 444446 4e4e50 5c5c5e"),
+    "minecraft:sand": ("noise", "ccbe8e d6cb9d ded3a8 e7deb6"),
+    "minecraft:coal_block": ("blotch", "090909 121212 1b1b1c 2c2c2e"),
+    "minecraft:quartz_block": ("blotch", "ded9d0 e9e5de eeebe5 f6f3ee"),
+    "minecraft:obsidian": ("blotch", "08060e 110e1a 211a32 3f325c"),
+    "minecraft:prismarine": ("blotch", "4c7a70 5a988c 6aaa9e 86c0b4"),
+    "minecraft:tnt": ("band", "a02614 c83a1e dc5432 d6d6d6"),
+    "minecraft:tnt:top": ("grid", "78281a c43e24 dc966e"),
+    "minecraft:sea_lantern": ("tiles", "96b8b0 b2cec6 cee2dc e8f0ec"),
+    "minecraft:bookshelf": ("shelf", "96794a 6e281e 2e3e6e 3a542a 605032"),
+    "minecraft:cactus": ("bark", "0a4212 0c5c1a 146c22 68945c"),
+    "minecraft:pumpkin": ("bark", "96540e bc6c14 ce7e1c e0922c"),
+    "minecraft:netherrack": ("noise", "522222 68302f 7a3c3a 92504e"),
+    "minecraft:glowstone": ("tiles", "76562e ac844e d8b26a fae0a0"),
+    "item:flat": ("noise", "5a9696 82d2cd"),
+    "figure:skin": ("noise", "c49e7a cea884"),
+    "figure:head": ("face", "342012 cea884 007896"),
+    "figure:EntityTrader": ("noise", "2c468e 3452a0 3c5cae"),
+    "figure:EntityTrader:legs": ("noise", "324a96 5c70aa"),
+    "figure:EntityPogoist": ("noise", "603482 703e96 824ca8"),
+    "figure:EntityPogoist:legs": ("noise", "3c2854 483062"),
+}
 
 CUBE: tuple[Part, ...] = (((0, 0, 0), (1, 1, 1)),)
 SHAPES: dict[str, tuple[Part, ...]] = {
@@ -201,9 +201,7 @@ def draw(view: View) -> np.ndarray:
 def ray_directions(yaw: float, pitch: float) -> np.ndarray:
     """One direction per pixel centre, row by row, depth 1 along the line of sight."""
     turn, tilt = np.radians([yaw % 360, pitch])
-    forward = np.array(
-        [-np.sin(turn) * np.cos(tilt), -np.sin(tilt), np.cos(turn) * np.cos(tilt)]
-    )
+    forward = np.array([-np.sin(turn) * np.cos(tilt), -np.sin(tilt), np.cos(turn) * np.cos(tilt)])
     right = np.array([-np.cos(turn), 0.0, -np.sin(turn)])
     up = np.array([-np.sin(turn) * np.sin(tilt), np.cos(tilt), np.cos(turn) * np.sin(tilt)])
     reach = np.tan(np.radians(FIELD_OF_VIEW / 2))
@@ -304,7 +302,7 @@ def _atlas() -> np.ndarray:
 def texture(name: str) -> np.ndarray:
     """16x16 texels of one face, a function of the name alone."""
     pattern, colours = LOOKS[name]
-    palette = np.array(colours)
+    palette = np.frombuffer(bytes.fromhex(colours), dtype=np.uint8).reshape(-1, 3)
     rng = np.random.default_rng(zlib.crc32(name.encode()))
     grain = rng.random((TEXELS, TEXELS))
     line = rng.random(TEXELS)
@@ -313,8 +311,8 @@ def texture(name: str) -> np.ndarray:
     if pattern == "noise":
         return _shades(grain, palette)
     if pattern == "blotch":
-        soft = grain + 0.5 * sum(np.roll(grain, 1, axis) + np.roll(grain, -1, axis) for axis in (0, 1))
-        return _shades(soft, palette)
+        steps = ((0, 1), (1, 0), (0, -1), (-1, 0))
+        return _shades(grain + 0.5 * sum(np.roll(grain, by, (0, 1)) for by in steps), palette)
     if pattern == "blades":
         return _shades(grain + 0.7 * np.roll(grain, (1, 1), (0, 1)), palette)
     if pattern == "bark":
@@ -333,7 +331,8 @@ def texture(name: str) -> np.ndarray:
         books = palette[1:][(line[(column // 2) + 8 * (row > 7)] * (len(palette) - 1)).astype(int)]
         return np.where((row % 8 % 7 == 0)[..., None], palette[0], books)
     if pattern == "panel":
-        return np.where(edge[..., None], palette[0], _shades(line[column] + 0.5 * grain, palette[1:]))
+        inside = _shades(line[column] + 0.5 * grain, palette[1:])
+        return np.where(edge[..., None], palette[0], inside)
     if pattern == "grid":
         bars = (row % 5 == 2) | (column % 5 == 2)
         return np.where((bars & ~edge)[..., None], palette[0], _shades(grain, palette[1:]))
@@ -390,7 +389,7 @@ def _icon(name: str) -> tuple[np.ndarray, np.ndarray]:
     if name in LOOKS:
         return texture(name).astype(np.uint8), (row > 1) & (row < 14) & (column > 1) & (column < 14)
     rod = abs(row + column - 15) < 2
-    if name.endswith("stick") or name.endswith("pickaxe"):
+    if name.endswith(("stick", "pickaxe")):
         head = (row < 6) & (column > 8) & (not name.endswith(":stick"))
         return np.where(rod[..., None], RODS, (190, 190, 190)).astype(np.uint8), rod | head
     colour = np.random.default_rng(zlib.crc32(name.encode())).integers(90, 230, 3)

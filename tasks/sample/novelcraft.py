@@ -24,7 +24,6 @@ from typing import NamedTuple
 import numpy as np
 
 from schemas.errors import ConfigError
-from storage.atomic import temporary_name
 from tasks.sample.blockworld import TRUNK_HEIGHT, Block, Cell, Figure, Room, View, draw
 from tasks.sample.condda import item_rng
 
@@ -86,8 +85,14 @@ DIAMOND_ORE = Block("minecraft:diamond_ore")
 TREE_TAP = Block("polycraft:tree_tap", (("enabled", "true"), ("facing", "down")))
 DOOR = Block(
     "minecraft:wooden_door",
-    (("facing", "south"), ("half", "lower"), ("hinge", "right"), ("open", "false"), ("powered", "false")),
-)  # fmt: skip
+    (
+        ("facing", "south"),
+        ("half", "lower"),
+        ("hinge", "right"),
+        ("open", "false"),
+        ("powered", "false"),
+    ),
+)
 
 FACINGS = ("SOUTH", "WEST", "NORTH", "EAST")
 DIRECTIONS: tuple[Cell, ...] = ((0, 1), (-1, 0), (0, -1), (1, 0))
@@ -130,7 +135,7 @@ ITEM_ENTITY_NAMES = {
     SAPLING.name: "item.tile.sapling.oak",
 }
 
-# Path below the root, and what is wrong with it. Frame 12 exists in every episode and is not the last.
+# Path below the root, and what is wrong. Every episode has a frame 12, and it is not the last.
 BAD_RECORDS: tuple[tuple[str, str], ...] = (
     ("normal/1/3.png", "truncated PNG"),
     ("item_tnt/1/9.png", "truncated PNG"),
@@ -219,7 +224,11 @@ def write_novelcraft(
         if class_name != "normal":
             description = json.dumps({"novelty": [_novelty(seed, class_name)]})
             _put(root / class_name / "novelty_description.json", description.encode())
-    jobs = [(root, seed, name, n, faults) for name, number in episodes.items() for n in range(number)]
+    jobs = [
+        (root, seed, class_name, episode, faults)
+        for class_name, number in episodes.items()
+        for episode in range(number)
+    ]
     if workers == 1:
         for job in jobs:
             _write_episode(*job)
@@ -412,10 +421,11 @@ class _Game:
 
     def next_tree(self) -> Cell:
         """The nearest that still stands, easy ones first."""
+        x, z = self.position
         standing = [tree for tree in self.trees if tree in self.cells]
         return min(
             standing,
-            key=lambda tree: (self.cells[tree] == OAK, np.hypot(*np.subtract(tree, self.position)), tree),
+            key=lambda tree: (self.cells[tree] == OAK, abs(tree[0] - x) + abs(tree[1] - z), tree),
         )
 
     def mine(self, cluster: list[Cell]) -> None:
@@ -506,9 +516,10 @@ class _Game:
             self.entities.append(Entity(number, "EntityItem", cell, item, count))
 
     def pick_up(self) -> None:
-        for entity in [e for e in self.entities if e.type == "EntityItem" and e.cell == self.position]:
-            self.give(entity.item, entity.count)
-            self.entities.remove(entity)
+        for entity in list(self.entities):
+            if entity.type == "EntityItem" and entity.cell == self.position:
+                self.give(entity.item, entity.count)
+                self.entities.remove(entity)
 
     def craft(self, item: Block, *, over: bool = False) -> None:
         made, needed = RECIPES[item]
@@ -527,7 +538,7 @@ class _Game:
     def take(self, needed: Mapping[str, int]) -> None:
         for name, number in needed.items():
             if self.count(name) < number:
-                raise AssertionError(f"{self.class_name}/{self.episode}: too few {name} for the plan")
+                raise AssertionError(f"{self.class_name}/{self.episode}: too few {name}")
             for i, (item, count) in enumerate(self.slots):
                 if item.name == name:
                     used = min(count, number)
@@ -558,7 +569,8 @@ class _Game:
     def pogoist_wanders(self) -> None:
         i = next(i for i, entity in enumerate(self.entities) if entity.type == "EntityPogoist")
         goal = _along(self.entities[i].cell, int(self.rng.integers(4)), 1)
-        if self.rng.random() < 0.5 and self.is_free(goal) and goal != self.position:
+        distance = max(abs(goal[0] - self.position[0]), abs(goal[1] - self.position[1]))
+        if self.rng.random() < 0.5 and distance > 1 and self.is_free(goal):
             self.entities[i] = self.entities[i]._replace(cell=goal)
 
 
@@ -570,7 +582,7 @@ def _along(cell: Cell, direction: int, blocks: int) -> Cell:
 def _interior(margin: int) -> np.ndarray:
     """All cells at least `margin` from the outside of the room, as rows of (x, z)."""
     offsets = np.indices((ROOM.side - 2 * margin,) * 2).reshape(2, -1).T + margin
-    return offsets + (ROOM.x, ROOM.z)
+    return offsets + np.array([ROOM.x, ROOM.z])
 
 
 @lru_cache(maxsize=1)
@@ -632,7 +644,7 @@ def _with_block(frame: Frame, cells: list[Cell], block: Block) -> Frame:
 
 
 def _novelty(seed: int, class_name: str) -> dict:
-    """What the game's own description file says; the position is that of the first novel episode."""
+    """The entry of novelty_description.json; the position is that of the first novel episode."""
     block = NOVEL_BLOCKS[class_name]
     frames = play(seed, class_name, PRE_NOVELTY.get(class_name, 0))
     x, z = next(cell for cell, other in frames[0].cells.items() if other == block)
@@ -667,15 +679,17 @@ def _write_episode(
     next_start = play(seed, class_name, episode + 1)[0]
     first = 1 if episode == 0 else 0
     for i, frame in enumerate(frames):
-        place = f"{class_name}/{episode}"
         picture = draw((next_start if frame.over else frame).view())
         bug = i == 0 and episode % SPAWN_BUG_EVERY == 0
-        files = _files(f"{place}/{first + i}", picture, reply(frame, entities_on_player=bug), faults)
-        for name, data in files.items():
+        state = reply(frame, entities_on_player=bug)
+        stem = f"{class_name}/{episode}/{first + i}"
+        for name, data in _files(stem, picture, state, faults).items():
             _put(root / name, data)
 
 
-def _files(stem: str, picture: np.ndarray, state: dict, faults: Mapping[str, str]) -> dict[str, bytes]:
+def _files(
+    stem: str, picture: np.ndarray, state: dict, faults: Mapping[str, str]
+) -> dict[str, bytes]:
     """Name -> bytes of one frame, spoilt where `faults` says so."""
     png, text = f"{stem}.png", f"{stem}.json"
     files = {png: encode_png(picture), text: json.dumps(state).encode()}
@@ -695,19 +709,19 @@ def _files(stem: str, picture: np.ndarray, state: dict, faults: Mapping[str, str
     if faults.get(text) == "empty JSON":
         files[text] = b""
     folder, number = stem.rsplit("/", 1)
-    for odd, data in ((f"{stem}_copy.png", files.get(png)), (f"{folder}/frame{number}.json", files.get(text))):
-        if odd in faults and data is not None:
-            files[odd] = data
+    for odd, source in ((f"{stem}_copy.png", png), (f"{folder}/frame{number}.json", text)):
+        if odd in faults:
+            files[odd] = files[source]
     return files
 
 
 def _put(path: Path, data: bytes) -> None:
-    """Rename into place; unlike `storage.atomic.write_bytes` without fsync, which took three
-    quarters of the time for data that can always be made again."""
+    """Rename into place. No fsync, as the data can always be made again; the temporary name is
+    always the same, so that a run after a kill clears what the kill left."""
     if path.is_file() and path.read_bytes() == data:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = temporary_name(path)
+    temporary = path.with_name(f".{path.name}.tmp")
     temporary.write_bytes(data)
     temporary.replace(path)
 

@@ -164,13 +164,13 @@ def test_going_back_costs_little_decompression(tmp_path, monkeypatch):
         return data
 
     monkeypatch.setattr(archives._GzipPoint, "step", counted)
-    for name in ["150", "100", "003"]:
+    for name in ["150", "003", "100"]:
         assert archive.read(name) == files[name]
     assert sum(packed) < 3 * (archives.BLOCK + 2 * 100_000)
     packed.clear()
-    for name in sorted(files)[4:]:
+    for name in sorted(files)[101:]:
         archive.read(name)
-    assert sum(packed) < 1.05 * 200 * 100_000
+    assert sum(packed) < 1.05 * 99 * 100_000
 
 
 @pytest.mark.parametrize("name", ["a.zip", "a.tar", "a.tgz"])

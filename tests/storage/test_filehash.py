@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import sqlite3
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -81,6 +82,14 @@ def test_each_sign_of_change_is_noticed(tmp_path, cache, change):
     else:
         os.replace(write(tmp_path / "b", b"new"), path)
     assert cache.sha256(path) == sha(path.read_bytes()) != sha(b"old")
+
+
+def test_the_stamp_holds_every_sign_of_change():
+    signs = {"st_size": 1, "st_mtime_ns": 2, "st_ctime_ns": 3, "st_ino": 1 << 63}
+    first = filehash.stamp_of(SimpleNamespace(**signs))
+    for name, value in signs.items():
+        assert filehash.stamp_of(SimpleNamespace(**signs | {name: value + 1})) != first
+    assert all(number < 1 << 63 for number in first)
 
 
 def test_a_fresh_file_is_hashed_but_not_remembered(tmp_path, cache, reads, monkeypatch):

@@ -1,0 +1,111 @@
+"""The NovelCraft flow end to end on a small sample: tables, resume, and the cost of a change."""
+
+import json
+
+import polars as pl
+import pytest
+
+from schemas.novelcraft import Config
+from storage.layout import lake_root
+from storage.tables import current_version, current_versions
+from storage.upkeep import verify_version
+from tasks.sample.novelcraft import write_novelcraft
+
+EPISODES = {"normal": 4, "fence": 2, "item_tnt": 1, "tree_easy": 3}
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory, prefect_api):
+    from flows.novelcraft import build
+
+    root = tmp_path_factory.mktemp("novelcraft")
+    write_novelcraft(root / "raw", episodes=EPISODES, bad_records=False)
+    truncated = root / "raw" / "item_tnt" / "0" / "3.json"
+    truncated.write_bytes(truncated.read_bytes()[:100])
+    build(Config(source=root / "raw", lake=root / "lake"))
+    return root
+
+
+def table(root, name: str) -> pl.DataFrame:
+    return current_version(root / "lake", "novelcraft", name).read()
+
+
+def made(capsys) -> dict[str, int]:
+    lines = [line for line in capsys.readouterr().err.splitlines() if " shards made" in line]
+    return {line.split(":")[0].split("/")[1]: int(line.split(": ")[1].split()[0]) for line in lines}
+
+
+def test_tables_agree_with_each_other(built):
+    frames, targets, splits = (table(built, name) for name in ("frames", "targets", "splits"))
+    assert frames["frame_id"].to_list() == targets["frame_id"].to_list()
+    assert sorted(frames["frame_id"]) == splits["frame_id"].to_list()
+    assert frames.select(pl.struct("class", "episode").n_unique()).item() == sum(EPISODES.values())
+    assert table(built, "quarantine")["record"].to_list() == ["item_tnt/0/3"]
+    assert not any(verify_version(version) for version in current_versions(built / "lake"))
+
+
+def test_labels_are_what_the_game_shows(built):
+    targets = table(built, "targets")
+    by_class = dict(targets.group_by("class").agg(pl.col("novel_pixels").max()).iter_rows())
+    assert by_class["normal"] == 0
+    assert min(by_class[name] for name in ("fence", "item_tnt", "tree_easy")) > 0
+    shown = targets.filter(pl.col("novel_pixels") > 0)
+    masks = table(built, "masks")
+    assert masks["frame_id"].to_list() == shown["frame_id"].to_list()
+    novel = masks["runs"].map_elements(lambda runs: sum(runs[1::2]), return_dtype=pl.Int64)
+    assert novel.to_list() == shown["novel_pixels"].to_list()
+    boxes = table(built, "novel_objects")
+    assert set(boxes["frame_id"]) == set(shown["frame_id"])
+
+
+def test_windows_know_the_changed_games(built):
+    windows = table(built, "windows").filter(pl.col("mode") == "non_overlapping")
+    novel = windows.group_by("episode_id").agg(pl.col("novel").any())
+    assert {name for name, is_novel in novel.iter_rows() if is_novel} == {
+        "item_tnt/0",
+        "tree_easy/2",
+    }
+
+
+def test_nothing_is_made_twice_and_a_changed_episode_costs_one_shard(built, capsys):
+    from flows.novelcraft import build
+
+    config = Config(source=built / "raw", lake=built / "lake")
+    build(config)
+    assert set(made(capsys).values()) == {0}
+    path = built / "raw" / "normal" / "2" / "5.json"
+    original = path.read_bytes()
+    document = json.loads(original)
+    document["step"] += 1
+    path.write_text(json.dumps(document))
+    build(config)
+    assert made(capsys) == {
+        "ingest_episodes": 1,
+        "render_targets": 1,
+        "split_frames": 1,
+        "cut_all_windows": 1,
+    }
+    path.write_bytes(original)
+
+
+def test_official_targets_take_the_place_of_rendering(built, tmp_path):
+    from flows.novelcraft import build
+
+    rows = table(built, "targets").filter(pl.col("class") != "normal")
+    official = rows.select(
+        pl.col("frame_id").alias("id"), pl.col("novel_fraction").alias("novel_percent")
+    )
+    official.write_csv(tmp_path / "targets.csv", float_precision=None)
+    build(
+        Config(source=built / "raw", lake=tmp_path / "lake", targets_csv=tmp_path / "targets.csv")
+    )
+    again = current_version(tmp_path / "lake", "novelcraft", "targets").read()
+    assert again["renderer"].unique().to_list() == ["official"]
+    assert again["novel_pixels"].to_list() == rows["novel_pixels"].to_list()
+    splits = current_version(tmp_path / "lake", "novelcraft", "splits").read()
+    assert splits.equals(table(built, "splits"))
+
+
+def test_lake_root_is_the_default(monkeypatch, tmp_path):
+    monkeypatch.setenv("NOVELTY_LAKE", str(tmp_path / "x"))
+    assert lake_root() == tmp_path / "x"
