@@ -3,8 +3,19 @@
 from prefect import flow
 
 from schemas.config import Settings
-from schemas.novelcraft import Config
+from schemas.novelcraft import Config, DetectorChoice
 from storage.layout import lake_root
+from storage.pieces import Piece
+from tasks.detection import (
+    chosen_detectors,
+    evaluate_scores,
+    plan_evaluation,
+    plan_scoring,
+    plan_training,
+    score_detector,
+    train_detector,
+    waves,
+)
 from tasks.novelcraft.ingest import ARCHIVE_LIMITS, ingest_episodes, plan_episode_shards
 from tasks.novelcraft.label import (
     plan_label_shards,
@@ -12,8 +23,16 @@ from tasks.novelcraft.label import (
     read_official_targets,
     render_targets,
 )
+from tasks.novelcraft.samples import (
+    EVALUATION,
+    LOADER,
+    data_of,
+    options_of,
+    train_settings,
+    weights_of,
+)
 from tasks.novelcraft.splits import split_frames
-from tasks.novelcraft.windows import cut_all_windows
+from tasks.novelcraft.windows import cut_all_windows, plan_window_scores, score_windows
 from tasks.stage import Build, Shard
 
 
@@ -36,3 +55,22 @@ def build(config: Config) -> None:
 
         split = Shard("all", parts=build.table("frames") + build.table("splits"))
         build.run(cut_all_windows, [split], config.windows)
+
+        if config.detectors.names:
+            detect(build, config.detectors)
+
+
+def detect(build: Build, choice: DetectorChoice) -> None:
+    """Train, score and evaluate the chosen detectors (NovelCraft section 5)."""
+    how = train_settings(choice)
+    trained: list[Piece] = []
+    scored: list[Piece] = []
+    for wave in waves(chosen_detectors(choice.names)):
+        data, options, weights = data_of(build), options_of(choice), weights_of(choice)
+        shards = plan_training(wave, LOADER, data, trained, options, weights)
+        fitted = build.run(train_detector, shards, how)
+        trained += fitted
+        scored += build.run(score_detector, plan_scoring(shards, fitted), how)
+    windows = plan_window_scores(scored, build.table("frames") + build.table("windows"))
+    scored += build.run(score_windows, windows, Settings())
+    build.run(evaluate_scores, plan_evaluation(scored), EVALUATION)

@@ -14,7 +14,6 @@ from schemas.config import make_config, read_config_file
 from schemas.errors import ConfigError
 
 Model = TypeVar("Model", bound=BaseModel)
-NOT_GIVEN = object()
 
 
 def _plain(annotation: Any) -> Any:
@@ -46,7 +45,7 @@ def add_options(parser: argparse.ArgumentParser, model: type[BaseModel], prefix:
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             add_options(parser, kind, f"{name.replace('_', '-')}.")
             continue
-        common: dict[str, Any] = {"dest": dest, "default": NOT_GIVEN, "help": _help(field)}
+        common: dict[str, Any] = {"dest": dest, "default": argparse.SUPPRESS, "help": _help(field)}
         if kind is bool:
             parser.add_argument(option, action=argparse.BooleanOptionalAction, **common)
         elif typing.get_origin(kind) is typing.Literal:
@@ -69,9 +68,11 @@ def _merge(
             if nested:
                 into[name] = nested
             continue
-        value = given[f"{prefix}{name}"]
-        if value is NOT_GIVEN:
+        if f"{prefix}{name}" not in given:
             continue
+        value = given[f"{prefix}{name}"]
+        if typing.get_origin(kind) in (tuple, list):
+            value = [part for entry in value for part in entry.split(",")]
         if typing.get_origin(kind) is dict:
             pairs = [entry.partition("=") for entry in value]
             if wrong := [key for key, mark, _ in pairs if not mark]:

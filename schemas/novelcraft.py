@@ -338,7 +338,7 @@ class WindowSettings(Settings):
     """Frames in a window."""
 
 
-class DetectorSettings(Settings):
+class DetectorChoice(Settings):
     """Which detectors are trained and scored."""
 
     names: tuple[str, ...] = ()
@@ -349,8 +349,12 @@ class DetectorSettings(Settings):
     """Seed of training."""
     device: str = "auto"
     """`auto`, `cpu` or `cuda`."""
-    weights: Path | None = None
-    """Pretrained VGG-16 checkpoint; random weights without it."""
+    threads: int = Field(2, ge=1)
+    """CPU threads of torch; scores are reproducible for the same number."""
+    orders: tuple[int, ...] = (2, 5, 10)
+    """Orders K of the symbolic model."""
+    vgg_weights: Path | None = None
+    """Pretrained torchvision VGG-16 checkpoint; random weights without it."""
 
 
 class Config(Settings):
@@ -368,7 +372,7 @@ class Config(Settings):
     render: RenderSettings = RenderSettings()
     splits: SplitSettings = SplitSettings()
     windows: WindowSettings = WindowSettings()
-    detectors: DetectorSettings = DetectorSettings()
+    detectors: DetectorChoice = DetectorChoice()
 
     @classmethod
     def demo(cls, sample: Path) -> "Config":

@@ -17,7 +17,7 @@ SPLIT_NAMES = ("train", "valid", "test")
 _RUN = (
     Column("protocol", pa.string(), "Evaluation protocol or track, such as `visual` or `SN1`"),
     Column("detector", pa.string(), "Detector, by the name of its file in tasks/detectors"),
-    Column("backbone", pa.string(), "Network or feature extractor below it; `none` without one"),
+    Column("backbone", pa.string(), "Network or features below it, or its variant; else `none`"),
     Column("seed", pa.int32(), "Seed of the run"),
     Column("split", pa.string(), "Split that was scored"),
 )
@@ -63,6 +63,20 @@ SCORES = Table(
         Column("predicted", pa.string(), "Predicted known class, if any", nullable=True),
     ),
     key=("protocol", "detector", "backbone", "seed", "split", "sample_id"),
+)
+
+TRAINING = Table(
+    name="training",
+    description="What each epoch of training measured.",
+    columns=(
+        Column("detector", pa.string(), "Detector, by the name of its file in tasks/detectors"),
+        Column("variant", pa.string(), "Preset, and what differs from it"),
+        Column("seed", pa.int32(), "Seed of the run"),
+        Column("epoch", pa.int32(), "Epoch, or number of the candidate tried", minimum=0),
+        Column("measure", pa.string(), "What was measured, such as `loss` or `valid_loss`"),
+        Column("value", pa.float64(), "Its value", nullable=True),
+    ),
+    key=("detector", "variant", "seed", "epoch", "measure"),
 )
 
 CURVES = Table(
@@ -119,7 +133,7 @@ QUARANTINE = Table(
     key=("stage", "shard", "table", "record", "number"),
 )
 
-SHARED = {t.name: t for t in (SAMPLES, SPLITS, SCORES, CURVES, METRICS, QUARANTINE)}
+SHARED = {t.name: t for t in (SAMPLES, SPLITS, TRAINING, SCORES, CURVES, METRICS, QUARANTINE)}
 
 
 def features_table(extractor: str, dimension: int) -> Table:

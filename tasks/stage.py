@@ -99,6 +99,7 @@ class Stage:
         version: int,
         retries: int,
         tags: Sequence[str],
+        alone: bool,
     ):
         self.function = function
         self.name = function.__name__
@@ -107,6 +108,7 @@ class Stage:
         self.version = version
         self.retries = retries
         self.tags = tuple(tags)
+        self.alone = alone
         self.__doc__ = function.__doc__
 
     def __call__(self, shard: Shard, settings: Settings) -> Produced:
@@ -218,15 +220,17 @@ def stage(
     version: int = 1,
     retries: int = 0,
     tags: Sequence[str] = (),
+    alone: bool = False,
 ) -> Callable[[Callable[[Shard, Any], Produced]], Stage]:
     """Declare a stage: the tables it writes, or a function from its settings to them.
 
     Raise `version` when the function's output changes for the same input. `retries` only where the
-    work is I/O: anything else fails the same way again.
+    work is I/O: anything else fails the same way again. `alone` shards run one after another in a
+    process, for work that uses all cores or a global random state (torch) itself.
     """
 
     def wrap(function: Callable[[Shard, Any], Produced]) -> Stage:
-        return Stage(function, writes, version, retries, tags)
+        return Stage(function, writes, version, retries, tags, alone)
 
     return wrap
 
@@ -326,7 +330,7 @@ class Build:
     ) -> Iterable[tuple[int, Piece]]:
         with (
             progress(stage.name, len(missing)) as advance,
-            ThreadPoolExecutor(self.workers) as pool,
+            ThreadPoolExecutor(1 if stage.alone else self.workers) as pool,
         ):
             waiting = {
                 pool.submit(stage.make, self.lake, self.benchmark, shards[number], settings): number
@@ -373,6 +377,8 @@ class Build:
                     quote(settings),
                 )
                 futures[future] = number
+                if stage.alone:
+                    future.wait()
             for future in prefect_as_completed(list(futures)):
                 yield futures[future], future.result()
                 advance(1)

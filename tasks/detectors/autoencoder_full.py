@@ -38,12 +38,17 @@ class Configuration(ImageSettings, TrainingSettings):
     noise: float = Field(1 / 40, ge=0, description="Deviation of the noise on training inputs.")
 
 
+SMALL_AUTOENCODER = {"width": 0.25, "code": 32, "hidden": 128, "learning_rate": 2e-3}
+
+
 class AutoencoderFull(Detector):
     name: ClassVar[str] = "autoencoder_full"
     needs: ClassVar[tuple[str, ...]] = ("images",)
     presets: ClassVar[Mapping[str, Settings]] = {
         "paper": Configuration(),
-        "small": Configuration(scale=0.25, epochs=15, batch_size=32, width=0.5),
+        "small": Configuration(
+            **SMALL_AUTOENCODER, scale=0.25, epochs=20, batch_size=32, milestones=(16,)
+        ),
     }
     network: Autoencoder
     size: tuple[int, int]

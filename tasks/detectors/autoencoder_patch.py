@@ -33,7 +33,13 @@ class AutoencoderPatch(autoencoder_full.AutoencoderFull):
     presets: ClassVar[Mapping[str, Settings]] = {
         "paper": Configuration(),
         "small": Configuration(
-            scale=0.5, epochs=10, batch_size=16, width=0.5, patches_per_image=8, pooling="max"
+            **autoencoder_full.SMALL_AUTOENCODER,
+            scale=0.5,
+            epochs=10,
+            batch_size=16,
+            milestones=(8,),
+            patches_per_image=8,
+            pooling="max",
         ),
     }
 

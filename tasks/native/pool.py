@@ -138,7 +138,7 @@ def _stream(
     drivers = [threading.Thread(target=drive, daemon=True) for _ in batches[:workers]]
     waiting: deque[Future] = deque()
     with tempfile.TemporaryDirectory(
-        prefix="native-", dir=scratch, ignore_cleanup_errors=True
+        prefix="native-", dir=scratch and scratch.absolute(), ignore_cleanup_errors=True
     ) as run.scratch:
         try:
             for driver in drivers:
@@ -154,9 +154,8 @@ def _stream(
             run.stopped.set()
             for _ in drivers:
                 todo.put(None)
-            if not sys.is_finalizing():
-                for driver in drivers:
-                    driver.join()
+            for driver in drivers:
+                driver.join()
 
 
 @dataclass

@@ -89,7 +89,9 @@ class BlenderRenderer:
         if settings not in SETTINGS:
             raise ConfigError(f"settings is {settings!r}, expected one of {', '.join(SETTINGS)}")
         if settings == "published" and coverage != "published":
-            raise ConfigError("coverage half goes with settings exact; published fixes its own rule")
+            raise ConfigError(
+                "coverage half goes with settings exact; published fixes its own rule"
+            )
         self.settings = settings
         self.least = samples_needed(coverage)
         self.image = Path(out_dir) / "blender.png"

@@ -1,7 +1,7 @@
-"""The camera search of the paper: field of view and eye height against masks drawn by hand (spec 2.4).
+"""The paper's camera search: field of view and eye height against masks drawn by hand (spec 2.4).
 
-Enters: world states and hand masks by frame name, novel names, grids. Leaves: one row per grid, camera and
-frame with the agreement (IoU), and the camera with the best mean.
+Enters: world states and hand masks by frame name, novel names, grids. Leaves: one row per grid,
+camera and frame with the agreement (IoU), and the camera with the best mean.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -45,8 +45,8 @@ def search_camera(
     grids: Sequence[Grid] = PUBLISHED_GRIDS,
     view: View | None = None,
 ) -> tuple[pl.DataFrame, Camera]:
-    """Every camera of every grid on every frame: columns grid, fov, offset, frame, iou. The best camera
-    has the highest mean over frames; of equals the first in grid order, then the lowest fov and offset."""
+    """Every camera of every grid on every frame: columns grid, fov, offset, frame, iou. The best
+    camera has the highest mean over frames, the first of equals."""
     if not masks or set(states) != set(masks):
         raise SourceError(
             f"camera search: frames with a mask are {sorted(masks)}, frames with a state are "
@@ -67,7 +67,9 @@ def search_camera(
         for frame in states
         for shown in [
             render(
-                build_scene(states[frame], novel, replace(view, fov=float(fov), eye_offset=float(offset)))
+                build_scene(
+                    states[frame], novel, replace(view, fov=float(fov), eye_offset=float(offset))
+                )
             ).mask
         ]
     ]

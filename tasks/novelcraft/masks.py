@@ -1,7 +1,7 @@
 """Boolean masks: run lengths, agreement, bounding boxes, PNG.
 
-Enters and leaves: (height, width) bool arrays, row 0 on top. Run lengths are COCO's uncompressed form: the
-lengths of alternating runs of false and true, false first, down the columns (or along the rows).
+Enters and leaves: (height, width) bool arrays, row 0 on top. Run lengths are COCO's uncompressed
+form: lengths of alternating runs of false and true, false first, down the columns (or along rows).
 """
 
 from typing import Literal
@@ -32,8 +32,8 @@ def decode_runs(runs: np.ndarray, shape: tuple[int, int], order: Order = "column
     if runs.ndim != 1 or size > MAX_PIXELS or (len(runs) and runs.min() < 0) or runs.sum() != size:
         raise RecordError(
             "run_lengths",
-            f"{runs.size} run lengths do not make a mask of {shape[0]}x{shape[1]} pixels: expected a list "
-            f"of counts >= 0 with sum {size}, at most {MAX_PIXELS}",
+            f"{runs.size} run lengths do not make a mask of {shape[0]}x{shape[1]} pixels: expected "
+            f"a list of counts >= 0 with sum {size}, at most {MAX_PIXELS}",
         )
     flat = np.repeat(np.arange(len(runs)) % 2 == 1, runs)
     return flat.reshape(shape, order=_NUMPY_ORDER[order])

@@ -1,12 +1,12 @@
 """A world state to the scene that labels it: axis-aligned boxes and a pinhole camera (spec 2.3).
 
-Enters: a `WorldState`, the novel names, a `View`. Leaves: a `Scene` in Minecraft axes (x, height, z; block
-centres are integers). Boxes are 1x1x1, trunks (names containing `minecraft:log`) 1x3x1, entities 1x1.8x1;
-nothing else exists: no floor, no leaves, no sky.
+Enters: a `WorldState`, the novel names, a `View`. Leaves: a `Scene` in Minecraft axes (x, height, z;
+block centres are integers). Boxes are 1x1x1, trunks (names containing `minecraft:log`) 1x3x1,
+entities 1x1.8x1; nothing else exists: no floor, no leaves, no sky.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -24,8 +24,9 @@ CUBE_HEIGHT, TRUNK_HEIGHT, ENTITY_HEIGHT = 1.0, 3.0, 1.8
 class View:
     """How the player's pose becomes a camera.
 
-    `published` is the rotation the labels were made with, Rx(pitch) Ry(180 - yaw), wrong when the player
-    looks up or down and does not face south; `corrected` is Ry(180 - yaw) Rx(-pitch) (spec 2.5).
+    `published` is the rotation the labels were made with, Rx(pitch) Ry(180 - yaw), wrong when the
+    player looks up or down and does not face south; `corrected` is Ry(180 - yaw) Rx(-pitch)
+    (spec 2.5). Angles are degrees, lengths blocks; the image is square.
     """
 
     rotation: Literal["published", "corrected"] = "published"
@@ -40,6 +41,8 @@ class View:
             raise ConfigError(f"rotation is {self.rotation!r}, expected published or corrected")
         if not 0.0 < self.fov < 180.0:
             raise ConfigError(f"fov is {self.fov}, expected degrees between 0 and 180")
+        if not np.isfinite(self.eye_offset):
+            raise ConfigError(f"eye_offset is {self.eye_offset}, expected a finite number")
         if not 1 <= self.resolution <= 4096:
             raise ConfigError(f"resolution is {self.resolution}, expected 1 to 4096 pixels")
         if not 0.0 < self.near < self.far:
@@ -47,7 +50,7 @@ class View:
 
     @property
     def half_width(self) -> float:
-        """Half the image's width at depth 1; the image is square."""
+        """Half the width of the image at depth 1."""
         return float(np.tan(np.radians(self.fov) / 2))
 
 
@@ -55,8 +58,8 @@ class View:
 class Scene:
     """Box i spans lower[i]..upper[i], is called labels[label_index[i]] and is novel if novel[i].
 
-    `eye` is the camera's position; the columns of `rotation` are its right, up and backward axes.
-    Boxes have unit footprints centred on integers, blocks first, then entities.
+    Boxes have unit footprints centred on integers; blocks come first, then entities. `eye` is the
+    camera's position; the columns of `rotation` are its right, up and backward axes.
     """
 
     lower: np.ndarray
@@ -66,10 +69,10 @@ class Scene:
     novel: np.ndarray
     eye: np.ndarray
     rotation: np.ndarray
-    view: View = field(default_factory=View)
+    view: View
 
     def corners(self, boxes: np.ndarray) -> np.ndarray:
-        """(B, 8, 3) corners in camera axes: right, up, depth. Corner 4i+2j+k is upper where a bit is set."""
+        """(B, 8, 3) corners as right, up, depth. Corner 4i+2j+k is upper where a bit is set."""
         bounds = np.stack([self.lower[boxes] - self.eye, self.upper[boxes] - self.eye], axis=1)
         x, y, z = np.moveaxis(bounds[..., None] * (self.rotation * (1.0, 1.0, -1.0)), 2, 0)
         corners = x[:, :, None, None] + y[:, None, :, None] + z[:, None, None, :]
@@ -79,18 +82,15 @@ class Scene:
 def build_scene(state: WorldState, novel: Iterable[str], view: View | None = None) -> Scene:
     """The boxes and the camera of one frame.
 
-    A name in `novel` is a block key as in name_to_novel_block.csv, or a bare name, which then matches
+    A name in `novel` is a block key as in name_to_novel_block.csv, or a bare name, which matches
     every variant (a forgotten variant would silently label nothing), or an entity's name or type.
     """
     view = view or View()
     wanted = frozenset([novel] if isinstance(novel, str) else novel)
     names = tuple(sorted({entity.name for entity in state.entities}))
-    labels = state.keys + names
     rank = {name: len(state.keys) + i for i, name in enumerate(names)}
-    places = np.array([entity.position for entity in state.entities], np.int32).reshape(-1, 3)
-    label_index = np.concatenate(
-        [state.key_index, np.array([rank[entity.name] for entity in state.entities], np.int32)]
-    )
+    ranks = np.array([rank[entity.name] for entity in state.entities], np.int32)
+    label_index = np.concatenate([state.key_index, ranks])
     heights = np.array(
         [TRUNK_HEIGHT if TRUNK in key else CUBE_HEIGHT for key in state.keys]
         + [ENTITY_HEIGHT] * len(names)
@@ -100,56 +100,64 @@ def build_scene(state: WorldState, novel: Iterable[str], view: View | None = Non
         + [name in wanted for name in names],
         bool,
     )[label_index]
-    first = len(state.positions)
-    for i, entity in enumerate(state.entities):
-        is_novel[first + i] |= entity.type in wanted
+    of_type = np.array([entity.type in wanted for entity in state.entities], bool)
+    is_novel[len(state.positions) :] |= of_type
+    places = np.array([entity.position for entity in state.entities], np.int32).reshape(-1, 3)
     lower = np.concatenate([state.positions, places]) - 0.5
     upper = lower + 1.0
     upper[:, 1] = lower[:, 1] + heights[label_index]
     eye = np.array(state.player, float)
     eye[1] += view.eye_offset
     return Scene(
-        lower, upper, label_index, labels, is_novel, eye, camera_rotation(state.yaw, state.pitch, view), view
+        lower,
+        upper,
+        label_index,
+        (*state.keys, *names),
+        is_novel,
+        eye,
+        camera_rotation(state.yaw, state.pitch, view.rotation),
+        view,
     )
 
 
-def camera_rotation(yaw: float, pitch: float, view: View) -> np.ndarray:
-    """Camera to world axes. The camera looks along its -z, its +y is up."""
+def camera_rotation(yaw: float, pitch: float, rotation: str) -> np.ndarray:
+    """Camera to world axes, angles in degrees. The camera looks along its -z, its +y is up."""
     turn = np.radians(180.0 - yaw)
-    tilt = np.radians(pitch if view.rotation == "published" else -pitch)
+    tilt = np.radians(pitch if rotation == "published" else -pitch)
     c, s = np.cos(turn), np.sin(turn)
     about_y = np.array([[c, 0, s], [0, 1, 0], [-s, 0, c]])
     c, s = np.cos(tilt), np.sin(tilt)
     about_x = np.array([[1, 0, 0], [0, c, -s], [0, s, c]])
-    product = about_x @ about_y if view.rotation == "published" else about_y @ about_x
+    product = about_x @ about_y if rotation == "published" else about_y @ about_x
     # Right angles come out exact, so that symmetric views give symmetric masks.
     return np.round(product, 15) + 0.0
 
 
-def pixel_rays(scene: Scene, samples: int = 1) -> np.ndarray:
-    """(n, n, 3) world directions of unit depth through the n x n sample centres, n = resolution * samples."""
+def pixel_rays(
+    scene: Scene, samples: int = 1, rows: slice = slice(None), columns: slice = slice(None)
+) -> np.ndarray:
+    """(rows, columns, 3) world directions of unit depth through the centres of samples x samples
+    parts of every pixel; `rows` and `columns` choose among resolution * samples."""
     n = scene.view.resolution * samples
     across = ((np.arange(n) + 0.5) * (2.0 / n) - 1.0) * scene.view.half_width
-    directions = np.empty((n, n, 3))
-    directions[..., 0] = across
-    directions[..., 1] = -across[:, None]
-    directions[..., 2] = -1.0
-    return directions @ scene.rotation.T
+    right, up, backward = scene.rotation.T
+    return across[columns][:, None] * right - across[rows][:, None, None] * up - backward
 
 
-def hit_depth(
-    lower: np.ndarray, upper: np.ndarray, eye: np.ndarray, directions: np.ndarray, near: float, far: float
-) -> np.ndarray:
-    """Depth at which rays from `eye` first meet the surface of a box between the clip planes, else inf.
+def hit_depth(scene: Scene, box: np.ndarray | int, directions: np.ndarray) -> np.ndarray:
+    """Depth at which rays of unit depth first meet the surface of their box between the clip planes,
+    else inf. `box` is one for all rays or one for each.
 
-    A ray that starts inside a box, or whose entry lies before the near plane, meets the far side from
-    within, as in Blender, where both sides of a face are seen. Shapes broadcast; the last axis is x, y, z.
+    A ray that starts inside a box, or enters it before the near plane, meets the far side from
+    within, as in Blender, where both sides of a face are seen.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
-        first = (lower - eye) / directions
-        second = (upper - eye) / directions
-    # 0/0: the ray runs in the plane of a face, which bounds nothing on that axis.
-    enter = np.fmin(first, second).max(axis=-1, initial=-np.inf, where=~np.isnan(first + second))
-    leave = np.fmax(first, second).min(axis=-1, initial=np.inf, where=~np.isnan(first + second))
-    depth = np.where(enter >= near, enter, leave)
-    return np.where((enter <= leave) & (depth >= near) & (depth <= far), depth, np.inf)
+        first = (scene.lower[box] - scene.eye) / directions
+        second = (scene.upper[box] - scene.eye) / directions
+        # Not a number: the ray runs in the plane of a face, or between two; neither bounds it.
+        bounded = ~np.isnan(first + second)
+    enter = np.minimum(first, second).max(axis=-1, initial=-np.inf, where=bounded)
+    leave = np.maximum(first, second).min(axis=-1, initial=np.inf, where=bounded)
+    depth = np.where(enter >= scene.view.near, enter, leave)
+    hit = (enter <= leave) & (depth >= scene.view.near) & (depth <= scene.view.far)
+    return np.where(hit, depth, np.inf)

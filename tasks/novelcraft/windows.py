@@ -6,12 +6,17 @@ that do not overlap, the last one shorter (`non_overlapping`): ceil((n - (K - 1)
 Positions count from 0 in frame order, whatever the frame numbers (episode 0 begins with frame 1).
 """
 
+from collections.abc import Sequence
 from typing import Literal
 
 import polars as pl
 
+from schemas.config import Settings
 from schemas.errors import ConfigError
 from schemas.novelcraft import WINDOWS, WindowSettings
+from schemas.tables import SCORES
+from storage.pieces import Part, Piece
+from tasks.detectors.symbolic_mlp import window_scores
 from tasks.novelcraft.classes import FIRST_NOVEL_EPISODE, episode_id_of
 from tasks.stage import Produced, Shard, stage
 
@@ -96,3 +101,41 @@ def cut_all_windows(shard: Shard, settings: WindowSettings) -> Produced:
         for context in settings.contexts
     )
     return Produced({"windows": windows}, windows.height)
+
+
+def plan_window_scores(scored: Sequence[Piece], tables: tuple[Part, ...]) -> list[Shard]:
+    """One shard for each symbolic detector that scored frames."""
+    return [
+        Shard(piece.shard, parts=(piece.part("scores"), *tables), about=piece.manifest.settings)
+        for piece in scored
+        if piece.shard.startswith("symbolic_mlp")
+    ]
+
+
+@stage(writes=(SCORES,), version=1)
+def score_windows(shard: Shard, settings: Settings) -> Produced:
+    """Give each window the largest score of its frames."""
+    frames = shard.read("frames", ["frame_id", "episode_id", "position"])
+    scores = shard.read("scores").join(
+        frames, left_on="sample_id", right_on="frame_id", maintain_order="left"
+    )
+    order = int(scores["backbone"].str.extract(r"order=(\d+)").cast(pl.Int32).fill_null(5)[0])
+    windows = shard.read("windows").filter(
+        (pl.col("context") == order)
+        & (pl.col("mode") == "non_overlapping")
+        & pl.col("episode_id").is_in(scores["episode_id"].unique().to_list())
+    )
+    run = ["detector", "backbone", "seed"]
+    split = scores.select("episode_id", "split", *run).unique()
+    scored = window_scores(scores, windows).join(split, on="episode_id", maintain_order="left")
+    rows = scored.select(
+        pl.lit("symbolic_windows").alias("protocol"),
+        *run,
+        "split",
+        pl.col("window_id").alias("sample_id"),
+        "class",
+        "novel",
+        "score",
+        pl.lit(None, pl.String).alias("predicted"),
+    )
+    return Produced({"scores": rows}, rows.height)

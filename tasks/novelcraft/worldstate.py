@@ -1,8 +1,9 @@
 """One SENSE_ALL reply (JSON bytes) to one compact `WorldState`; air is dropped.
 
-Enters: the bytes of a frame's `.json`, Polycraft 1.x or 2.0 (spec 1.3), `map` as "x,y,z" keys or in the
-flat form {blocks, size, origin}. Leaves: integer positions, block keys (spec 2.3), player pose with yaw
-in [0, 360) (spec 1.4), entities, inventory. Every fault is a `RecordError` naming the rule it broke.
+Enters: the bytes of a frame's `.json`, Polycraft 1.x or 2.0 (spec 1.3), `map` as "x,y,z" keys or in
+the flat form {blocks, size, origin}. Leaves: integer positions, block keys (spec 2.3), player pose
+with yaw in [0, 360) (spec 1.4), entities, inventory. Every fault is a `RecordError` that names the
+rule it broke.
 """
 
 import math
@@ -148,8 +149,8 @@ def _load(data: bytes) -> Any:
         document = orjson.loads(data)
     except orjson.JSONDecodeError as error:
         raise RecordError("json_syntax", f"the world state is not JSON: {error}") from None
-    # Each pass removes the innermost level. Brackets inside strings can only leave a remainder, so a
-    # remainder asks for the exact count.
+    # Each pass removes at least one level. Brackets inside strings can leave a remainder, so what is
+    # left asks for the exact count.
     brackets = bytes(data).translate(None, _NOT_BRACKETS)
     for _ in range(MAX_DEPTH // 2):
         brackets = brackets.replace(b"{}", b"").replace(b"[]", b"")
@@ -176,7 +177,9 @@ def _map(cells: dict) -> tuple[np.ndarray, list[str]]:
     if "blocks" in cells and "size" in cells:
         return _flat_map(cells)
     if len(cells) > MAX_CELLS:
-        raise RecordError("map_size", f"the map has {len(cells)} cells, expected at most {MAX_CELLS}")
+        raise RecordError(
+            "map_size", f"the map has {len(cells)} cells, at most {MAX_CELLS} allowed"
+        )
     try:
         solid = {place: block for place, block in cells.items() if block["name"] != AIR}
         keys = [
@@ -207,7 +210,7 @@ def _places(places: list[str]) -> np.ndarray:
     if not good:
         bad = next((place for place in places if not _is_place(place)), places[0])
         raise RecordError(
-            "map_position", f"map key {bad!r:.60} is not a position, expected three integers 'x,y,z'"
+            "map_position", f"map key {bad!r:.60} is no position, expected three integers 'x,y,z'"
         )
     return parsed.astype(np.int32)
 
@@ -228,8 +231,8 @@ def _flat_map(cells: dict) -> tuple[np.ndarray, list[str]]:
     if min(size) < 1 or len(blocks) != size[0] * size[2] or len(blocks) > MAX_CELLS:
         raise RecordError(
             "map_size",
-            f"map.blocks has {len(blocks)} entries for size {list(size)}, expected size[0] * size[2] "
-            f"of them, at most {MAX_CELLS}",
+            f"map.blocks has {len(blocks)} entries for size {list(size)}, expected "
+            f"size[0] * size[2] of them, at most {MAX_CELLS}",
         )
     keys = [
         block if type(block) is str and block else block_key(block, f"map.blocks[{i}]")
@@ -293,7 +296,9 @@ def _position(value: Any, where: str) -> tuple[int, int, int]:
         or len(value) != 3
         or not all(type(part) is int and abs(part) <= MAX_COORDINATE for part in value)
     ):
-        raise RecordError("position", f"{where} is {value!r:.80}, expected three integers [x, y, z]")
+        raise RecordError(
+            "position", f"{where} is {value!r:.80}, expected three integers [x, y, z]"
+        )
     return (value[0], value[1], value[2])
 
 

@@ -149,7 +149,7 @@ BAD_RECORDS: tuple[tuple[str, str], ...] = (
     ("item_obsidian/1/2.json", "JSON without PNG"),
     ("normal/6/12.png", "PNG without JSON"),
     ("item_anvil/1/5.png", "PNG without JSON"),
-    ("normal/1/3_copy.png", "file name is not a number"),
+    ("normal/1/8_copy.png", "file name is not a number"),
     ("item_cactus/1/frame4.json", "file name is not a number"),
     ("normal/2/9.json", "empty JSON"),
     ("item_bookshelf/1/6.json", "empty JSON"),

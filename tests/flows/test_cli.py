@@ -116,3 +116,22 @@ def test_doctor_says_what_it_found(capsys):
     printed = capsys.readouterr().out
     assert "Python 3.11" in printed and "GPU" in printed
     assert (code == 2) == ("BAD" in printed)
+
+
+def test_options_become_settings(tmp_path):
+    import argparse
+
+    from flows.options import add_options, chosen_values
+    from schemas.novelcraft import Config
+
+    config = tmp_path / "c.yaml"
+    config.write_text("source: /raw\nsplits: {seed: 1, permutations: 3}\n")
+    parser = argparse.ArgumentParser()
+    add_options(parser, Config)
+    words = f"--config {config} --splits.seed 7 --detectors.names a,b --detectors.names c".split()
+    words += ["--splits.roles", "my_class=novel_test", "--render.scene-maps"]
+    chosen = chosen_values(parser.parse_args(words), Config)
+    assert (chosen.splits.seed, chosen.splits.permutations) == (7, 3)
+    assert chosen.detectors.names == ("a", "b", "c")
+    assert chosen.splits.roles == {"my_class": "novel_test"}
+    assert chosen.render.scene_maps and str(chosen.source) == "/raw"

@@ -159,6 +159,22 @@ def forge(item: int, out_dir: Path) -> dict[str, Any]:
     return {"item": item}
 
 
+class DamagedLater(dict):
+    """Its first part is overwritten after it was saved and hashed, as by a stray writer."""
+
+    part: Path
+
+    def items(self) -> Any:
+        yield from super().items()
+        self.part.write_bytes(b"damaged")
+
+
+def damage_part(item: int, out_dir: Path) -> dict[str, Any]:
+    value = DamagedLater(raw=b"intact!")
+    value.part = out_dir.parent / f"{out_dir.stem}.0.bin"
+    return value if item == 1 else dict(value)
+
+
 def write_large_file(item: int, out_dir: Path) -> dict[str, Any]:
     with (out_dir / "large").open("wb") as file:
         file.truncate(item)

@@ -1,0 +1,443 @@
+"""What only NovelCraft's report shows: frames with their masks, novel fractions, the paper's tables.
+
+Enters: `read(table)` of tasks/report.py. Leaves: sections in reading order, each only where its
+tables are there. Paper: tables 1 and A.1, figure 2c (score against novel fraction).
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import polars as pl
+
+from tasks import plots
+from tasks.novelcraft.classes import STANDARD
+from tasks.novelcraft.masks import decode_runs
+from tasks.novelcraft.splits import table_1, table_a1
+from tasks.novelcraft.targets import NOVEL_FROM, drift_by_class
+from tasks.report import (
+    Html,
+    Picture,
+    Read,
+    Section,
+    counted,
+    figure,
+    gallery,
+    heading,
+    paragraph,
+    run_name,
+    table,
+)
+
+# split, type: episodes, raw and filtered images as printed in the paper's table 1
+PAPER_TABLE_1: Mapping[tuple[str, str], tuple[int, int, int]] = {
+    ("train", "normal"): (165, 9707, 7037),
+    ("train", "novel"): (0, 0, 0),
+    ("valid", "normal"): (21, 1154, 873),
+    ("valid", "novel"): (50, 2520, 332),
+    ("test", "normal"): (21, 1194, 890),
+    ("test", "novel"): (440, 20988, 3530),
+}
+OFFICIAL_COUNTS = (42138, 813, 55)  # frames, episodes, classes of the full release
+
+PICTURE_SIDE = 288
+JPEG_QUALITY = 85
+MOST_PICTURES = 60
+MOST_BOXES = 16
+WHOLE_VIEW = 0.95  # from here on the camera sees nothing but novelty
+EPISODE_STEPS = 20
+MASK_COLOUR = (138, 48, 229, 110)  # blue, green, red, alpha
+
+
+def sections(read: Read) -> list[Section]:
+    """The sections that this lake has the tables for."""
+    found = (
+        _frames(read),
+        _fractions(read),
+        _episodes(read),
+        _paper_tables(read),
+        _label_drift(read),
+        _calibration(read),
+        _scores(read),
+    )
+    return [section for section in found if section is not None]
+
+
+def _filled(read: Read, name: str, *arguments: object) -> pl.DataFrame | None:
+    """The table, or None if it is absent or has no rows."""
+    rows = read(name, *arguments)  # type: ignore[arg-type]
+    return None if rows is None or rows.is_empty() else rows
+
+
+def _changed_targets(read: Read) -> pl.DataFrame | None:
+    """Targets of every class but the standard game."""
+    return _filled(
+        read,
+        "targets",
+        ["frame_id", "class", "novel_fraction", "renderer", "rotation"],
+        pl.col("class") != STANDARD,
+    )
+
+
+# ---- frames and their masks
+
+
+def choose_frames(targets: pl.DataFrame, frames: pl.DataFrame) -> pl.DataFrame:
+    """Of each class the frame with the most novelty in view, the first id among equals.
+
+    Frames that may show the next game, and those that see nothing but novelty, come last.
+    """
+    return (
+        targets.join(frames.select("frame_id", "suspect_last"), on="frame_id")
+        .filter(pl.col("novel_fraction") > 0)
+        .sort(
+            pl.col("suspect_last"),
+            pl.col("novel_fraction") > WHOLE_VIEW,
+            -pl.col("novel_fraction"),
+            "frame_id",
+        )
+        .group_by("class", maintain_order=True)
+        .first()
+        .sort("class")
+        .head(MOST_PICTURES)
+    )
+
+
+def _frames(read: Read) -> Section | None:
+    targets = _changed_targets(read)
+    frames = read("frames", ["frame_id", "suspect_last"])
+    if targets is None or frames is None:
+        return None
+    chosen = choose_frames(targets, frames)
+    among = pl.col("frame_id").is_in(chosen["frame_id"].to_list())
+    pictures = _filled(read, "images", ["frame_id", "png"], among)
+    masks = _filled(read, "masks", ["frame_id", "height", "width", "runs"], among)
+    if pictures is None or masks is None:
+        return None
+    boxes = read("novel_objects", None, among)
+    drawn, damaged = [], []
+    rows = chosen.join(pictures, on="frame_id").join(masks, on="frame_id").sort("class")
+    for row in rows.iter_rows(named=True):
+        small = _shrunk(row["png"])
+        if small is None:
+            damaged.append(row["frame_id"])
+            continue
+        shape = (row["height"], row["width"])
+        drawn.append(
+            Picture(
+                small,
+                f"{row['class']}: {row['novel_fraction']:.1%} of the view (`{row['frame_id']}`)",
+                (row["width"], row["height"]),
+                _overlay(decode_runs(np.array(row["runs"]), shape)),
+                _boxes(boxes, row["frame_id"]),
+            )
+        )
+    parts = [
+        paragraph(
+            "Of each class the frame with the most novelty in view: novel pixels coloured, and the "
+            f"boxes of at most {MOST_BOXES} largest novel objects. Point at a picture to see it bare."
+        ),
+        gallery(drawn),
+    ]
+    if damaged:
+        parts.append(paragraph(f"Pictures that could not be decoded: {', '.join(damaged)}"))
+    return Section("Frames and their masks", parts)
+
+
+def _shrunk(png: bytes) -> bytes | None:
+    """A JPEG of at most PICTURE_SIDE pixels a side; None if the picture cannot be decoded."""
+    import cv2
+
+    image = cv2.imdecode(np.frombuffer(png, np.uint8), cv2.IMREAD_COLOR)
+    if image is None:
+        return None
+    scale = PICTURE_SIDE / max(image.shape[:2])
+    if scale < 1:
+        image = cv2.resize(image, None, fx=scale, fy=scale, interpolation=cv2.INTER_AREA)
+    return cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])[1].tobytes()
+
+
+def _overlay(mask: np.ndarray) -> bytes:
+    """A PNG that colours the mask and leaves the rest transparent."""
+    import cv2
+
+    layer = np.zeros((*mask.shape, 4), np.uint8)
+    layer[mask] = MASK_COLOUR
+    return cv2.imencode(".png", layer)[1].tobytes()
+
+
+def _boxes(objects: pl.DataFrame | None, frame: str) -> list[tuple[int, int, int, int, str]]:
+    if objects is None:
+        return []
+    chosen = (
+        objects.filter(pl.col("frame_id") == frame)
+        .sort("pixels", "object", descending=[True, False])
+        .head(MOST_BOXES)
+    )
+    return [
+        (x0, y0, x1, y1, f"{label}: {counted(pixels, 'pixel')}")
+        for x0, y0, x1, y1, label, pixels in chosen.select(
+            "x0", "y0", "x1", "y1", "label", "pixels"
+        ).iter_rows()
+    ]
+
+
+# ---- novel fractions
+
+
+def _fractions(read: Read) -> Section | None:
+    targets = _changed_targets(read)
+    if targets is None:
+        return None
+    fraction = targets["novel_fraction"]
+    some, shown = fraction.filter(fraction > 0), int((fraction >= NOVEL_FROM).sum())
+    made = targets.select("renderer", "rotation").unique().sort("renderer", "rotation").rows()
+    parts = [
+        paragraph(
+            f"Of {counted(targets.height, 'frame')} in changed games {some.len():,} "
+            f"({some.len() / targets.height:.1%}) show at least one novel pixel and {shown:,} "
+            f"({shown / targets.height:.1%}) reach the {NOVEL_FROM:.0%} from which a frame counts "
+            "as novel. Labels: "
+            + ", ".join(f"{renderer}, rotation {rotation}" for renderer, rotation in made)
+            + "."
+        )
+    ]
+    if some.len():
+        lowest = np.floor(np.log10(some.min()))
+        edges = np.logspace(lowest, 0, int(-lowest * 8) + 1 if lowest else 9)
+        parts.append(
+            figure(
+                plots.histogram(
+                    some.to_numpy(), edges, "Novel fraction of the frame", "Frames", NOVEL_FROM,
+                    f"{NOVEL_FROM:.0%}: kept from here on",
+                ),
+                "Frames with at least one novel pixel, by novel fraction",
+            )
+        )  # fmt: skip
+    return Section("Novel fraction", parts)
+
+
+def _episodes(read: Read) -> Section | None:
+    targets = _changed_targets(read)
+    frames = read("frames", ["frame_id", "episode_id", "position"])
+    if targets is None or frames is None:
+        return None
+    course = pl.col("position") / pl.col("position").max().over("episode_id").clip(lower_bound=1)
+    steps = (
+        targets.join(frames, on="frame_id")
+        .with_columns((course * EPISODE_STEPS).cast(pl.Int64).clip(0, EPISODE_STEPS - 1).alias("step"))
+    )  # fmt: skip
+    if steps.is_empty():
+        return None
+    fraction = pl.col("novel_fraction")
+    bands = (
+        steps.group_by("step")
+        .agg(
+            fraction.mean().alias("mean"),
+            *(fraction.quantile(q / 100).alias(f"q{q}") for q in (50, 75, 90)),
+        )
+        .sort("step")
+    )
+    means = steps.group_by("class", "step").agg(fraction.mean())
+    classes = sorted(set(means["class"]))
+    grid = np.full((len(classes), EPISODE_STEPS), np.nan)
+    rows = means["class"].replace_strict({name: n for n, name in enumerate(classes)})
+    grid[rows.to_numpy(), means["step"].to_numpy()] = means["novel_fraction"].to_numpy()
+    grid[grid == 0] = np.nan
+    centres = (np.arange(EPISODE_STEPS) + 0.5) / EPISODE_STEPS
+    across = "Course of the episode (0 = first frame, 1 = last)"
+    return Section(
+        "Novelty over the course of an episode",
+        [
+            paragraph(
+                f"{counted(steps['episode_id'].n_unique(), 'episode')} of changed games, each "
+                f"stretched to the same length and cut into {EPISODE_STEPS} steps."
+            ),
+            figure(
+                plots.quantile_bands(
+                    centres[bands["step"].to_numpy()], bands, across, "Novel fraction"
+                ),
+                "Novel fraction along the episodes of all changed classes",
+            ),
+            figure(
+                plots.heat_maps(
+                    [plots.HeatMap(grid, classes, [f"{x:.2f}" for x in centres])],
+                    across, "", "Mean novel fraction",
+                ),
+                "Mean novel fraction by class; empty where no novelty is in view",
+            ),
+        ],
+    )  # fmt: skip
+
+
+# ---- the paper's tables
+
+
+def is_official(splits: pl.DataFrame) -> bool:
+    """Whether the frames are those of the full release, judged by their numbers."""
+    counts = (splits.height, splits["episode_id"].n_unique(), splits["class"].n_unique())
+    return counts == OFFICIAL_COUNTS
+
+
+def _paper_tables(read: Read) -> Section | None:
+    splits = _filled(read, "splits")
+    if splits is None:
+        return None
+    first = table_1(splits)
+    numbers = first.columns[2:]
+    groups: list[tuple[str, int]] = []
+    notes: list[Html] = []
+    names = {}
+    if is_official(splits):
+        paper = pl.DataFrame(
+            [(*key, *values) for key, values in PAPER_TABLE_1.items()],
+            schema=["split", "type", *(f"paper_{name}" for name in numbers)],
+            orient="row",
+        )
+        first = first.join(paper, on=["split", "type"], how="left", maintain_order="left")
+        groups = [("", 2), ("Here", 3), ("Paper", 3)]
+        names = {f"paper_{name}": name.replace("_", " ") for name in numbers}
+        notes = [
+            paragraph(
+                "The paper's 440 episodes and 20,988 raw images of test, novel come from an adding "
+                "error (one class counted 44 times); the released files give 530 and 26,285."
+            )
+        ]
+    return Section(
+        "The paper's tables",
+        [
+            heading("Table 1: images in each split"),
+            paragraph(
+                "Raw counts every frame of the split's episodes, filtered those with a novel "
+                f"fraction of at least {NOVEL_FROM:.0%} (all of the standard game)."
+            ),
+            table(first, groups=groups, names=names),
+            *notes,
+            heading("Table A.1: changed classes"),
+            paragraph("Episodes and frames that show the novelty, and all there are."),
+            table(table_a1(splits)),
+        ],
+    )
+
+
+# ---- labels and camera
+
+
+def _label_drift(read: Read) -> Section | None:
+    drift = _filled(read, "label_drift")
+    if drift is None:
+        return None
+    changed = drift.filter(pl.col("change") == "changed").sort("frame_id")
+    by_class = drift_by_class(drift).filter(
+        pl.sum_horizontal("changed", "added", "removed") > 0
+    )
+    parts = [
+        paragraph(
+            f"Two versions of the labels have {counted(drift.height, 'frame')} between them; "
+            f"{changed.height:,} got another novel fraction, and {int(drift['crossed'].sum()):,} "
+            f"crossed the {NOVEL_FROM:.0%} from which a frame is kept."
+        )
+    ]
+    if changed.height:
+        parts.append(
+            figure(
+                plots.old_and_new(
+                    changed["old_fraction"].to_numpy(),
+                    changed["new_fraction"].to_numpy(),
+                    changed["crossed"].to_numpy(),
+                    NOVEL_FROM,
+                ),
+                "Frames whose novel fraction changed",
+            )
+        )
+    if by_class.height:
+        parts.append(table(by_class, "Frames by class, where anything changed"))
+    return Section("Label drift", parts)
+
+
+def _calibration(read: Read) -> Section | None:
+    rows = _filled(read, "calibration")
+    if rows is None:
+        return None
+    means = rows.group_by("grid", "fov", "offset").agg(pl.col("iou").mean())
+    # Grids from coarse to fine: by the range of the field of view.
+    spans = means.group_by("grid").agg((pl.col("fov").max() - pl.col("fov").min()).alias("span"))
+    grids = spans.sort("span", "grid", descending=[True, False])["grid"].to_list()
+    best = means.sort("iou", "grid", "fov", "offset", descending=[True, False, False, False]).row(
+        0, named=True
+    )
+    panels = []
+    for name in grids:
+        part = means.filter(pl.col("grid") == name)
+        fovs, offsets = part["fov"].unique().sort(), part["offset"].unique().sort()
+        grid = np.full((offsets.len(), fovs.len()), np.nan)
+        up, across = offsets.search_sorted(part["offset"]), fovs.search_sorted(part["fov"])
+        grid[up.to_numpy(), across.to_numpy()] = part["iou"].to_numpy()
+        ring = None
+        if name == best["grid"]:
+            row, column = offsets.index_of(best["offset"]), fovs.index_of(best["fov"])
+            ring = None if row is None or column is None else (row, column)
+        labels = [f"{value:.3f}" for value in offsets], [f"{value:.1f}" for value in fovs]
+        panels.append(plots.HeatMap(grid, *labels, title=name, ring=ring))
+    at_best = rows.filter(pl.all_horizontal(pl.col(k) == best[k] for k in ("grid", "fov", "offset")))
+    return Section(
+        "Camera calibration",
+        [
+            paragraph(
+                f"Agreement of rendered masks with hand-drawn ones. Best of {means.height:,} "
+                f"cameras: field of view {best['fov']:.3f}°, eye {best['offset']:.4f} blocks up, "
+                f"mean IoU {best['iou']:.4f} (ringed)."
+            ),
+            figure(
+                plots.heat_maps(
+                    panels, "Field of view, degrees", "Eye height, blocks", "Mean IoU", 3.2
+                ),
+                "Mean IoU over the frames, for each search grid",
+            ),
+            table(at_best.select("frame", "iou").sort("frame"), "IoU at the best camera"),
+        ],
+    )
+
+
+# ---- scores
+
+
+def _scores(read: Read) -> Section | None:
+    scores = _filled(
+        read,
+        "scores",
+        ["protocol", "detector", "backbone", "seed", "split", "sample_id", "novel", "score"],
+    )
+    targets = read("targets", ["frame_id", "novel_fraction"])
+    if scores is None or targets is None:
+        return None
+    joined = scores.join(
+        targets, left_on="sample_id", right_on="frame_id", maintain_order="left"
+    ).with_columns(run_name().alias("run"))
+    seen = joined.filter(pl.col("novel") & (pl.col("novel_fraction") > 0))
+    if seen.is_empty():
+        return None
+    parts = [
+        paragraph(
+            "The more of the view is novel, the higher a good detector scores it. All seeds; "
+            "ρ is Spearman's rank correlation of score and novel fraction among novel frames."
+        )
+    ]
+    keys = ["protocol", "split", "run"]
+    known = joined.filter(~pl.col("novel")).partition_by(keys, as_dict=True)
+    for (protocol, split), part in seen.group_by("protocol", "split", maintain_order=True):
+        panels = []
+        for (run,), points in part.group_by("run", maintain_order=True):
+            rho = points.select(pl.corr("novel_fraction", "score", method="spearman")).item()
+            shown = f"{run} (ρ = {rho:.2f})" if rho is not None and np.isfinite(rho) else run
+            others = known.get((protocol, split, run))
+            panels.append(
+                plots.ScorePanel(
+                    shown,
+                    points["novel_fraction"].to_numpy(),
+                    points["score"].to_numpy(),
+                    np.empty(0) if others is None else others["score"].to_numpy(),
+                )
+            )
+        caption = f"Score against novel fraction (paper figure 2c): {protocol}, split {split}"
+        parts.append(figure(plots.score_panels(panels, "Novel fraction of the frame"), caption))
+    return Section("Score against novel fraction", parts)

@@ -1,0 +1,334 @@
+"""Figures of the reports: polars frames and numpy arrays in, SVG bytes out, in one style.
+
+They read on light and on dark paper: transparent ground, data in mid tones, and text, axes and grid
+in `currentColor`, the colour of the text around them. Same data, same bytes: no clock, fixed ids.
+"""
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = (
+    "#4a8fd9",
+    "#e08040",
+    "#35a37a",
+    "#cf5c9d",
+    "#8d7bdc",
+    "#bd9a1f",
+    "#d35656",
+    "#3fa9b8",
+    "#a8754e",
+    "#7f9a3c",
+)
+NOVEL = "#d9468f"
+GREY = "#8e939b"
+DASHES = ("-", "--", ":", "-.")
+
+MOST_CURVE_POINTS = 250
+MOST_SCATTER_POINTS = 20_000
+
+_INK = "#010203"  # stands for currentColor, which matplotlib does not know
+_STYLE = {
+    "axes.axisbelow": True,
+    "axes.edgecolor": _INK,
+    "axes.grid": True,
+    "axes.labelcolor": _INK,
+    "axes.labelsize": 9.5,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlesize": 10,
+    "axes.titlelocation": "left",
+    "figure.dpi": 72,
+    "font.size": 9.5,
+    "grid.alpha": 0.14,
+    "grid.color": _INK,
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+    "lines.linewidth": 1.5,
+    "savefig.dpi": 144,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "novelty",
+    "text.color": _INK,
+    "text.parse_math": False,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+    "xtick.labelsize": 9,
+    "ytick.labelsize": 9,
+}
+_NO_METADATA = {name: None for name in ("Creator", "Date", "Format", "Type")}
+
+Floats = NDArray[np.float64]
+
+
+def _svg(width: float, height: float, paint: Callable[["Figure"], None]) -> bytes:
+    """What `paint` draws on a figure of that size in inches."""
+    from matplotlib import style
+    from matplotlib.figure import Figure
+
+    with style.context(_STYLE, after_reset=True):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        paint(figure)
+        data = io.BytesIO()
+        figure.savefig(data, format="svg", transparent=True, metadata=_NO_METADATA)
+    return data.getvalue().replace(_INK.encode(), b"currentColor")
+
+
+def _thinned(frame: pl.DataFrame, most: int) -> pl.DataFrame:
+    """At most so many rows, evenly by index, both ends kept."""
+    if frame.height <= most:
+        return frame
+    return frame[np.linspace(0, frame.height - 1, most).round().astype(np.int64)]
+
+
+def _grouped_digits(axis: Any) -> None:
+    from matplotlib.ticker import FuncFormatter
+
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+
+
+def stacked_bars(counts: pl.DataFrame, across: str, colours: Mapping[str, str]) -> bytes:
+    """A bar per row (label in the first column), a part per further column, top row first."""
+    labels = counts.to_series(0).to_list()
+
+    def paint(figure: "Figure") -> None:
+        axes = figure.subplots()
+        left = np.zeros(counts.height)
+        for name in counts.columns[1:]:
+            values = counts[name].to_numpy().astype(np.float64)
+            axes.barh(
+                range(counts.height), values, 0.76, left, color=colours[name], label=name, lw=0
+            )
+            left += values
+        axes.set_yticks(range(counts.height), labels)
+        axes.set_ylim(counts.height - 0.4, -0.6)
+        axes.set_xlabel(across)
+        axes.grid(visible=False, axis="y")
+        axes.tick_params(axis="y", length=0)
+        _grouped_digits(axes.xaxis)
+        figure.legend(loc="outside upper right", ncols=len(counts.columns) - 1)
+
+    return _svg(9, 1.1 + 0.21 * counts.height, paint)
+
+
+def ranked_sizes(counts: pl.DataFrame, up: str, colours: Mapping[str, str]) -> bytes:
+    """For more classes than bars: the sizes of each column (but the first), largest first."""
+
+    def paint(figure: "Figure") -> None:
+        axes = figure.subplots()
+        for name in counts.columns[1:]:
+            sizes = counts[name].filter(counts[name] > 0).sort(descending=True).to_numpy()
+            if sizes.size:
+                axes.step(np.arange(1, sizes.size + 1), sizes, label=name, color=colours[name])
+        axes.set(xlabel="Class, by size", ylabel=up, yscale="log")
+        _grouped_digits(axes.xaxis)
+        _grouped_digits(axes.yaxis)
+        figure.legend(loc="outside upper right", ncols=len(counts.columns) - 1)
+
+    return _svg(9, 3.2, paint)
+
+
+def roc_and_pr(points: pl.DataFrame, lines: Mapping[str, tuple[str, str]]) -> bytes:
+    """ROC beside precision-recall. `points`: run, seed, curve, x, y in the order of each curve.
+
+    `lines` gives colour and dash of each run, so that a run looks the same in every figure. Seeds
+    of a run share them.
+    """
+    shown = [run for run in lines if run in set(points["run"])]
+    rows = -(-len(shown) // 3)
+
+    def paint(figure: "Figure") -> None:
+        both = figure.subplots(1, 2)
+        titles = {
+            "roc": ("ROC", "False positive rate", "True positive rate"),
+            "pr": ("Precision and recall", "Recall", "Precision"),
+        }
+        for axes, (curve, (title, across, up)) in zip(both, titles.items(), strict=True):
+            chosen = points.filter(pl.col("curve") == curve)
+            seen = set()
+            for (run, _), part in chosen.group_by("run", "seed", maintain_order=True):
+                part = _thinned(part, MOST_CURVE_POINTS)
+                colour, dash = lines[run]
+                label = None if run in seen or curve == "pr" else run
+                axes.plot(part["x"], part["y"], dash, color=colour, lw=1.3, label=label)
+                seen.add(run)
+            if curve == "roc":
+                axes.plot([0, 1], [0, 1], lw=0.8, color=GREY, ls=(0, (2, 4)))
+            axes.set(title=title, xlabel=across, ylabel=up, xlim=(0, 1), ylim=(0, 1.02))
+            axes.set_box_aspect(0.9)
+        figure.legend(loc="outside lower left", ncols=3)
+
+    return _svg(9, 4.4 + 0.22 * rows, paint)
+
+
+def histogram(values: Floats, edges: Floats, across: str, up: str, mark: float, note: str) -> bytes:
+    """Bars between logarithmic `edges`, and a vertical line at `mark`."""
+
+    def paint(figure: "Figure") -> None:
+        axes = figure.subplots()
+        axes.hist(values, edges, color=COLOURS[0], rwidth=0.92, lw=0)
+        axes.axvline(mark, color=NOVEL, lw=1.3, ls="--", label=note)
+        axes.set(xscale="log", xlabel=across, ylabel=up)
+        axes.grid(visible=False, axis="x")
+        _grouped_digits(axes.xaxis)
+        _grouped_digits(axes.yaxis)
+        figure.legend(loc="outside upper right")
+
+    return _svg(9, 3.1, paint)
+
+
+def quantile_bands(x: Floats, bands: pl.DataFrame, across: str, up: str) -> bytes:
+    """`bands`: mean, and quantiles q50, q75, q90, at each `x`."""
+
+    def paint(figure: "Figure") -> None:
+        axes = figure.subplots()
+        for low, high, alpha, label in (
+            ("q50", "q75", 0.45, "50 to 75 % of frames"),
+            ("q75", "q90", 0.22, "75 to 90 %"),
+        ):
+            axes.fill_between(
+                x, bands[low], bands[high], alpha=alpha, color=COLOURS[0], lw=0, label=label
+            )
+        axes.plot(x, bands["mean"], color=NOVEL, marker="o", ms=3, label="mean")
+        axes.set(xlabel=across, ylabel=up, xlim=(0, 1))
+        axes.set_ylim(bottom=0)
+        figure.legend(loc="outside upper right", ncols=3)
+
+    return _svg(9, 2.9, paint)
+
+
+@dataclass(frozen=True)
+class HeatMap:
+    """One panel. Values may be NaN, which stays empty; `ring` (row, column) is circled."""
+
+    values: Floats
+    rows: Sequence[str]
+    columns: Sequence[str]
+    title: str = ""
+    ring: tuple[int, int] | None = None
+
+
+def heat_maps(
+    panels: Sequence[HeatMap], across: str, up: str, scale: str, height: float | None = None
+) -> bytes:
+    """Panels side by side, each with its own colour scale."""
+    tallest = max(len(panel.rows) for panel in panels)
+
+    def paint(figure: "Figure") -> None:
+        for axes, panel in zip(
+            figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True
+        ):
+            image = axes.imshow(
+                np.ma.masked_invalid(panel.values),
+                aspect="auto",
+                cmap="viridis",
+                interpolation="nearest",
+            )
+            _ticks(axes.set_xticks, panel.columns, 8 if len(panels) == 1 else 4)
+            _ticks(axes.set_yticks, panel.rows, max(12, len(panel.rows)))
+            axes.grid(visible=False)
+            axes.set(title=panel.title, xlabel=across, ylabel=up if axes.get_subplotspec() else "")
+            axes.spines[:].set_visible(False)
+            if panel.ring is not None:
+                row, column = panel.ring
+                for colour, width in (("#000000", 3.0), ("#ffffff", 1.4)):
+                    axes.plot(
+                        column, row, "o", ms=11, mfc="none", mec=colour, mew=width, clip_on=False
+                    )
+            bar = figure.colorbar(image, ax=axes, fraction=0.04, pad=0.02)
+            bar.outline.set_visible(False)
+            bar.set_label(scale)
+
+    return _svg(9, height or 1.0 + 0.21 * tallest, paint)
+
+
+def _ticks(set_ticks: Callable[..., Any], labels: Sequence[str], most: int) -> None:
+    every = max(1, -(-len(labels) // most))
+    set_ticks(range(0, len(labels), every), labels[::every])
+
+
+@dataclass(frozen=True)
+class ScorePanel:
+    """Scores of novel samples over a quantity, with those of known samples for comparison."""
+
+    title: str
+    x: Floats
+    score: Floats
+    known: Floats
+
+
+def score_panels(panels: Sequence[ScorePanel], across: str) -> bytes:
+    """Points, their median in bins along a logarithmic axis, and the known samples' 5 to 95 %."""
+    columns = min(3, len(panels))
+    rows = -(-len(panels) // columns)
+
+    def paint(figure: "Figure") -> None:
+        grid = figure.subplots(rows, columns, squeeze=False).ravel()
+        for axes, panel in zip(grid, panels, strict=False):
+            _score_panel(axes, panel)
+        for axes in grid[len(panels) :]:
+            axes.set_visible(False)
+        figure.supxlabel(across, fontsize=9.5)
+        figure.supylabel("Score", fontsize=9.5)
+        handles, labels = grid[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside upper right", ncols=4)
+
+    return _svg(3 * max(columns, 2), 0.7 + 2.5 * rows, paint)
+
+
+def _score_panel(axes: "Axes", panel: ScorePanel) -> None:
+    if panel.known.size:
+        low, middle, high = np.quantile(panel.known, (0.05, 0.5, 0.95))
+        axes.axhspan(low, high, color=GREY, alpha=0.22, lw=0, label="known, 5 to 95 %")
+        axes.axhline(middle, color=GREY, lw=1.2, label="known, median")
+    keep = np.linspace(0, panel.x.size - 1, min(panel.x.size, MOST_SCATTER_POINTS)).astype(int)
+    axes.scatter(
+        panel.x[keep], panel.score[keep], 5, COLOURS[0], alpha=0.5, lw=0, rasterized=True,
+        label="novel",
+    )  # fmt: skip
+    edges = np.geomspace(panel.x.min(), panel.x.max() * 1.0001, 9)
+    place = np.clip(np.digitize(panel.x, edges) - 1, 0, 7)
+    centres, medians = [], []
+    for number in range(8):
+        inside = panel.score[place == number]
+        if inside.size >= 3:
+            centres.append(np.sqrt(edges[number] * edges[number + 1]))
+            medians.append(np.median(inside))
+    axes.plot(centres, medians, color=NOVEL, marker="o", ms=3.5, label="novel, median")
+    axes.set(xscale="log", title=panel.title)
+    _grouped_digits(axes.xaxis)
+
+
+def old_and_new(old: Floats, new: Floats, crossed: NDArray[np.bool_], line: float) -> bytes:
+    """Two versions of a fraction against each other; points that crossed `line` stand out."""
+
+    def paint(figure: "Figure") -> None:
+        axes = figure.subplots()
+        for chosen, colour, label in (
+            (~crossed, COLOURS[0], "changed"),
+            (crossed, NOVEL, f"crossed {line:.0%}"),
+        ):
+            axes.scatter(
+                old[chosen], new[chosen], 6, colour, alpha=0.55, lw=0, rasterized=True, label=label
+            )
+        axes.plot([0, 1], [0, 1], color=GREY, lw=0.8)
+        for draw in (axes.axhline, axes.axvline):
+            draw(line, color=NOVEL, lw=0.9, ls="--")
+        axes.set(xlabel="Novel fraction, old", ylabel="Novel fraction, new")
+        for set_scale in (axes.set_xscale, axes.set_yscale):
+            set_scale("symlog", linthresh=line / 10)
+        axes.set(xlim=(-line / 50, 1.1), ylim=(-line / 50, 1.1))
+        for axis in (axes.xaxis, axes.yaxis):
+            _grouped_digits(axis)
+        axes.set_box_aspect(1)
+        figure.legend(loc="outside upper right", ncols=2)
+
+    return _svg(5.5, 5.5, paint)
