@@ -89,6 +89,12 @@ def _parser() -> argparse.ArgumentParser:
     score.add_argument("--weight", help="share of weight of a class, such as normal=0.75")
     score.add_argument("--convention", default="novelcraft-2022", help="named metric convention")
     score.add_argument("--out", help="folder for metrics.parquet, curves.parquet, curves.png")
+    drift = command(
+        "drift", _drift, "what changed between two versions of NovelCraft's targets.csv"
+    )
+    drift.add_argument("old", help="targets.csv before")
+    drift.add_argument("new", help="targets.csv now")
+    drift.add_argument("--out", help="Parquet file for every frame that differs")
     dictionary = command("dictionary", _dictionary, "write the data dictionary of all tables")
     dictionary.add_argument("--out", default="docs/tables.md")
     doctor = command("doctor", _doctor, "what is missing on this machine, and how to mend it")
@@ -264,6 +270,24 @@ def _evaluate(parsed: argparse.Namespace) -> None:
         Path(parsed.out) if parsed.out else None,
     )
     show_frame(metrics)
+
+
+def _drift(parsed: argparse.Namespace) -> None:
+    import polars as pl
+
+    from tasks.novelcraft.targets import drift_by_class, label_drift, read_targets
+    from tasks.summary import show_frame
+
+    old, new = (read_targets(Path(name))[0] for name in (parsed.old, parsed.new))
+    drift = label_drift(old, new)
+    show_frame(drift_by_class(drift).filter(pl.sum_horizontal("changed", "added", "removed") > 0))
+    differs = drift.filter(pl.col("change") != "same")
+    counts = dict(differs.group_by("change").len().iter_rows())
+    crossed = differs["crossed"].sum()
+    said = ", ".join(f"{counts.get(kind, 0):,} {kind}" for kind in ("changed", "added", "removed"))
+    print(f"{drift.height:,} frames: {said}; {crossed:,} crossed the 1 % line")
+    if parsed.out:
+        differs.write_parquet(parsed.out)
 
 
 def _dictionary(parsed: argparse.Namespace) -> None:

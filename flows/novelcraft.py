@@ -16,8 +16,11 @@ from tasks.detection import (
     train_detector,
     waves,
 )
+from tasks.novelcraft.calibrate import calibrate_camera, plan_camera_search
 from tasks.novelcraft.ingest import ARCHIVE_LIMITS, ingest_episodes, plan_episode_shards
 from tasks.novelcraft.label import (
+    compare_targets,
+    plan_drift,
     plan_label_shards,
     plan_official_targets,
     read_official_targets,
@@ -50,11 +53,19 @@ def build(config: Config) -> None:
         else:
             build.run(render_targets, plan_label_shards(ingested), config.render)
 
+        if config.compare_targets:
+            compared = plan_drift(config.compare_targets, build.table("targets"))
+            build.run(compare_targets, compared, config.splits)
+
         labelled = Shard("all", parts=build.table("frames") + build.table("targets"))
         build.run(split_frames, [labelled], config.splits)
 
         split = Shard("all", parts=build.table("frames") + build.table("splits"))
         build.run(cut_all_windows, [split], config.windows)
+
+        if config.camera_states and config.camera_masks:
+            frames = plan_camera_search(config.camera_states, config.camera_masks)
+            build.run(calibrate_camera, frames, config.camera)
 
         if config.detectors.names:
             detect(build, config.detectors)

@@ -268,6 +268,37 @@ WINDOWS = Table(
     key=("mode", "context", "window_id"),
 )
 
+CALIBRATION = Table(
+    name="calibration",
+    description="Camera search: agreement of rendered and hand-made masks for every camera tried.",
+    columns=(
+        Column("grid", pa.string(), "Grid, from coarse to fine"),
+        Column("fov", pa.float64(), "Field of view", unit="degree"),
+        Column(
+            "offset", pa.float64(), "Eye above the block that the agent stands in", unit="block"
+        ),
+        Column("frame", pa.string(), "Frame with a hand-made mask"),
+        Column("iou", pa.float64(), "Intersection over union of the masks", minimum=0, maximum=1),
+    ),
+    key=("grid", "fov", "offset", "frame"),
+)
+
+LABEL_DRIFT = Table(
+    name="label_drift",
+    description="Frames whose novel fraction differs between two versions of the labels.",
+    columns=(
+        Column("frame_id", pa.string(), "Frame"),
+        Column("class", pa.string(), "Class folder"),
+        Column("old_fraction", pa.float64(), "Novel fraction before", nullable=True),
+        Column("new_fraction", pa.float64(), "Novel fraction now", nullable=True),
+        Column("change", pa.string(), "Kind of change", allowed=("changed", "added", "removed")),
+        Column(
+            "crossed", pa.bool_(), "Whether it crossed the line at which a frame counts as novel"
+        ),
+    ),
+    key=("frame_id",),
+)
+
 TABLES = (
     EPISODES,
     FRAMES,
@@ -281,6 +312,8 @@ TABLES = (
     SCENE_MAPS,
     SPLITS,
     WINDOWS,
+    CALIBRATION,
+    LABEL_DRIFT,
 )
 
 
@@ -338,6 +371,13 @@ class WindowSettings(Settings):
     """Frames in a window."""
 
 
+class CameraSettings(Settings):
+    """What the camera search looks for."""
+
+    novel: str = "minecraft:crafting_table"
+    """Block that the hand-made masks show."""
+
+
 class DetectorChoice(Settings):
     """Which detectors are trained and scored."""
 
@@ -366,6 +406,13 @@ class Config(Settings):
     """Lake folder (default: NOVELTY_LAKE, else ./lake)."""
     targets_csv: Path | None = None
     """Official targets.csv to use instead of rendering."""
+    compare_targets: Path | None = None
+    """Another targets.csv: frames whose label differs become the table label_drift."""
+    camera_states: Path | None = None
+    """Folder of world states with hand-made masks: searches the camera (table calibration)."""
+    camera_masks: Path | None = None
+    """Folder of those masks, PNG files named like the states."""
+    camera: CameraSettings = CameraSettings()
     max_reject_share: float = Field(0.25, ge=0, le=1)
     """Share of frames that may go to quarantine before the build stops."""
     ingest: IngestSettings = IngestSettings()

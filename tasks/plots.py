@@ -109,8 +109,8 @@ def stacked_bars(counts: pl.DataFrame, across: str, colours: Mapping[str, str]) 
             )
             left += values
         axes.set_yticks(range(counts.height), labels)
+        axes.set(xlabel=across, xlim=(0, 1.02 * max(left.max(), 1)))
         axes.set_ylim(counts.height - 0.4, -0.6)
-        axes.set_xlabel(across)
         axes.grid(visible=False, axis="y")
         axes.tick_params(axis="y", length=0)
         _grouped_digits(axes.xaxis)
@@ -191,8 +191,8 @@ def quantile_bands(x: Floats, bands: pl.DataFrame, across: str, up: str) -> byte
     def paint(figure: "Figure") -> None:
         axes = figure.subplots()
         for low, high, alpha, label in (
-            ("q50", "q75", 0.45, "50 to 75 % of frames"),
-            ("q75", "q90", 0.22, "75 to 90 %"),
+            ("q50", "q75", 0.45, "median to 75th percentile"),
+            ("q75", "q90", 0.22, "75th to 90th percentile"),
         ):
             axes.fill_between(
                 x, bands[low], bands[high], alpha=alpha, color=COLOURS[0], lw=0, label=label
@@ -207,47 +207,53 @@ def quantile_bands(x: Floats, bands: pl.DataFrame, across: str, up: str) -> byte
 
 @dataclass(frozen=True)
 class HeatMap:
-    """One panel. Values may be NaN, which stays empty; `ring` (row, column) is circled."""
+    """One panel. Values may be NaN, which stays empty; `ring` (row, column) is circled.
+
+    `columns` are the labels of the columns, or the numbers at the left and right edge.
+    """
 
     values: Floats
     rows: Sequence[str]
-    columns: Sequence[str]
+    columns: Sequence[str] | tuple[float, float]
     title: str = ""
     ring: tuple[int, int] | None = None
 
 
 def heat_maps(
-    panels: Sequence[HeatMap], across: str, up: str, scale: str, height: float | None = None
+    panels: Sequence[HeatMap], across: str, up: str, scale: str, *, height: float, gamma: float = 1
 ) -> bytes:
-    """Panels side by side, each with its own colour scale."""
-    tallest = max(len(panel.rows) for panel in panels)
+    """Panels side by side, each with its own colour scale; a `gamma` < 1 spreads small values."""
 
     def paint(figure: "Figure") -> None:
-        for axes, panel in zip(
-            figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True
-        ):
+        from matplotlib.colors import PowerNorm
+
+        row = figure.subplots(1, len(panels), squeeze=False)[0]
+        for axes, panel in zip(row, panels, strict=True):
+            numbers = [edge for edge in panel.columns if not isinstance(edge, str)]
+            extent = (*numbers, len(panel.rows) - 0.5, -0.5) if numbers else None
             image = axes.imshow(
                 np.ma.masked_invalid(panel.values),
                 aspect="auto",
                 cmap="viridis",
+                extent=extent,
                 interpolation="nearest",
+                norm=PowerNorm(gamma),
             )
-            _ticks(axes.set_xticks, panel.columns, 8 if len(panels) == 1 else 4)
-            _ticks(axes.set_yticks, panel.rows, max(12, len(panel.rows)))
+            if extent is None:
+                _ticks(axes.set_xticks, panel.columns, 5)
+            _ticks(axes.set_yticks, panel.rows, 5 if panel.ring else len(panel.rows))
             axes.grid(visible=False)
-            axes.set(title=panel.title, xlabel=across, ylabel=up if axes.get_subplotspec() else "")
+            axes.set(title=panel.title, xlabel=across, ylabel=up if axes is row[0] else "")
             axes.spines[:].set_visible(False)
             if panel.ring is not None:
-                row, column = panel.ring
+                down, right = panel.ring
                 for colour, width in (("#000000", 3.0), ("#ffffff", 1.4)):
-                    axes.plot(
-                        column, row, "o", ms=11, mfc="none", mec=colour, mew=width, clip_on=False
-                    )
+                    axes.plot(right, down, "o", ms=11, mfc="none", mec=colour, mew=width)
             bar = figure.colorbar(image, ax=axes, fraction=0.04, pad=0.02)
             bar.outline.set_visible(False)
-            bar.set_label(scale)
+            bar.set_label(scale if axes is row[-1] else "")
 
-    return _svg(9, height or 1.0 + 0.21 * tallest, paint)
+    return _svg(9, height, paint)
 
 
 def _ticks(set_ticks: Callable[..., Any], labels: Sequence[str], most: int) -> None:

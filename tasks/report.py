@@ -163,17 +163,17 @@ def table(
     groups: Sequence[tuple[str, int]] = (),
     marked: Collection[tuple[int, str]] = (),
     names: Mapping[str, str] | None = None,
+    right: Collection[str] = (),
 ) -> Html:
-    """Numbers to the right, with thousands separators. `groups` (title, columns) head the columns.
+    """Numbers and the columns in `right` to the right, with thousands separators.
 
-    `marked` (row, column) are the best of theirs. `names` replace column names as shown.
+    `groups` (title, columns) stand over the column names, which `names` replaces. `marked` (row,
+    column) are the best of their column.
     """
     names = names or {}
-    right = {name for name, kind in frame.schema.items() if kind.is_numeric()}
-    lines = ['<div class="scroll" tabindex="0"><table>']
-    if caption:
-        lines.append(f"<caption>{text(caption)}</caption>")
-    lines.append("<thead>")
+    right = {name for name, kind in frame.schema.items() if kind.is_numeric() or name in right}
+    lines = [f'<p class="caption">{text(caption)}</p>'] if caption else []
+    lines.append('<div class="scroll" tabindex="0"><table><thead>')
     if groups:
         heads = (f'<th colspan="{span}">{text(title)}</th>' for title, span in groups)
         lines.append(f'<tr class="groups">{"".join(heads)}</tr>')
@@ -331,7 +331,7 @@ def _what_was_built(
             "Paths are below the lake folder. A refused record is counted at the table that it was "
             "meant for."
         ),
-        table(shown),
+        table(shown, right=("size",)),
     ]
     return Section("What was built", parts + _sources_and_settings(lake, benchmark))
 
@@ -480,7 +480,7 @@ def _leaderboard(read: Read) -> list[Section]:
             chosen = here.filter(pl.col("conventions") == pl.lit(list(conventions)))
             shown, groups, marked = _board(chosen, cells, list(conventions))
             names = {c: c.partition("/")[2].replace("_", " ") for c in shown.columns if "/" in c}
-            parts.append(table(shown, f"Split {split}", groups, marked, names))
+            parts.append(table(shown, f"Split {split}", groups, marked, names, names))
     used = [CONVENTIONS[name] for name in sorted(set(metrics["convention"])) if name in CONVENTIONS]
     if used:
         dumped = [convention.model_dump(mode="json") for convention in used]
@@ -720,7 +720,7 @@ section { margin-bottom: 3.2rem; scroll-margin-top: 1rem; }
 .scroll { overflow-x: auto; margin: 1rem 0 1.6rem; }
 table { border-collapse: collapse; font-size: .88rem; line-height: 1.4;
   font-variant-numeric: tabular-nums lining-nums; }
-caption { text-align: left; color: var(--soft); padding: 0 0 .5rem; }
+.caption { color: var(--soft); font-size: .88rem; margin: 1.4rem 0 -.4rem; }
 th, td { padding: .38rem .9rem .38rem 0; text-align: left; vertical-align: top; }
 td { border-top: 1px solid var(--line); max-width: 26rem; overflow-wrap: break-word; }
 thead th { font-weight: 600; color: var(--soft); vertical-align: bottom; white-space: nowrap; }
@@ -754,7 +754,7 @@ figcaption { color: var(--soft); font-size: .88rem; margin-top: .4rem; max-width
   td { max-width: none; overflow-wrap: anywhere; }
   td code { white-space: normal; }
   figure, tr { break-inside: avoid; }
-  h2, h3, caption { break-after: avoid; }
+  h2, h3, .caption { break-after: avoid; }
   section { margin-bottom: 1.5rem; }
 }
 """

@@ -389,7 +389,7 @@ def _read(folder: Path, i: int) -> dict[str, Any] | None:
         digest, _, encoded = path.read_bytes().partition(b"\n")
         if hashlib.sha256(encoded).hexdigest().encode() != digest:
             return None
-        body = json.loads(encoded)
+        body: dict[str, Any] = json.loads(encoded)
         for key, (name, expected) in body.get("parts", {}).items():
             with (folder / name).open("rb") as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() != expected:

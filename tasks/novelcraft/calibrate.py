@@ -4,18 +4,24 @@ Enters: world states and hand masks by frame name, novel names, grids. Leaves: o
 camera and frame with the agreement (IoU), and the camera with the best mean.
 """
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 
 from schemas.errors import SourceError
-from tasks.novelcraft.masks import mask_iou
+from schemas.novelcraft import CALIBRATION, CameraSettings
+from storage.filehash import sha256_file
+from storage.raw import RawFile
+from tasks.novelcraft.masks import decode_png, mask_iou
 from tasks.novelcraft.raycast import render
 from tasks.novelcraft.scene import View, build_scene
-from tasks.novelcraft.worldstate import WorldState
+from tasks.novelcraft.worldstate import WorldState, parse_world_state
+from tasks.stage import Produced, Shard, stage
 
 
 class Grid(NamedTuple):
@@ -86,3 +92,35 @@ def search_camera(
     )
     means = table.group_by("grid", "fov", "offset", maintain_order=True).agg(pl.col("iou").mean())
     return table, Camera(*means.row(int(means["iou"].arg_max())))  # type: ignore[arg-type]
+
+
+def plan_camera_search(states: Path, masks: Path) -> list[Shard]:
+    """One shard: the hand-made masks and the world states of the same names."""
+    for folder in (states, masks):
+        if not folder.is_dir():
+            raise SourceError(f"camera search: {folder} is not a folder")
+    root = Path(os.path.commonpath([states.absolute(), masks.absolute()]))
+    paths = []
+    for mask in sorted(masks.absolute().glob("*.png")):
+        state = states.absolute() / f"{mask.stem}.json"
+        if not state.is_file():
+            raise SourceError(f"camera search: mask {mask} has no world state {state}")
+        paths += [mask, state]
+    files = [
+        RawFile(str(path.relative_to(root)), path.stat().st_size, sha256_file(path))
+        for path in paths
+    ]
+    return [Shard("all", files=tuple(files), source=str(root))]
+
+
+@stage(writes=(CALIBRATION,), version=1)
+def calibrate_camera(shard: Shard, settings: CameraSettings) -> Produced:
+    """Search the camera that makes rendered masks agree best with hand-made ones."""
+    root = Path(shard.source or "")
+    names = [Path(file.name) for file in shard.files]
+    masks = {n.stem: decode_png((root / n).read_bytes()) for n in names if n.suffix == ".png"}
+    states = {
+        n.stem: parse_world_state((root / n).read_bytes()) for n in names if n.suffix == ".json"
+    }
+    table, _ = search_camera(states, masks, settings.novel)
+    return Produced({"calibration": table}, table.height)

@@ -14,7 +14,15 @@ import polars as pl
 
 from schemas.config import Settings
 from schemas.errors import RecordError, SourceError
-from schemas.novelcraft import MASKS, NOVEL_OBJECTS, SCENE_MAPS, TARGETS, RenderSettings
+from schemas.novelcraft import (
+    LABEL_DRIFT,
+    MASKS,
+    NOVEL_OBJECTS,
+    SCENE_MAPS,
+    TARGETS,
+    RenderSettings,
+    SplitSettings,
+)
 from schemas.table import Table
 from storage.filehash import sha256_file
 from storage.pieces import Part, Piece
@@ -24,7 +32,7 @@ from tasks.novelcraft.masks import encode_runs
 from tasks.novelcraft.raycast import Rendering, segment
 from tasks.novelcraft.render import render_all, view_of
 from tasks.novelcraft.scene import Scene, build_scene
-from tasks.novelcraft.targets import HEADER, read_targets
+from tasks.novelcraft.targets import HEADER, label_drift, read_targets
 from tasks.novelcraft.worldstate import Entity, WorldState
 from tasks.stage import Produced, Reject, Shard, stage
 
@@ -189,10 +197,19 @@ def _scene_map(scene: Scene) -> dict[str, Any]:
 
 def plan_official_targets(path: Path, frames: tuple[Part, ...]) -> list[Shard]:
     """One shard: the official file, and the frames that it labels."""
+    return [_shard_of_file(path, frames)]
+
+
+def plan_drift(path: Path, targets: tuple[Part, ...]) -> list[Shard]:
+    """One shard: another version of the labels, and ours."""
+    return [_shard_of_file(path, targets)]
+
+
+def _shard_of_file(path: Path, parts: tuple[Part, ...]) -> Shard:
     if not path.is_file():
         raise SourceError(f"targets file {path} is missing; expected a CSV with header {HEADER}")
     file = RawFile(path.name, path.stat().st_size, sha256_file(path))
-    return [Shard("all", files=(file,), parts=frames, source=str(path.absolute().parent))]
+    return Shard("all", files=(file,), parts=parts, source=str(path.absolute().parent))
 
 
 @stage(writes=(TARGETS,), version=1)
@@ -211,3 +228,13 @@ def read_official_targets(shard: Shard, settings: Settings) -> Produced:
     rejects = [Reject(*row) for row in refused.iter_rows()]
     rejects += [Reject(name, "no_such_frame", "the source has no such frame") for name in lonely]
     return Produced({"targets": found}, targets.height + refused.height, rejects)
+
+
+@stage(writes=(LABEL_DRIFT,), version=1)
+def compare_targets(shard: Shard, settings: SplitSettings) -> Produced:
+    """Find the frames whose label differs from another version of the labels."""
+    (file,) = shard.files
+    old, _ = read_targets(Path(shard.source or "") / file.name)
+    drift = label_drift(old, shard.read("targets"), settings.novel_from)
+    drift = drift.filter(pl.col("change") != "same")
+    return Produced({"label_drift": drift}, drift.height)

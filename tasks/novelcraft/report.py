@@ -134,7 +134,9 @@ def _frames(read: Read) -> Section | None:
     parts = [
         paragraph(
             "Of each class the frame with the most novelty in view: novel pixels coloured, and the "
-            f"boxes of at most {MOST_BOXES} largest novel objects. Point at a picture to see it bare."
+            f"boxes of at most {MOST_BOXES} largest novel objects. Point at a picture to see it bare. "
+            "As in the release an entity, even a dropped item, hides what is behind it like a box of "
+            "1 x 1.8 x 1 blocks, and leaves hide nothing."
         ),
         gallery(drawn),
     ]
@@ -260,8 +262,8 @@ def _episodes(read: Read) -> Section | None:
             ),
             figure(
                 plots.heat_maps(
-                    [plots.HeatMap(grid, classes, [f"{x:.2f}" for x in centres])],
-                    across, "", "Mean novel fraction",
+                    [plots.HeatMap(grid, classes, (0.0, 1.0))], across, "", "Mean novel fraction",
+                    height=1 + 0.21 * len(classes), gamma=0.5,
                 ),
                 "Mean novel fraction by class; empty where no novelty is in view",
             ),
@@ -389,7 +391,7 @@ def _calibration(read: Read) -> Section | None:
             ),
             figure(
                 plots.heat_maps(
-                    panels, "Field of view, degrees", "Eye height, blocks", "Mean IoU", 3.2
+                    panels, "Field of view, degrees", "Eye height, blocks", "Mean IoU", height=3.2
                 ),
                 "Mean IoU over the frames, for each search grid",
             ),
