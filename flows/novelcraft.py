@@ -17,6 +17,11 @@ from tasks.detection import (
     waves,
 )
 from tasks.novelcraft.calibrate import calibrate_camera, plan_camera_search
+from tasks.novelcraft.discover import (
+    discover_categories,
+    discovery_settings,
+    plan_discovery,
+)
 from tasks.novelcraft.ingest import ARCHIVE_LIMITS, ingest_episodes, plan_episode_shards
 from tasks.novelcraft.label import (
     compare_targets,
@@ -66,6 +71,11 @@ def build(config: Config) -> None:
         if config.camera_states and config.camera_masks:
             frames = plan_camera_search(config.camera_states, config.camera_masks)
             build.run(calibrate_camera, frames, config.camera)
+
+        if config.detectors.discovery:
+            pictures = build.table("splits") + build.table("images")
+            shards = plan_discovery(pictures, config.detectors.dino_weights)
+            build.run(discover_categories, shards, discovery_settings(config.detectors))
 
         if config.detectors.names:
             detect(build, config.detectors)

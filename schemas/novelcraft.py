@@ -268,6 +268,21 @@ WINDOWS = Table(
     key=("mode", "context", "window_id"),
 )
 
+DISCOVERY = Table(
+    name="discovery",
+    description="Clusters that category discovery put the validation frames in.",
+    columns=(
+        Column("features", pa.string(), "Before or after fine-tuning", allowed=("plain", "gcd")),
+        Column("preset", pa.string(), "Named settings"),
+        Column("seed", pa.int32(), "Seed of the run"),
+        Column("frame_id", pa.string(), "Frame"),
+        Column("class", pa.string(), "Its true class"),
+        Column("cluster", pa.int32(), "Its cluster", minimum=0),
+        Column("matched", pa.string(), "Class that the cluster is matched with", nullable=True),
+    ),
+    key=("features", "preset", "seed", "frame_id"),
+)
+
 CALIBRATION = Table(
     name="calibration",
     description="Camera search: agreement of rendered and hand-made masks for every camera tried.",
@@ -312,6 +327,7 @@ TABLES = (
     SCENE_MAPS,
     SPLITS,
     WINDOWS,
+    DISCOVERY,
     CALIBRATION,
     LABEL_DRIFT,
 )
@@ -395,6 +411,10 @@ class DetectorChoice(Settings):
     """Orders K of the symbolic model."""
     vgg_weights: Path | None = None
     """Pretrained torchvision VGG-16 checkpoint; random weights without it."""
+    discovery: bool = False
+    """Also run category discovery."""
+    dino_weights: Path | None = None
+    """Pretrained DINO ViT-B/16 checkpoint for discovery (preset paper); random without it."""
 
 
 class Config(Settings):

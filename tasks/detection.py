@@ -106,7 +106,7 @@ def plan_training(
             shards.append(
                 Shard(
                     f"{name}[{said}]" if said else name,
-                    files=(_raw_file(start),) if start else (),
+                    files=(weights_file(start),) if start else (),
                     source=str(start.absolute().parent) if start else None,
                     parts=data(name) + base,
                     about={"detector": name, "loader": loader, "options": dict(changed)},
@@ -115,7 +115,8 @@ def plan_training(
     return shards
 
 
-def _raw_file(path: Path) -> RawFile:
+def weights_file(path: Path) -> RawFile:
+    """A checkpoint file as an input of a shard."""
     if not path.is_file():
         raise SourceError(f"weights file {path} does not exist; name a checkpoint file")
     return RawFile(path.name, path.stat().st_size, sha256_file(path))
@@ -155,24 +156,30 @@ def _variant(shard: Shard, settings: TrainSettings) -> str:
     return ",".join([settings.preset, *said])
 
 
-def _use_threads(count: int) -> None:
+def use_threads(count: int) -> None:
+    """Results of torch on a CPU depend on the number of threads, so it is a setting."""
     import torch
 
     torch.set_num_threads(count)
 
 
-@stage(writes=(TRAINING,), version=1, tags=("gpu",), alone=True)
-def train_detector(shard: Shard, settings: TrainSettings) -> Produced:
-    """Fit one detector; a killed run goes on from its last checkpoint."""
-    _use_threads(settings.threads)
-    detector = _new_detector(shard, settings)
-    load = _loader(shard)
-    train, valid = (load(shard, split, detector).samples for split in ("train", "valid"))
+def print_epoch(title: str) -> Callable[[int, int, Mapping[str, float]], None]:
+    """Progress of training: a line an epoch."""
 
     def say(epoch: int, epochs: int, row: Mapping[str, float]) -> None:
         measured = ", ".join(f"{key} {value:.4g}" for key, value in row.items())
-        print(f"  {shard.name}: epoch {epoch}/{epochs}, {measured}", file=sys.stderr, flush=True)
+        print(f"  {title}: epoch {epoch}/{epochs}, {measured}", file=sys.stderr, flush=True)
 
+    return say
+
+
+@stage(writes=(TRAINING,), version=1, tags=("gpu",), alone=True)
+def train_detector(shard: Shard, settings: TrainSettings) -> Produced:
+    """Fit one detector; a killed run goes on from its last checkpoint."""
+    use_threads(settings.threads)
+    detector = _new_detector(shard, settings)
+    load = _loader(shard)
+    train, valid = (load(shard, split, detector).samples for split in ("train", "valid"))
     work = shard.work or Path(tempfile.mkdtemp())
     history = detector.fit(
         train,
@@ -180,7 +187,7 @@ def train_detector(shard: Shard, settings: TrainSettings) -> Produced:
         seed=settings.seed,
         device=settings.device,
         checkpoints=work,
-        progress=say,
+        progress=print_epoch(shard.name),
         base=_base(shard, settings),
     )
     model = work / MODEL
@@ -202,7 +209,7 @@ def train_detector(shard: Shard, settings: TrainSettings) -> Produced:
 @stage(writes=(SCORES,), version=1, tags=("gpu",), alone=True)
 def score_detector(shard: Shard, settings: TrainSettings) -> Produced:
     """Score the validation and test samples with a fitted detector."""
-    _use_threads(settings.threads)
+    use_threads(settings.threads)
     base = _base(shard, settings)
     detector = load_detector(shard.part(MODEL).path, device=settings.device, base=base)
     load = _loader(shard)

@@ -189,9 +189,9 @@ def _transfer(remote: Remote, target: Path, report: Progress) -> None:
     have = _size(part)
     validator = None
     if have:
-        if have == remote.size:
-            return
         kept = _kept(target, remote.url)
+        if have == remote.size and (kept is not None or remote.sha256 is not None):
+            return
         # Bytes of two versions must not be joined unless the hash is there to tell.
         if kept is None or (not kept and remote.sha256 is None) or have > limit:
             raise _Restart

@@ -34,7 +34,7 @@ GREY = "#8e939b"
 DASHES = ("-", "--", ":", "-.")
 
 MOST_CURVE_POINTS = 250
-MOST_SCATTER_POINTS = 20_000
+MOST_SCATTER_POINTS = 4000
 
 _INK = "#010203"  # stands for currentColor, which matplotlib does not know
 _STYLE = {
@@ -64,7 +64,7 @@ _STYLE = {
     "xtick.labelsize": 9,
     "ytick.labelsize": 9,
 }
-_NO_METADATA = {name: None for name in ("Creator", "Date", "Format", "Type")}
+_NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 
 Floats = NDArray[np.float64]
 
@@ -240,8 +240,9 @@ def heat_maps(
                 norm=PowerNorm(gamma),
             )
             if extent is None:
-                _ticks(axes.set_xticks, panel.columns, 5)
-            _ticks(axes.set_yticks, panel.rows, 5 if panel.ring else len(panel.rows))
+                every = -(-len(panel.columns) // 5)
+                axes.set_xticks(range(0, len(panel.columns), every), panel.columns[::every])
+            axes.set_yticks(range(len(panel.rows)), panel.rows)
             axes.grid(visible=False)
             axes.set(title=panel.title, xlabel=across, ylabel=up if axes is row[0] else "")
             axes.spines[:].set_visible(False)
@@ -254,11 +255,6 @@ def heat_maps(
             bar.set_label(scale if axes is row[-1] else "")
 
     return _svg(9, height, paint)
-
-
-def _ticks(set_ticks: Callable[..., Any], labels: Sequence[str], most: int) -> None:
-    every = max(1, -(-len(labels) // most))
-    set_ticks(range(0, len(labels), every), labels[::every])
 
 
 @dataclass(frozen=True)
@@ -297,9 +293,15 @@ def _score_panel(axes: "Axes", panel: ScorePanel) -> None:
         axes.axhline(middle, color=GREY, lw=1.2, label="known, median")
     keep = np.linspace(0, panel.x.size - 1, min(panel.x.size, MOST_SCATTER_POINTS)).astype(int)
     axes.scatter(
-        panel.x[keep], panel.score[keep], 5, COLOURS[0], alpha=0.5, lw=0, rasterized=True,
+        panel.x[keep],
+        panel.score[keep],
+        7,
+        COLOURS[0],
+        alpha=0.5 if keep.size < 1000 else 0.25,
+        lw=0,
+        rasterized=True,
         label="novel",
-    )  # fmt: skip
+    )
     edges = np.geomspace(panel.x.min(), panel.x.max() * 1.0001, 9)
     place = np.clip(np.digitize(panel.x, edges) - 1, 0, 7)
     centres, medians = [], []
@@ -323,7 +325,7 @@ def old_and_new(old: Floats, new: Floats, crossed: NDArray[np.bool_], line: floa
             (crossed, NOVEL, f"crossed {line:.0%}"),
         ):
             axes.scatter(
-                old[chosen], new[chosen], 6, colour, alpha=0.55, lw=0, rasterized=True, label=label
+                old[chosen], new[chosen], 9, colour, alpha=0.55, lw=0, rasterized=True, label=label
             )
         axes.plot([0, 1], [0, 1], color=GREY, lw=0.8)
         for draw in (axes.axhline, axes.axvline):

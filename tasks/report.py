@@ -2,7 +2,7 @@
 
 Every benchmark gets what was built, data quality, balance, leaderboard and curves; what only one
 benchmark shows comes from `sections(read)` in `tasks/<benchmark>/report.py`, if there is one.
-The page needs no network and no script, carries all text escaped, and is the same for the same lake.
+The page needs no network and no script, escapes all text, and is the same for the same lake.
 """
 
 import base64
@@ -173,7 +173,7 @@ def table(
     names = names or {}
     right = {name for name, kind in frame.schema.items() if kind.is_numeric() or name in right}
     lines = [f'<p class="caption">{text(caption)}</p>'] if caption else []
-    lines.append('<div class="scroll" tabindex="0"><table><thead>')
+    lines.append(f'<div class="scroll" tabindex="0"><table{_class("wide", groups)}><thead>')
     if groups:
         heads = (f'<th colspan="{span}">{text(title)}</th>' for title, span in groups)
         lines.append(f'<tr class="groups">{"".join(heads)}</tr>')
@@ -185,9 +185,13 @@ def table(
     for number, row in enumerate(frame.iter_rows()):
         cells = []
         for name, value in zip(frame.columns, row, strict=True):
-            best = (number, name) in marked
-            kinds = " ".join(["n"] * (name in right) + ["best"] * best)
-            cells.append(f"<td{_class(kinds, kinds)}>{_cell(value)}</td>")
+            kinds = {
+                "n": name in right,
+                "best": (number, name) in marked,
+                "long": isinstance(value, str) and len(value) > 40,
+            }
+            shown = " ".join(kind for kind, holds in kinds.items() if holds)
+            cells.append(f"<td{_class(shown, shown)}>{_cell(value)}</td>")
         lines.append(f"<tr>{''.join(cells)}</tr>")
     lines.append("</tbody></table></div>")
     return Html("\n".join(lines))
@@ -242,9 +246,7 @@ def _inline_svg(svg: str, label: str) -> str:
     svg = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", svg)
     svg = re.sub(r'\sxlink:href="', ' href="', svg)
     used = set(re.findall(r'(?:url\(|href=")#([^")]+)', svg))
-    svg = re.sub(
-        r'\sid="([^"]*)"', lambda m: f' id="{mark}{m[1]}"' if m[1] in used else "", svg
-    )
+    svg = re.sub(r'\sid="([^"]*)"', lambda m: f' id="{mark}{m[1]}"' if m[1] in used else "", svg)
     svg = re.sub(r'(url\(|href=")#', rf"\1#{mark}", svg)
     return svg.replace("<svg", f'<svg role="img" aria-label="{html.escape(label)}"', 1)
 
@@ -310,7 +312,7 @@ def _what_was_built(
                 int(refused.get(manifest.table, 0)),
                 f"`{manifest.key[:8]}`",
                 metadata.get(b"description", b"").decode(),
-                f"`{benchmark}/{manifest.table}/current/*.parquet`",
+                f"`{benchmark}/{manifest.table}/current`",
             )
         )
     shown = pl.DataFrame(
@@ -328,8 +330,8 @@ def _what_was_built(
     )
     parts = [
         paragraph(
-            "Paths are below the lake folder. A refused record is counted at the table that it was "
-            "meant for."
+            "A table is the Parquet files in its path below the lake folder. A refused record is "
+            "counted at the table that it was meant for."
         ),
         table(shown, right=("size",)),
     ]
@@ -406,7 +408,7 @@ def _balance(read: Read) -> list[Section]:
     where = pl.when(used).then("split").otherwise(pl.lit("unused")).alias("split")
     extra = [name for name in ("protocol", "role") if name in splits.columns]
     counts = (
-        splits.with_columns(where)
+        splits.with_columns(where, pl.col(extra).fill_null("none"))
         .group_by(*extra, "class", "split")
         .agg(pl.len().cast(pl.Int64).alias("count"))
     )
@@ -416,26 +418,28 @@ def _balance(read: Read) -> list[Section]:
     summary = (
         wide.group_by(extra or pl.lit("all").alias("samples"))
         .agg(pl.col("class").n_unique().cast(pl.Int64).alias("classes"), pl.col(columns).sum())
-        .sort(pl.first() if not extra else extra)
+        .sort(extra or pl.first())
     )
     parts = [table(summary, "Samples by split; unused ones are filtered or in no split")]
     colours = dict(zip(SPLIT_NAMES, plots.COLOURS, strict=False)) | {"unused": plots.GREY}
-    protocols = wide.partition_by("protocol", maintain_order=True) if "protocol" in extra else [wide]
+    protocols = (
+        wide.partition_by("protocol", maintain_order=True) if "protocol" in extra else [wide]
+    )
     for part in protocols[:MOST_FIGURES]:
         classes = part.group_by("class").agg(pl.col(columns).sum()).sort("class")
         draw = plots.stacked_bars if classes.height <= MOST_BARS else plots.ranked_sizes
         name = f", protocol {part['protocol'][0]}" if "protocol" in extra else ""
-        caption = f"{counted(classes.height, 'class')[:-1]}es" if classes.height > 1 else "1 class"
-        parts.append(
-            figure(draw(classes, "Samples", colours), f"Samples of {caption} by split{name}")
-        )
+        caption = f"Samples by class and split{name}; classes: {classes.height:,}"
+        parts.append(figure(draw(classes, "Samples", colours), caption))
     if len(protocols) > MOST_FIGURES:
-        parts.append(paragraph(f"Drawn are the first {MOST_FIGURES} of {len(protocols)} protocols."))
+        parts.append(
+            paragraph(f"Drawn are the first {MOST_FIGURES} of {len(protocols)} protocols.")
+        )
     return [Section("Classes and splits", parts)]
 
 
 def _wide(counts: pl.DataFrame, index: list[str], columns: list[str]) -> pl.DataFrame:
-    """One row per `index`, one column per value of `split`, in that order; 0 where there is none."""
+    """One row per `index`, one column per value of `split`; 0 where there is none."""
     return (
         counts.group_by(index)
         .agg(pl.col("count").filter(pl.col("split") == name).sum().alias(name) for name in columns)
@@ -545,7 +549,11 @@ def _board(
         several = pl.col(name).count() > 1
         hits = means.select(((pl.col(name) == best) & several).over("protocol")).to_series()
         marked |= {(row, name) for row in hits.fill_null(False).arg_true().to_list()}
-    return shown.select("detector", "backbone", "protocol", "seeds", "samples", *named), groups, marked
+    return (
+        shown.select("detector", "backbone", "protocol", "seeds", "samples", *named),
+        groups,
+        marked,
+    )
 
 
 def _seeds_text(cell: Mapping[str, Any]) -> str | None:
@@ -573,23 +581,30 @@ def _curves(read: Read) -> list[Section]:
         )
         for number, run in enumerate(runs)
     }
-    keys = ["protocol", "split", "convention"]
-    groups = points.partition_by(keys, as_dict=True, maintain_order=True)
-    splits = _in_order(set(points["split"]))
-    ordered = sorted(groups, key=lambda key: (splits.index(key[1]), key[0], key[2]))
+    alike: dict[tuple[Any, ...], list[str]] = {}
+    for protocol, split, name in points.select("protocol", "split", "convention").unique().rows():
+        alike.setdefault((protocol, split, *_curve_rules(name)), []).append(name)
+    order = _in_order(set(points["split"]))
+    found = [(order.index(key[1]), key[0], sorted(names)) for key, names in alike.items()]
     parts = []
-    for key in ordered[:MOST_FIGURES]:
-        protocol, split, convention = key
-        caption = f"Protocol {protocol}, split {split}, convention {convention}"
-        parts.append(figure(plots.roc_and_pr(groups[key], lines), caption))
-    if len(ordered) > MOST_FIGURES:
+    for split, protocol, names in sorted(found)[:MOST_FIGURES]:
+        chosen = points.filter(protocol=protocol, split=order[split], convention=names[0])
+        caption = f"Protocol {protocol}, split {order[split]}, convention {', '.join(names)}"
+        parts.append(figure(plots.roc_and_pr(chosen, lines), caption))
+    if len(found) > MOST_FIGURES:
         parts.append(
             paragraph(
-                f"Drawn are {MOST_FIGURES} of {len(ordered)} sets of curves; all points are in the "
+                f"Drawn are {MOST_FIGURES} of {len(found)} sets of curves; all points are in the "
                 "table `curves`."
             )
         )
     return [Section("ROC and precision-recall curves", parts)]
+
+
+def _curve_rules(name: str) -> tuple[Any, ...]:
+    """Conventions that agree in these draw the same curves."""
+    rule = CONVENTIONS.get(name)
+    return (rule.positive, rule.score_direction, rule.normal_share) if rule else (name,)
 
 
 def run_name() -> pl.Expr:
@@ -614,7 +629,8 @@ def _index(lake: Path) -> str:
             continue
         title, about = _names(path.stem)
         facts = " · ".join(
-            f"<b>{text(value)}</b> {text(name)}" for value, name in _tiles(versions, _reader(versions))
+            f"<b>{text(value)}</b> {text(name)}"
+            for value, name in _tiles(versions, _reader(versions))
         )
         cards.append(
             f'<li><a href="{html.escape(path.name)}"><h2>{text(title)}</h2></a>'
@@ -673,12 +689,12 @@ def _document(title: str, body: str) -> str:
 _CSS = """
 :root {
   --paper: #fdfcfa; --ink: #22252a; --soft: #666c75; --line: #e3e0da; --tint: #f4f2ed;
-  --link: #2563b0; --best: #fbe9bf; --novel: #e5308a;
+  --link: #2563b0; --best: #fbe9bf; --novel: #e5308a; --shade: #22252a40;
 }
 @media (prefers-color-scheme: dark) {
   :root {
     --paper: #15171b; --ink: #e2e4e8; --soft: #9aa1ac; --line: #30343b; --tint: #1d2026;
-    --link: #86b6f2; --best: #4b3d14; --novel: #ff5cab;
+    --link: #86b6f2; --best: #4b3d14; --novel: #ff5cab; --shade: #0009;
   }
 }
 * { box-sizing: border-box; }
@@ -700,7 +716,8 @@ header { border-bottom: 1px solid var(--line); padding-bottom: 1.4rem; margin-bo
 header p { color: var(--soft); margin: .3rem 0 0; }
 header .up { font-size: .88rem; margin-bottom: .6rem; }
 .tiles, .cards, nav ol { list-style: none; margin: 0; padding: 0; }
-.tiles { display: flex; flex-wrap: wrap; gap: .6rem 2.4rem; margin-top: 1.3rem; color: var(--soft); }
+.tiles { display: flex; flex-wrap: wrap; gap: .6rem 2.4rem; margin-top: 1.3rem;
+  color: var(--soft); }
 .tiles b { display: block; font-size: 1.5rem; line-height: 1.2; color: var(--ink);
   font-variant-numeric: tabular-nums; }
 .cards { display: grid; gap: 1.2rem; grid-template-columns: repeat(auto-fill, minmax(20rem, 1fr)); }
@@ -717,16 +734,25 @@ section { margin-bottom: 3.2rem; scroll-margin-top: 1rem; }
   .page { display: grid; grid-template-columns: 11.5rem minmax(0, 1fr); gap: 3rem; }
   nav { position: sticky; top: 1.5rem; align-self: start; max-height: 95vh; overflow: auto; }
 }
-.scroll { overflow-x: auto; margin: 1rem 0 1.6rem; }
+.scroll {
+  overflow-x: auto; margin: 1rem 0 1.6rem;
+  background:
+    linear-gradient(to left, var(--paper) 1rem, transparent 2.2rem) right / 2.2rem 100% local,
+    linear-gradient(to left, var(--shade), transparent) right / 1rem 100% scroll;
+  background-repeat: no-repeat;
+}
 table { border-collapse: collapse; font-size: .88rem; line-height: 1.4;
   font-variant-numeric: tabular-nums lining-nums; }
 .caption { color: var(--soft); font-size: .88rem; margin: 1.4rem 0 -.4rem; }
-th, td { padding: .38rem .9rem .38rem 0; text-align: left; vertical-align: top; }
+th, td { padding: .38rem .55rem; text-align: left; vertical-align: top; }
+th:first-child, td:first-child { padding-left: 0; }
+.wide td:first-child { position: sticky; left: 0; background: var(--paper); }
 td { border-top: 1px solid var(--line); max-width: 26rem; overflow-wrap: break-word; }
 thead th { font-weight: 600; color: var(--soft); vertical-align: bottom; white-space: nowrap; }
 .groups th { color: var(--ink); border-bottom: 1px solid var(--line); }
 .groups th:empty { border: 0; }
 .n { text-align: right; white-space: nowrap; }
+.long { min-width: 14rem; }
 td code { white-space: nowrap; }
 tbody tr:hover td { background: var(--tint); }
 .best, tbody tr:hover .best { background: var(--best); font-weight: 650; }
@@ -737,21 +763,29 @@ figure > svg, figure > img { display: block; max-width: 100%; height: auto; }
 figure text { font-family: inherit !important; }
 figcaption { color: var(--soft); font-size: .88rem; margin-top: .4rem; max-width: 46rem; }
 .gallery { display: grid; gap: 1.3rem 1.1rem; margin: 1.2rem 0 2rem;
-  grid-template-columns: repeat(auto-fill, minmax(12.5rem, 1fr)); }
+  grid-template-columns: repeat(auto-fill, minmax(min(12.5rem, 45%), 1fr)); }
 .gallery figure { margin: 0; }
 .gallery svg { width: 100%; border-radius: .4rem; background: var(--tint); }
-.gallery rect { fill: none; stroke: var(--novel); stroke-width: 1.2; vector-effect: non-scaling-stroke; }
+.gallery rect { fill: none; stroke: var(--novel); stroke-width: 1.2;
+  vector-effect: non-scaling-stroke; }
 .gallery .over image { image-rendering: pixelated; }
 .gallery .over { transition: opacity .15s; }
 .gallery figure:hover .over, .gallery figure:focus .over { opacity: 0; }
 .gallery figcaption { line-height: 1.35; }
+@media (max-width: 40rem) {
+  .page figure { overflow-x: auto; }
+  figure > svg[width] { width: auto; max-width: none; min-width: 34rem; }
+}
 @media print {
+  :root { --paper: #fff; }
   body { max-width: none; padding: 0; font-size: 10pt; }
   nav, .up, summary { display: none; }
   .page { display: block; }
   .scroll { overflow: visible; }
   table { font-size: 8pt; }
   td { max-width: none; overflow-wrap: anywhere; }
+  .wide { font-size: 6pt; }
+  .wide .n { white-space: normal; }
   td code { white-space: normal; }
   figure, tr { break-inside: avoid; }
   h2, h3, .caption { break-after: avoid; }

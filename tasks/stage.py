@@ -7,12 +7,16 @@ cache cannot promise that (a path argument gives stale data after the file chang
 with caching off and the skip happens here, before a task is even submitted.
 """
 
+import ctypes
 import importlib
+import multiprocessing
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,7 +25,7 @@ from typing import Any
 import polars as pl
 
 from schemas.config import Settings
-from schemas.errors import RecordError, TooManyRejects
+from schemas.errors import NativeError, RecordError, TooManyRejects
 from schemas.manifest import BuildRecord, Input, PieceManifest, SourceListing
 from schemas.table import Table
 from schemas.tables import QUARANTINE
@@ -225,8 +229,9 @@ def stage(
     """Declare a stage: the tables it writes, or a function from its settings to them.
 
     Raise `version` when the function's output changes for the same input. `retries` only where the
-    work is I/O: anything else fails the same way again. `alone` shards run one after another in a
-    process, for work that uses all cores or a global random state (torch) itself.
+    work is I/O: anything else fails the same way again. `alone` shards run one after another, each
+    in a process of its own: for work that uses all cores, global random state or much memory
+    (torch), and whose native code may crash.
     """
 
     def wrap(function: Callable[[Shard, Any], Produced]) -> Stage:
@@ -251,7 +256,26 @@ def _make_shard(
     """One shard by reference only, so that it can run on another machine; `name` is for display."""
     module, function = code.split(":")
     found: Stage = getattr(importlib.import_module(module), function)
+    if found.alone and multiprocessing.parent_process() is None:
+        return _in_own_process(_make_shard, name, code, lake, benchmark, shard, settings)
     return found.make(Path(lake), benchmark, shard, settings)
+
+
+def _in_own_process(function: Callable[..., Piece], name: str, *arguments: Any) -> Piece:
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context, initializer=_die_with_parent) as pool:
+        try:
+            return pool.submit(function, name, *arguments).result()
+        except BrokenProcessPool:
+            raise NativeError(
+                f"{name}: its process died; what it printed is above. The same command goes on from "
+                "the last checkpoint"
+            ) from None
+
+
+def _die_with_parent() -> None:
+    """A build killed with -9 leaves no training behind."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1 = PR_SET_PDEATHSIG
 
 
 def _inside_flow() -> bool:
@@ -332,10 +356,15 @@ class Build:
             progress(stage.name, len(missing)) as advance,
             ThreadPoolExecutor(1 if stage.alone else self.workers) as pool,
         ):
-            waiting = {
-                pool.submit(stage.make, self.lake, self.benchmark, shards[number], settings): number
-                for number in missing
-            }
+
+            def make(shard: Shard) -> Piece:
+                if not stage.alone:
+                    return stage.make(self.lake, self.benchmark, shard, settings)
+                return _make_shard(
+                    shard.name, stage.code, str(self.lake), self.benchmark, shard, settings
+                )
+
+            waiting = {pool.submit(make, shards[number]): number for number in missing}
             try:
                 for future in as_completed(waiting):
                     yield waiting[future], future.result()

@@ -229,6 +229,13 @@ def test_a_whole_part_needs_no_request(server, tmp_path):
     assert server.requests == []
 
 
+def test_a_whole_part_of_unknown_origin_needs_a_hash(server, tmp_path):
+    (tmp_path / "a.zip.part").write_bytes(OTHER)
+    server.resources["a.zip"] = Resource(BODY)
+    asked = Remote(server.url("a.zip"), None, len(BODY))
+    assert fetch(asked, tmp_path).read_bytes() == BODY
+
+
 def test_a_damaged_file_of_that_name_is_set_aside_and_fetched_again(server, tmp_path):
     (tmp_path / "a.zip").write_bytes(OTHER)
     server.resources["a.zip"] = Resource(BODY)

@@ -156,7 +156,9 @@ class Detector:
         """One float64 per sample, higher = more novel."""
         scores = np.asarray(self._score(samples), np.float64)
         if scores.shape != (len(samples),):
-            raise ValueError(f"detector {self.name}: scores {scores.shape} of {len(samples)} samples")
+            raise ValueError(
+                f"detector {self.name}: scores {scores.shape} of {len(samples)} samples"
+            )
         bad = np.flatnonzero(~np.isfinite(scores))
         if bad.size:
             raise NoveltyError(
@@ -220,7 +222,9 @@ def choose_device(device: str) -> str:
     except RuntimeError as error:
         raise ConfigError(f"device {device!r} is unknown; use auto, cpu, cuda or cuda:N") from error
     if kind == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device {device!r} was asked for, but torch sees no GPU; use auto or cpu")
+        raise ConfigError(
+            f"device {device!r} was asked for, but torch sees no GPU; use auto or cpu"
+        )
     return device
 
 

@@ -1,6 +1,6 @@
 """Deep ensemble: several VGG classifiers; score = -max of their mean softmax (NovelCraft 5.1).
 
-Builds on a fitted `vgg_classifier`, which is member 0; the others have its settings and other seeds.
+Builds on a fitted `vgg_classifier`, which is member 0; the others have its settings, other seeds.
 """
 
 from __future__ import annotations

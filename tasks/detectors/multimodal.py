@@ -111,10 +111,14 @@ def surprise(scores: np.ndarray, calibration: np.ndarray) -> np.ndarray:
 
 def _scores(samples: Samples, name: str) -> np.ndarray:
     scores = samples.array(name).astype(np.float64)
-    bad = np.flatnonzero(~np.isfinite(scores.reshape(len(samples), -1)).all(1))
-    if scores.ndim != 1 or bad.size:
-        found = f"shape {scores.shape}" if scores.ndim != 1 else f"{scores[bad[0]]}"
-        raise ConfigError(f"{name} scores have {found}, expected one finite number each")
+    if scores.ndim != 1:
+        raise ConfigError(f"{name} scores have shape {scores.shape}, expected one number each")
+    bad = np.flatnonzero(~np.isfinite(scores))
+    if bad.size:
+        raise ConfigError(
+            f"{bad.size} {name} scores are not finite, first {samples.ids[bad[0]]}: "
+            f"{scores[bad[0]]}; look for a diverged detector"
+        )
     return scores
 
 

@@ -1,9 +1,9 @@
 """ODIN on a fitted `vgg_classifier`: softmax at a temperature after a small step of the input.
 
-score = -max softmax(logits(x') / T), x' = x - epsilon * step, step = the sign of the gradient of the
-cross entropy of (logits / T, predicted class), divided by ImageNet's deviation because x is
-normalised. NovelCraft chose T = 1000, epsilon = 0 of its grid; then no gradient is needed and logits
-given with the samples are enough.
+score = -max softmax(logits(x') / T), x' = x - epsilon * step, step = the sign of the gradient of
+the cross entropy of (logits / T, predicted class), divided by ImageNet's deviation because x is
+normalised. NovelCraft chose T = 1000, epsilon = 0 of its grid; then no gradient is needed and
+logits given with the samples are enough.
 """
 
 from __future__ import annotations
@@ -87,9 +87,7 @@ class Odin(Detector):
             logits = self._stepped_logits(samples.images(), temperature, epsilon)
         return -softmax(logits, temperature).max(1)
 
-    def _stepped_logits(
-        self, images: np.ndarray, temperature: float, epsilon: float
-    ) -> np.ndarray:
+    def _stepped_logits(self, images: np.ndarray, temperature: float, epsilon: float) -> np.ndarray:
         import torch
         from torch.nn import functional
 

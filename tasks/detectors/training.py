@@ -2,7 +2,7 @@
 
 Everything random in an epoch (order, dropout, noise) is drawn from (seed, epoch), so a checkpoint
 is the weights, the optimiser's tensors and the epoch number, and a run that was killed and started
-again ends with the same bits as an undisturbed one on the same device with the same thread count.
+again ends with the same bits as an undisturbed one on the same kind of processor.
 """
 
 from __future__ import annotations
@@ -20,7 +20,14 @@ import polars as pl
 from pydantic import Field
 
 from schemas.errors import ConfigError, NoveltyError
-from tasks.detectors.base import Progress, Samples, Settings, read_header, read_tensors, write_tensors
+from tasks.detectors.base import (
+    Progress,
+    Samples,
+    Settings,
+    read_header,
+    read_tensors,
+    write_tensors,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -44,16 +51,17 @@ class TrainingSettings(Settings):
     balanced: bool = Field(
         True, description="Draw samples with replacement, weight 1 / size of their class."
     )
-    mixed_precision: bool = Field(
-        True, description="bfloat16 where a GPU has it; never on a CPU."
+    mixed_precision: bool = Field(True, description="bfloat16 where a GPU has it; never on a CPU.")
+    cpu_threads: int = Field(
+        2, ge=1, description="Threads on a CPU; they order the sums, so the result depends on them."
     )
     checkpoint_every: int = Field(10, ge=1, description="Epochs between checkpoints.")
 
 
 @contextlib.contextmanager
-def seeded(seed: Sequence[int], device: str) -> Iterator[None]:
+def seeded(seed: Sequence[int], device: str, threads: int | None = None) -> Iterator[None]:
     """Torch draws from `seed` and uses deterministic algorithms where it has them; the caller's
-    random state and switches come back afterwards."""
+    random state, switches and threads come back afterwards."""
     # Must stand in the environment before CUDA starts.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     import torch
@@ -61,12 +69,15 @@ def seeded(seed: Sequence[int], device: str) -> Iterator[None]:
     used = [torch.device(device)] if torch.device(device).type == "cuda" else []
     enabled = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    before = torch.get_num_threads()
     with torch.random.fork_rng(devices=used):
         torch.manual_seed(int(np.random.default_rng(seed).integers(2**63)))
         torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.set_num_threads(threads or before)
         try:
             yield
         finally:
+            torch.set_num_threads(before)
             torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
 
 
@@ -123,7 +134,7 @@ def train(
             if probabilities is None
             else draws.choice(len(data), len(data), p=probabilities)
         )
-        with seeded([seed, epoch], device):
+        with seeded([seed, epoch], device, settings.cpu_threads):
             network.train(train_mode)
             row = _epoch(batch_loss, data, order, settings, device, optimizer)
             network.eval()
@@ -205,9 +216,7 @@ def _sampling(data: Samples) -> np.ndarray:
     return weights / weights.sum()
 
 
-def _identity(
-    network: nn.Module, data: Samples, settings: TrainingSettings, seed: int
-) -> str:
+def _identity(network: nn.Module, data: Samples, settings: TrainingSettings, seed: int) -> str:
     """What must agree for a checkpoint to be taken up."""
     shapes = {name: list(value.shape) for name, value in network.state_dict().items()}
     chosen = settings.model_dump(mode="json", exclude={"checkpoint_every"})

@@ -140,9 +140,7 @@ class VggClassifier(Detector):
         progress: Progress | None,
     ) -> pl.DataFrame:
         checkpoint = checkpoints / "network.safetensors" if checkpoints else None
-        return self.train_network(
-            train, valid, seed=seed, checkpoint=checkpoint, progress=progress
-        )
+        return self.train_network(train, valid, seed=seed, checkpoint=checkpoint, progress=progress)
 
     def train_network(
         self,

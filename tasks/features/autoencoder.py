@@ -43,8 +43,8 @@ class Autoencoder(nn.Module):
         super().__init__()
         if height % SHRINK or width % SHRINK:
             raise ConfigError(
-                f"the autoencoder gets images of {height} x {width}, expected multiples of {SHRINK}; "
-                "choose another scale"
+                f"the autoencoder gets images of {height} x {width}, expected multiples of "
+                f"{SHRINK}; choose another scale"
             )
         a, b, c, d = (max(1, round(channels * factor)) for channels in CHANNELS)
         deepest = (d, height // SHRINK, width // SHRINK)

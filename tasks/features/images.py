@@ -34,8 +34,12 @@ def crop_item_bar(images: torch.Tensor, rows: int = ITEM_BAR_ROWS) -> torch.Tens
 
 
 def to_unit(images: torch.Tensor) -> torch.Tensor:
-    """Bytes to floats in [0, 1]."""
-    return images.float() / 255
+    """Bytes to floats in [0, 1].
+
+    Contiguous: torch 2.13 on a CPU corrupts memory in the backward pass of strided convolutions
+    when their input is a permuted view (channels last).
+    """
+    return images.contiguous().float() / 255
 
 
 def scaled(images: torch.Tensor, scale: float) -> torch.Tensor:
@@ -46,7 +50,9 @@ def scaled(images: torch.Tensor, scale: float) -> torch.Tensor:
 
     size = (int(images.shape[2] * scale), int(images.shape[3] * scale))
     if min(size) < 1:
-        raise ConfigError(f"scale {scale} leaves an image of {size[0]} x {size[1]}; use a larger one")
+        raise ConfigError(
+            f"scale {scale} leaves an image of {size[0]} x {size[1]}; use a larger one"
+        )
     return functional.interpolate(
         images, size=size, mode="bilinear", align_corners=False, antialias=True
     )
@@ -83,7 +89,7 @@ def patch_grid(
     """(N, 3, h, w) to a view (N, rows, columns, 3, side, side)."""
     if min(images.shape[2:]) < side:
         raise ConfigError(
-            f"images of {images.shape[2]} x {images.shape[3]} (cropped and scaled) are smaller than "
-            f"a patch of {side}; use a larger scale"
+            f"images of {images.shape[2]} x {images.shape[3]} (cropped and scaled) are smaller "
+            f"than a patch of {side}; use a larger scale"
         )
     return images.unfold(2, side, stride).unfold(3, side, stride).permute(0, 2, 3, 1, 4, 5)

@@ -129,16 +129,20 @@ class DinoHead(nn.Module):
     weight norm of DINO's last layer with its gain fixed at 1."""
 
     def __init__(
-        self, width: int = 768, *, hidden: int = 2048, bottleneck: int = 256, out: int = 65536
+        self,
+        width: int = 768,
+        *,
+        hidden: int = 2048,
+        bottleneck: int = 256,
+        out: int = 65536,
+        batch_norm: bool = False,
     ) -> None:
         super().__init__()
-        self.mlp = nn.Sequential(
-            nn.Linear(width, hidden),
-            nn.GELU(),
-            nn.Linear(hidden, hidden),
-            nn.GELU(),
-            nn.Linear(hidden, bottleneck),
-        )
+        layers: list[nn.Module] = []
+        for inside in (width, hidden):
+            norm = [nn.BatchNorm1d(hidden)] if batch_norm else []
+            layers += [nn.Linear(inside, hidden), *norm, nn.GELU()]
+        self.mlp = nn.Sequential(*layers, nn.Linear(hidden, bottleneck))
         self.last_layer = nn.Linear(bottleneck, out, bias=False)
         _initialise(self.mlp, width)
 
@@ -148,7 +152,7 @@ class DinoHead(nn.Module):
 
 
 def _initialise(network: nn.Module, width: int) -> None:
-    """DINO's deviation 0.02 at its width of 768; narrower networks need more to pass anything on."""
+    """DINO's deviation 0.02 at its width 768; narrower networks need more to pass anything on."""
     for module in network.modules():
         if isinstance(module, nn.Linear):
             nn.init.trunc_normal_(module.weight, std=0.02 * (768 / width) ** 0.5)

@@ -2,9 +2,9 @@
 
 Enters: world states. Leaves: masks of the novel pixels (spec 2.3). Two settings by name:
 `published` repeats the labelling code: the scene loaded anew for each frame, one object per block,
-128 samples, Blackman-Harris 1.5 px, Filmic, 8-bit grey, novel where grey >= 128. `exact` asks Cycles
-for the same sample rays as `raycast`: one merged mesh with a material per face, 4x4 image pixels for
-one pixel, one ray through the centre of each, cut to the rectangle that novel boxes can touch.
+128 samples, Blackman-Harris 1.5 px, Filmic, 8-bit grey, novel where grey >= 128. `exact` asks
+Cycles for the same sample rays as `raycast`: one merged mesh with a material per face, 4x4 image
+pixels for one pixel, a ray through the centre of each, cut to the rectangle novel boxes can touch.
 
 bpy may crash on exit and grows over thousands of renders, so callers run `render_states` in child
 processes, a chunk of frames each. Where surfaces of two boxes coincide, Cycles shows either one, a
@@ -22,7 +22,7 @@ from schemas.errors import ConfigError, MissingDependency, NativeError, RecordEr
 from tasks.novelcraft.masks import GREY_THRESHOLD
 from tasks.novelcraft.raycast import SAMPLES, novel_window, samples_needed, samples_per_pixel
 from tasks.novelcraft.scene import Scene, View, build_scene
-from tasks.novelcraft.worldstate import MAX_BYTES, parse_world_state, world_state
+from tasks.novelcraft.worldstate import parse_world_state, world_state
 
 SETTINGS = ("exact", "published")
 PUBLISHED_SAMPLES = 128
@@ -39,19 +39,22 @@ def render_states(item: dict[str, Any], out_dir: str | Path) -> dict[str, Any]:
     """Render many frames in this process.
 
     `item` holds `states` (parsed documents) or `path` (a JSON-lines file, with optional `start` and
-    `count` of lines), `novel` (names), and optionally `settings`, `coverage` and the fields of
-    `View`. Images pass through `out_dir`. The result has one entry per state: `masks` (n, h, w) bool,
-    `pixels` (n,) int64, and `errors`: {"index", "rule", "message"} of states that are not valid,
-    whose masks are empty.
+    `count` of lines), `novel` (names), and optionally `settings`, `coverage`, `threads` and the
+    fields of `View`. Images pass through `out_dir`. The result has one entry per state: `masks`
+    (n, h, w) bool, `pixels` (n,) int64, and `errors`: {"index", "rule", "message"} of states that
+    are not valid, whose masks are empty.
     """
-    known = {"states", "path", "start", "count", "novel", "settings", "coverage"}
+    known = {"states", "path", "start", "count", "novel", "settings", "coverage", "threads"}
     options = {name: value for name, value in item.items() if name not in known}
     try:
         view = View(**options)
     except TypeError as error:
         raise ConfigError(f"blender: {error}; expected {sorted(known)} and the view") from None
     renderer = BlenderRenderer(
-        out_dir, item.get("settings", "exact"), item.get("coverage", "published")
+        out_dir,
+        item.get("settings", "exact"),
+        item.get("coverage", "published"),
+        int(item.get("threads", 0)),
     )
     masks, errors = [], []
     for index, read in enumerate(_readers(item)):
@@ -75,25 +78,30 @@ def _readers(item: dict[str, Any]) -> Iterator[Any]:
     start = int(item.get("start", 0))
     stop = start + int(item["count"]) if "count" in item else None
     with open(item["path"], "rb") as file:
-        lines = iter(lambda: file.readline(MAX_BYTES + 2), b"")
-        for line in islice(lines, start, stop):
+        for line in islice(file, start, stop):
             yield lambda line=line: parse_world_state(line)
 
 
 class BlenderRenderer:
-    """Cycles in this process; there can be only one at a time. Images pass through `out_dir`."""
+    """Cycles in this process. Images pass through `out_dir`; `threads` 0 takes every core."""
 
     def __init__(
-        self, out_dir: str | Path, settings: str = "exact", coverage: str = "published"
+        self,
+        out_dir: str | Path,
+        settings: str = "exact",
+        coverage: str = "published",
+        threads: int = 0,
     ) -> None:
         if settings not in SETTINGS:
             raise ConfigError(f"settings is {settings!r}, expected one of {', '.join(SETTINGS)}")
         if settings == "published" and coverage != "published":
             raise ConfigError(
-                "coverage half goes with settings exact; published fixes its own rule"
+                f"coverage is {coverage!r}, expected published with the published settings, which "
+                "fix the rule; use settings exact"
             )
         self.settings = settings
         self.least = samples_needed(coverage)
+        self.threads = threads
         self.image = Path(out_dir) / "blender.png"
 
     def render(self, scene: Scene) -> np.ndarray:
@@ -153,6 +161,8 @@ class BlenderRenderer:
         import cv2
 
         bpy = _blender()
+        stage.render.threads_mode = "FIXED" if self.threads else "AUTO"
+        stage.render.threads = max(self.threads, 1)
         self.image.unlink(missing_ok=True)
         stage.render.filepath = str(self.image)
         bpy.ops.render.render(write_still=True)
@@ -163,9 +173,9 @@ class BlenderRenderer:
 
 
 def _without_ties(scene: Scene) -> tuple[np.ndarray, np.ndarray]:
-    """Bounds of the boxes, a hair smaller where surfaces would coincide: a box that holds the camera,
-    so that its inner side comes before what touches it from outside (a novel one first); and a box
-    that is not novel and overlaps a novel one, so that the novel one encloses it."""
+    """Bounds of the boxes, a hair smaller where surfaces would coincide: a box that holds the
+    camera, so that its inner side comes before what touches it from outside (a novel one first);
+    and a box that is not novel and overlaps a novel one, so that the novel one encloses it."""
     lower, upper, novel = scene.lower, scene.upper, scene.novel
     holds = ((lower < scene.eye) & (scene.eye < upper)).all(1)
     meets = (lower[:, None] < upper[novel]) & (upper[:, None] > lower[novel])

@@ -51,6 +51,9 @@ class Configuration(TrainingSettings):
     head_hidden: int = Field(2048, ge=1, description="Units of the head's hidden layers.")
     head_bottleneck: int = Field(256, ge=1, description="Units before the head's last layer.")
     head_out: int = Field(65536, ge=1, description="Outputs of the head.")
+    head_batch_norm: bool = Field(
+        False, description="Batch normalisation in the head; without it random weights collapse."
+    )
     supervised_weight: float = Field(0.35, ge=0, le=1, description="Share of the supervised loss.")
     temperature: float = Field(0.1, gt=0, description="Of both contrastive losses.")
     unlabelled_batch: int = Field(64, ge=2, description="Unlabelled frames in a step.")
@@ -75,15 +78,16 @@ class Configuration(TrainingSettings):
 PRESETS: Mapping[str, Configuration] = {
     "paper": Configuration(),
     "small": Configuration(
-        image_size=64,
+        image_size=48,
         patch=8,
-        width=96,
-        depth=3,
-        heads=3,
+        width=64,
+        depth=2,
+        heads=4,
         trained_blocks=None,
         head_hidden=256,
         head_bottleneck=64,
         head_out=256,
+        head_batch_norm=True,
         epochs=10,
         batch_size=32,
         unlabelled_batch=32,
@@ -149,6 +153,7 @@ def fine_tune(
             hidden=settings.head_hidden,
             bottleneck=settings.head_bottleneck,
             out=settings.head_out,
+            batch_norm=settings.head_batch_norm,
         )
     network = nn.ModuleDict({"backbone": backbone, "head": head})
     network.register_buffer("steps", torch.zeros((), dtype=torch.int64))
@@ -158,8 +163,9 @@ def fine_tune(
     def batch_loss(images: torch.Tensor, labels: torch.Tensor | None) -> dict[str, torch.Tensor]:
         rows = torch.randperm(len(others))[: settings.unlabelled_batch].numpy()
         both = torch.cat([images, torch.from_numpy(others[rows]).to(device)])
+        both = resized(both, settings.image_size)
         first, second = (
-            functional.normalize(head(backbone(random_views(both, settings))), dim=1)
+            functional.normalize(head(backbone(random_views(both, settings.smallest_crop))), dim=1)
             for _ in range(2)
         )
         unsupervised = view_contrast(first, second, settings.temperature)
@@ -227,7 +233,7 @@ def resized(images: torch.Tensor, size: int) -> torch.Tensor:
     """uint8 (N, H, W, 3) to floats (N, 3, size, size) in [0, 1]."""
     from torch.nn import functional
 
-    unit = images.permute(0, 3, 1, 2).float() / 255
+    unit = images.permute(0, 3, 1, 2).contiguous().float() / 255
     return functional.interpolate(
         unit, size=(size, size), mode="bicubic", align_corners=False, antialias=True
     ).clamp(0, 1)
@@ -238,15 +244,13 @@ def normalised(images: torch.Tensor) -> torch.Tensor:
     return (images - mean) / deviation
 
 
-def random_views(images: torch.Tensor, settings: Configuration) -> torch.Tensor:
-    """DINO's global views: crop, flip, colours, grey, blur, solarise, all drawn per image.
-
-    Draws from torch's random state, which the caller seeds.
-    """
+def random_views(images: torch.Tensor, smallest_crop: float) -> torch.Tensor:
+    """DINO's global views of square images in [0, 1], normalised: crop, flip, colours, grey, blur,
+    solarise, all drawn per image from torch's random state, which the caller seeds."""
     import torch
     from torch.nn import functional
 
-    count, size = len(images), settings.image_size
+    count, size = len(images), images.shape[3]
 
     def uniform(low: float, high: float) -> torch.Tensor:
         return low + (high - low) * torch.rand(count, device=images.device)
@@ -254,9 +258,8 @@ def random_views(images: torch.Tensor, settings: Configuration) -> torch.Tensor:
     def happens(probability: float) -> torch.Tensor:
         return torch.rand(count, device=images.device) < probability
 
-    views = resized(images, size)
     area, ratio = (
-        uniform(settings.smallest_crop, 1),
+        uniform(smallest_crop, 1),
         uniform(math.log(3 / 4), math.log(4 / 3)).exp(),
     )
     wide, high = (area * ratio).sqrt().clamp(max=1), (area / ratio).sqrt().clamp(max=1)
@@ -266,7 +269,7 @@ def random_views(images: torch.Tensor, settings: Configuration) -> torch.Tensor:
     place[:, 0, 2] = (1 - wide) * uniform(-1, 1)
     place[:, 1, 2] = (1 - high) * uniform(-1, 1)
     grid = functional.affine_grid(place, [count, 3, size, size], align_corners=False)
-    views = functional.grid_sample(views, grid, padding_mode="border", align_corners=False)
+    views = functional.grid_sample(images, grid, padding_mode="border", align_corners=False)
 
     jitter = happens(0.8).float()
     brightness, contrast = (1 + jitter * uniform(-0.4, 0.4) for _ in range(2))

@@ -41,10 +41,11 @@ DESCRIPTION = "novelty_description.json"
 # A bomb in a zip is one bad record: it is refused by the size it declares when it is read.
 ARCHIVE_LIMITS = ArchiveLimits(total_bytes=1 << 60, ratio=math.inf)
 EPISODES_PER_SHARD = 10
+UNRECOGNISED, SKIPPED = "unrecognised", "unreadable"
 
 
 def plan_episode_shards(source: RawSource) -> list[Shard]:
-    """Shards by class and tens of episodes; files that are no frame go to `unrecognised`."""
+    """Shards by class and tens of episodes; what is no frame or no readable file gets its own."""
     groups: dict[str, list[RawFile]] = defaultdict(list)
     descriptions: dict[str, RawFile] = {}
     for file in source.files():
@@ -55,8 +56,8 @@ def plan_episode_shards(source: RawSource) -> list[Shard]:
         elif file.name.count("/") == 1 and file.name.endswith(f"/{DESCRIPTION}"):
             descriptions[file.name.split("/")[0]] = file
         else:
-            groups["unrecognised"].append(file)
-    if not groups.keys() - {"unrecognised"}:
+            groups[UNRECOGNISED].append(file)
+    if not groups.keys() - {UNRECOGNISED}:
         raise SourceError(
             f"no frames found in {source.root}: expected files such as normal/0/1.png and "
             "normal/0/1.json; name the folder or zip that holds the class folders"
@@ -64,8 +65,11 @@ def plan_episode_shards(source: RawSource) -> list[Shard]:
     shards = []
     for name, files in sorted(groups.items()):
         description = descriptions.get(name.split("/")[0])
-        extra = (description,) if description and name != "unrecognised" else ()
+        extra = (description,) if description and name != UNRECOGNISED else ()
         shards.append(Shard(name, files=(*files, *extra), source=source.root))
+    if source.skipped:
+        reasons = [[skipped.name, skipped.reason] for skipped in source.skipped]
+        shards.append(Shard(SKIPPED, source=source.root, about=reasons))
     return shards
 
 
@@ -78,7 +82,10 @@ def _opened(root: str, stamp: int) -> RawSource:
 @stage(writes=(FRAMES, EPISODES, IMAGES, BLOCKS, ENTITIES, INVENTORY), version=1)
 def ingest_episodes(shard: Shard, settings: IngestSettings) -> Produced:
     """Read the pictures and world states of some episodes of one class."""
-    if shard.name == "unrecognised":
+    if shard.name == SKIPPED:
+        rejects = [Reject(name, "unreadable", reason) for name, reason in shard.about]
+        return Produced({}, len(rejects), rejects)
+    if shard.name == UNRECOGNISED:
         message = "not a frame: expected class/episode/frame.png or .json with plain numbers"
         rejects = [Reject(file.name, "unrecognised_name", message) for file in shard.files]
         return Produced({}, len(rejects), rejects)

@@ -1,21 +1,21 @@
 """Renderer `raycast`: the masks that Blender published, without trying every ray on every box.
 
 Enters: a `Scene`. Leaves: which pixels show a novel box (spec 2.3), per label and per object; on
-request the label and the depth of every pixel. A pixel counts when enough of its 4x4 sample rays end
-on a novel box: 2 of 16 (coverage >= 0.1, `published`) or 8 (`half`). Keep 4x4: with Blender's filter
-and Filmic an edge counts once it covers 1/8 of a pixel, and that is where the first of four samples
-lies. With 8x8 the same rule can gain a whole side of pixels (cube at (1, 7): 938, where Blender and
-44 published labels say 915).
+request the label and the depth of every pixel. A pixel counts when enough of its 4x4 sample rays
+end on a novel box: 2 of 16 (coverage >= 0.1, `published`) or 8 (`half`). Keep 4x4: with Blender's
+filter and Filmic an edge counts once it covers about 1/8 of a pixel, and that is where the first of
+four samples lies. With 8x8 the same rule can gain a whole side of pixels (cube at (1, 7): 938,
+where Blender and 44 published labels say 915).
 
 A box is convex, so the rays of one row of samples that meet it are one interval, found from its
-silhouette; boxes are painted back to front into a grid of samples. That is exact at every sample, so
-nothing thinner than a pixel is lost. Only the rectangle around the novel boxes in view is painted,
-with only the boxes that can stand before them: a frame without a novel box in view costs next to
-nothing.
+silhouette; boxes are painted back to front into a grid of samples. That is exact at every sample,
+so nothing thinner than a pixel is lost. Only the rectangle around the novel boxes in view is
+painted, with only the boxes that can stand before them: a frame without a novel box in view costs
+next to nothing.
 
-What coincides is decided on purpose: a box that holds the camera shows its inner side and hides all
-that is outside; of boxes that overlap the nearer surface is seen; where their surfaces coincide, the
-novel one.
+What coincides is decided on purpose: a box that holds the camera shows its inner side and hides
+all that is outside; of boxes that overlap the nearer surface is seen; where their surfaces
+coincide, the novel one.
 """
 
 from dataclasses import dataclass
@@ -93,6 +93,19 @@ def render(scene: Scene, coverage: str = "published", samples: int = SAMPLES) ->
         covered = samples_per_pixel(samples_shown, samples) >= least
         label_pixels[label] = int(np.count_nonzero(covered))
     return Rendering(mask, int(np.count_nonzero(window)), label_pixels, tuple(objects))
+
+
+def novel_mask(scene: Scene, samples: int = SAMPLES) -> np.ndarray:
+    """Only the mask, by the published coverage."""
+    n = scene.view.resolution
+    mask = np.zeros((n, n), bool)
+    novel = _outline(scene, scene.novel.nonzero()[0], samples)
+    if len(novel.boxes):
+        left, top, right, bottom = window = _window(novel.bounds, n, samples)
+        shown = _paint_novel(scene, novel, window, samples) != _NOTHING
+        covered = samples_per_pixel(shown, samples) >= samples_needed("published", samples)
+        mask[top:bottom, left:right] = covered
+    return mask
 
 
 def segment(scene: Scene) -> tuple[np.ndarray, np.ndarray]:
@@ -332,8 +345,8 @@ _EDGES = np.array([(a, a | bit) for a in range(8) for bit in (1, 2, 4) if not a 
 @cache
 def _silhouettes() -> np.ndarray:
     """(27, 6, 2) corners of the directed edges between a seen and an unseen face, by the camera's
-    side of the box (below, within, above) on each axis. Edges that go down the image bound the box on
-    the left, edges that go up on the right."""
+    side of the box (below, within, above) on each axis. Edges that go down the image bound the box
+    on the left, edges that go up on the right."""
     table = np.zeros((27, 6, 2), int)
     for code in range(27):
         seen = set()

@@ -1,4 +1,4 @@
-"""What only NovelCraft's report shows: frames with their masks, novel fractions, the paper's tables.
+"""What only NovelCraft's report shows: frames with masks, novel fractions, the paper's tables.
 
 Enters: `read(table)` of tasks/report.py. Leaves: sections in reading order, each only where its
 tables are there. Paper: tables 1 and A.1, figure 2c (score against novel fraction).
@@ -134,9 +134,9 @@ def _frames(read: Read) -> Section | None:
     parts = [
         paragraph(
             "Of each class the frame with the most novelty in view: novel pixels coloured, and the "
-            f"boxes of at most {MOST_BOXES} largest novel objects. Point at a picture to see it bare. "
-            "As in the release an entity, even a dropped item, hides what is behind it like a box of "
-            "1 x 1.8 x 1 blocks, and leaves hide nothing."
+            f"boxes of at most {MOST_BOXES} largest novel objects. Point at a picture to see it "
+            "bare. As in the release an entity, even a dropped item, hides what is behind it like "
+            "a box of 1 x 1.8 x 1 blocks, and leaves hide nothing."
         ),
         gallery(drawn),
     ]
@@ -204,7 +204,7 @@ def _fractions(read: Read) -> Section | None:
         )
     ]
     if some.len():
-        lowest = np.floor(np.log10(some.min()))
+        lowest = np.floor(np.log10(some.to_numpy().min()))
         edges = np.logspace(lowest, 0, int(-lowest * 8) + 1 if lowest else 9)
         parts.append(
             figure(
@@ -224,10 +224,8 @@ def _episodes(read: Read) -> Section | None:
     if targets is None or frames is None:
         return None
     course = pl.col("position") / pl.col("position").max().over("episode_id").clip(lower_bound=1)
-    steps = (
-        targets.join(frames, on="frame_id")
-        .with_columns((course * EPISODE_STEPS).cast(pl.Int64).clip(0, EPISODE_STEPS - 1).alias("step"))
-    )  # fmt: skip
+    step = (course * EPISODE_STEPS).cast(pl.Int64).clip(0, EPISODE_STEPS - 1)
+    steps = targets.join(frames, on="frame_id").with_columns(step.alias("step"))
     if steps.is_empty():
         return None
     fraction = pl.col("novel_fraction")
@@ -328,15 +326,13 @@ def _label_drift(read: Read) -> Section | None:
     drift = _filled(read, "label_drift")
     if drift is None:
         return None
+    drift = drift.filter(pl.col("change") != "same")
     changed = drift.filter(pl.col("change") == "changed").sort("frame_id")
-    by_class = drift_by_class(drift).filter(
-        pl.sum_horizontal("changed", "added", "removed") > 0
-    )
     parts = [
         paragraph(
-            f"Two versions of the labels have {counted(drift.height, 'frame')} between them; "
-            f"{changed.height:,} got another novel fraction, and {int(drift['crossed'].sum()):,} "
-            f"crossed the {NOVEL_FROM:.0%} from which a frame is kept."
+            f"Between two versions of the labels {counted(changed.height, 'frame')} got another "
+            f"novel fraction, and {int(drift['crossed'].sum()):,} crossed the {NOVEL_FROM:.0%} "
+            f"from which a frame is kept; {drift.height - changed.height:,} stand in one version only."
         )
     ]
     if changed.height:
@@ -351,8 +347,7 @@ def _label_drift(read: Read) -> Section | None:
                 "Frames whose novel fraction changed",
             )
         )
-    if by_class.height:
-        parts.append(table(by_class, "Frames by class, where anything changed"))
+    parts.append(table(drift_by_class(drift).drop("frames"), "Frames that differ, by class"))
     return Section("Label drift", parts)
 
 
@@ -360,27 +355,29 @@ def _calibration(read: Read) -> Section | None:
     rows = _filled(read, "calibration")
     if rows is None:
         return None
-    means = rows.group_by("grid", "fov", "offset").agg(pl.col("iou").mean())
-    # Grids from coarse to fine: by the range of the field of view.
-    spans = means.group_by("grid").agg((pl.col("fov").max() - pl.col("fov").min()).alias("span"))
-    grids = spans.sort("span", "grid", descending=[True, False])["grid"].to_list()
-    best = means.sort("iou", "grid", "fov", "offset", descending=[True, False, False, False]).row(
-        0, named=True
+    width = (pl.col("fov").max() - pl.col("fov").min()).over("grid").alias("width")
+    means = (
+        rows.group_by("grid", "fov", "offset")
+        .agg(pl.col("iou").mean())
+        .with_columns(width)
+        .sort("width", "grid", "fov", "offset", descending=[True, False, False, False])
     )
+    best = means.row(means["iou"].arg_max(), named=True)
     panels = []
-    for name in grids:
-        part = means.filter(pl.col("grid") == name)
-        fovs, offsets = part["fov"].unique().sort(), part["offset"].unique().sort()
-        grid = np.full((offsets.len(), fovs.len()), np.nan)
-        up, across = offsets.search_sorted(part["offset"]), fovs.search_sorted(part["fov"])
-        grid[up.to_numpy(), across.to_numpy()] = part["iou"].to_numpy()
+    for (name,), part in means.group_by("grid", maintain_order=True):
+        fovs, across = np.unique(part["fov"].to_numpy(), return_inverse=True)
+        lowered, down = np.unique(-part["offset"].to_numpy(), return_inverse=True)
+        grid = np.full((lowered.size, fovs.size), np.nan)
+        grid[down, across] = part["iou"].to_numpy()
         ring = None
         if name == best["grid"]:
-            row, column = offsets.index_of(best["offset"]), fovs.index_of(best["fov"])
-            ring = None if row is None or column is None else (row, column)
-        labels = [f"{value:.3f}" for value in offsets], [f"{value:.1f}" for value in fovs]
+            at = np.searchsorted(lowered, -best["offset"]), np.searchsorted(fovs, best["fov"])
+            ring = int(at[0]), int(at[1])
+        labels = [f"{-value:.3f}" for value in lowered], [f"{value:.1f}" for value in fovs]
         panels.append(plots.HeatMap(grid, *labels, title=name, ring=ring))
-    at_best = rows.filter(pl.all_horizontal(pl.col(k) == best[k] for k in ("grid", "fov", "offset")))
+    at_best = rows.filter(
+        pl.all_horizontal(pl.col(k) == best[k] for k in ("grid", "fov", "offset"))
+    )
     return Section(
         "Camera calibration",
         [

@@ -72,7 +72,7 @@ def data_of(build: Build) -> Callable[[str], tuple[Part, ...]]:
 def load(shard: Shard, split: str, detector: Detector) -> Loaded:
     """Samples of a split in the form that the detector needs."""
     if "images" in detector.needs:
-        return _pictures(shard, split)
+        return load_pictures(shard, split)
     if "counts" in detector.needs:
         return _sequences(shard, split, detector)
     return _pairs(shard, split, detector)
@@ -87,7 +87,8 @@ def _about(rows: pl.DataFrame) -> tuple[pl.DataFrame, np.ndarray]:
     return about, about.select(label).to_series().to_numpy()
 
 
-def _pictures(shard: Shard, split: str) -> Loaded:
+def load_pictures(shard: Shard, split: str) -> Loaded:
+    """Frames of a split that pass the filter, as pictures; for training, of normal classes only."""
     rows = shard.read("splits").filter(pl.col("kept") & (pl.col("split") == split))
     if split == "train":
         rows = rows.filter(pl.col("role") == "normal")

@@ -1,7 +1,7 @@
 """A world state to the scene that labels it: axis-aligned boxes and a pinhole camera (spec 2.3).
 
-Enters: a `WorldState`, the novel names, a `View`. Leaves: a `Scene` in Minecraft axes (x, height, z;
-block centres are integers). Boxes are 1x1x1, trunks (names containing `minecraft:log`) 1x3x1,
+Enters: a `WorldState`, the novel names, a `View`. Leaves: a `Scene` in Minecraft axes (x, height,
+z; block centres are integers). Boxes are 1x1x1, trunks (names containing `minecraft:log`) 1x3x1,
 entities 1x1.8x1; nothing else exists: no floor, no leaves, no sky.
 """
 
@@ -145,8 +145,8 @@ def pixel_rays(
 
 
 def hit_depth(scene: Scene, box: np.ndarray | int, directions: np.ndarray) -> np.ndarray:
-    """Depth at which rays of unit depth first meet the surface of their box between the clip planes,
-    else inf. `box` is one for all rays or one for each.
+    """Depth at which rays of unit depth first meet the surface of their box between the clip
+    planes, else inf. `box` is one for all rays or one for each.
 
     A ray that starts inside a box, or enters it before the near plane, meets the far side from
     within, as in Blender, where both sides of a face are seen.

@@ -149,28 +149,26 @@ def _load(data: bytes) -> Any:
         document = orjson.loads(data)
     except orjson.JSONDecodeError as error:
         raise RecordError("json_syntax", f"the world state is not JSON: {error}") from None
-    # Each pass removes at least one level. Brackets inside strings can leave a remainder, so what is
-    # left asks for the exact count.
+    # Each pass removes at least one level. Brackets inside strings can leave a remainder, so what
+    # is left asks for the exact count.
     brackets = bytes(data).translate(None, _NOT_BRACKETS)
     for _ in range(MAX_DEPTH // 2):
         brackets = brackets.replace(b"{}", b"").replace(b"[]", b"")
-    if brackets and _deeper_than(document, MAX_DEPTH):
+    if brackets and isinstance(document, dict | list) and _deeper_than(document, MAX_DEPTH):
         raise RecordError("json_depth", f"the world state nests deeper than {MAX_DEPTH} levels")
     return document
 
 
 def _deeper_than(document: Any, limit: int) -> bool:
     level = [document]
-    for _ in range(limit + 1):
+    for _ in range(limit):
         level = [
             child
             for node in level
-            if isinstance(node, dict | list)
             for child in (node.values() if isinstance(node, dict) else node)
+            if isinstance(child, dict | list)
         ]
-        if not level:
-            return False
-    return True
+    return bool(level)
 
 
 def _map(cells: dict) -> tuple[np.ndarray, list[str]]:

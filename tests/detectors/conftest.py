@@ -7,32 +7,32 @@ from tasks.detectors import find_detector
 from tests.detectors.synthetic import samples, tiny
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="package", autouse=True)
 def one_thread():
-    """Results depend on the number of threads; one is also fastest for pictures this small."""
+    """Fastest for pictures this small."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def train():
     return samples(("images",), 48, 0, seed=1)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def valid():
     return samples(("images",), 12, 8, seed=2)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def test_set():
     return samples(("images",), 21, 14, seed=3)
 
 
-@pytest.fixture(scope="session")
-def classifier(train, valid):
+@pytest.fixture(scope="package")
+def classifier(one_thread, train, valid):
     kind = find_detector("vgg_classifier")
     detector = kind(tiny(kind))
     detector.fit(train, valid, seed=5, device="cpu")

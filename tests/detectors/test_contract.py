@@ -223,8 +223,9 @@ def test_samples_of_different_lengths_are_refused():
 
 def test_scores_that_are_not_numbers_are_an_error(classifier, test_set):
     broken = type(classifier)(classifier.settings)
-    broken.restore({n: v * float("nan") if v.is_floating_point() else v
-                    for n, v in classifier.state().items()})
+    broken.restore(
+        {n: v * float("nan") if v.is_floating_point() else v for n, v in classifier.state().items()}
+    )
     with pytest.raises(NoveltyError, match="35 scores are not finite, first 3/0"):
         broken.score(test_set)
 

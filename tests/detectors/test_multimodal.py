@@ -28,7 +28,9 @@ def scores(known: int, novel: int, seed: int, shift: dict[str, float] | None = N
     each modality's spread and moves the novel samples only."""
     draws = np.random.default_rng(seed)
     labels = np.r_[np.zeros(known, np.int64), np.full(novel, NOVEL)]
-    moved = {name: (labels == NOVEL) * (shift or {}).get(name, 0.0) for name in ("visual", "symbolic")}
+    moved = {
+        name: (labels == NOVEL) * (shift or {}).get(name, 0.0) for name in ("visual", "symbolic")
+    }
     arrays = {
         "visual": 0.003 + 0.0005 * (draws.normal(size=len(labels)) + moved["visual"]),
         "symbolic": np.exp(1 + 0.8 * (draws.normal(size=len(labels)) + moved["symbolic"])),
@@ -62,7 +64,11 @@ def test_adding_ranges_loses_to_ranks_where_one_modality_is_heavy_tailed():
 
 
 def test_the_released_rule_is_the_released_formula():
-    test = Samples(["a", "b"], None, {"visual": np.array([0.0065, 0.0]), "symbolic": np.array([29.5301, 0.2429])})
+    test = Samples(
+        ["a", "b"],
+        None,
+        {"visual": np.array([0.0065, 0.0]), "symbolic": np.array([29.5301, 0.2429])},
+    )
     assert fitted("released").score(test) == pytest.approx([2.0, 0.0], abs=1e-12)
     ranged = fitted("range", test)
     assert ranged.score(test) == pytest.approx([2.0, 0.0], abs=1e-12)
@@ -88,11 +94,22 @@ def test_without_validation_nothing_is_calibrated():
 
 def test_scores_must_be_one_number_each():
     broken = Samples(["a"], None, {"visual": np.array([np.nan]), "symbolic": np.array([0.0])})
-    with pytest.raises(ConfigError, match="visual scores have nan"):
+    with pytest.raises(ConfigError, match="1 visual scores are not finite, first a: nan"):
         fitted("fisher").score(broken)
     wide = Samples(["a"], None, {"visual": np.zeros((1, 2)), "symbolic": np.array([0.0])})
     with pytest.raises(ConfigError, match=r"visual scores have shape \(1, 2\)"):
         fitted("fisher").score(wide)
+
+
+@pytest.mark.parametrize("rule", [*RULES, "released"])
+def test_a_score_needs_no_company(rule):
+    detector, test = fitted(rule), scores(6, 6, 2, {"visual": 3})
+    whole = detector.score(test)
+    for row in range(12):
+        alone = Samples(["x"], None, {n: v[row : row + 1] for n, v in test.arrays.items()})
+        assert detector.score(alone) == whole[row]
+    none = Samples([], None, {n: v[:0] for n, v in test.arrays.items()})
+    assert detector.score(none).shape == (0,)
 
 
 @pytest.mark.parametrize("rule", [*RULES, "released"])
@@ -135,7 +152,7 @@ def test_tables_are_joined_by_frame():
     found = paired_scores(visual, symbolic)
     assert found.ids == ["b", "a"]
     assert found.array("symbolic").tolist() == [10.0, 20.0]
-    with pytest.raises(ConfigError, match="1 of 3 have a visual score but no symbolic one.*c"):
+    with pytest.raises(ConfigError, match=r"1 of 3 have a visual score but no symbolic one.*c"):
         paired_scores(symbolic, visual)
 
 

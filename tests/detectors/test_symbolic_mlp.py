@@ -16,7 +16,13 @@ from tasks.novelcraft.symbols import SymbolSequences
 from tasks.novelcraft.windows import cut_windows
 
 TINY = Configuration(
-    order=2, hidden=32, dropout=0.0, scaling="deviation", epochs=40, batch_size=32, learning_rate=1e-2
+    order=2,
+    hidden=32,
+    dropout=0.0,
+    scaling="deviation",
+    epochs=40,
+    batch_size=32,
+    learning_rate=1e-2,
 )
 BLOCKS = np.array(["minecraft:air", "minecraft:log", "minecraft:sand"])
 
@@ -124,6 +130,20 @@ def test_frames_without_a_full_context_score_zero(fitted):
     assert (scores[sequences.position >= 2] > 0).all()
 
 
+def test_a_score_needs_no_company(fitted):
+    """Gathered lazily, given as plain arrays, turned round: the same frames score the same."""
+    detector, _ = fitted
+    lazy = game(3, 12, 9).samples(2)
+    whole = detector.score(lazy)
+    turned = np.random.default_rng(0).permutation(len(lazy))
+    plain = Samples(
+        [lazy.ids[row] for row in turned], None, {n: v[turned] for n, v in lazy.arrays.items()}
+    )
+    np.testing.assert_allclose(detector.score(plain), whole[turned], rtol=1e-4, atol=1e-7)
+    empty = Samples([], None, {n: v[:0] for n, v in lazy.arrays.items()})
+    assert detector.score(empty).shape == (0,)
+
+
 def test_the_paper_preset_learns_too():
     detector = SymbolicMlp("paper")
     history = detector.fit(normal(20, 0, order=5), normal(5, 1, order=5), device="cpu")
@@ -194,7 +214,12 @@ def test_a_killed_run_ends_like_an_undisturbed_one(later, tmp_path):
     seen = []
     again = SymbolicMlp(few)
     resumed = again.fit(
-        train, valid, seed=1, device="cpu", checkpoints=tmp_path, progress=lambda e, n, r: seen.append(e)
+        train,
+        valid,
+        seed=1,
+        device="cpu",
+        checkpoints=tmp_path,
+        progress=lambda e, n, r: seen.append(e),
     )
     assert seen == list(range(last + 1, 9))
     assert resumed.equals(history)

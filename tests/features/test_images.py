@@ -28,7 +28,9 @@ def test_an_image_no_higher_than_the_bar_is_refused():
         preprocessing.crop_item_bar(picture(height=22))
 
 
-@pytest.mark.parametrize(("scale", "size"), [(1, (234, 256)), (0.75, (175, 192)), (0.5, (117, 128))])
+@pytest.mark.parametrize(
+    ("scale", "size"), [(1, (234, 256)), (0.75, (175, 192)), (0.5, (117, 128))]
+)
 def test_published_sizes(scale, size):
     assert preprocessing.for_classifier(picture(count=1), scale=scale).shape == (1, 3, *size)
 

@@ -72,6 +72,11 @@ def test_parameters_of_the_head():
     assert sum(parameter.numel() for parameter in head.parameters()) == expected
 
 
+def test_batch_norm_in_the_head_is_dinos_option():
+    names = DinoHead(12, hidden=16, bottleneck=8, out=20, batch_norm=True).state_dict().keys()
+    assert {"mlp.1.running_mean", "mlp.4.running_mean", "mlp.6.weight"} <= names
+
+
 def test_the_head_compares_directions():
     torch.manual_seed(0)
     head = DinoHead(12, hidden=16, bottleneck=8, out=20)

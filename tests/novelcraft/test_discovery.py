@@ -1,4 +1,4 @@
-"""Semi-supervised k-means and its accuracy against plain definitions; fine-tuning on small frames."""
+"""Clusters and their accuracy against plain definitions; fine-tuning on tiny frames."""
 
 from itertools import permutations
 
@@ -86,7 +86,9 @@ def test_kmeans_properties(known, new, seed, spread):
 
 def test_labelled_points_keep_their_cluster_even_where_another_is_nearer():
     labelled = np.array([[0.0], [1.0], [9.9], [10.0], [11.0]])
-    found = semi_supervised_kmeans(labelled, np.array([0, 0, 0, 1, 1]), np.array([[0.5], [10.5]]), 2)
+    found = semi_supervised_kmeans(
+        labelled, np.array([0, 0, 0, 1, 1]), np.array([[0.5], [10.5]]), 2
+    )
     assert found.labelled.tolist() == [0, 0, 0, 1, 1]
     assert found.unlabelled.tolist() == [0, 1]
     np.testing.assert_allclose(found.centers[:, 0], [(0 + 1 + 9.9 + 0.5) / 4, 31.5 / 3])
@@ -170,7 +172,9 @@ def test_losses_follow_their_definitions():
         others = [float(first[i] @ first[j]) / 0.1 for j in range(6) if j != i]
         base = np.log(np.exp(others).sum())
         views.append(base - float(first[i] @ second[i]) / 0.1)
-        alike = [float(first[i] @ first[j]) / 0.1 for j in range(6) if j != i and labels[i] == labels[j]]
+        alike = [
+            float(first[i] @ first[j]) / 0.1 for j in range(6) if j != i and labels[i] == labels[j]
+        ]
         if alike:
             classes.append(base - np.mean(alike))
     assert float(view_contrast(first, second, 0.1)) == pytest.approx(np.mean(views), rel=1e-4)
@@ -187,12 +191,12 @@ def test_classes_without_a_pair_give_no_loss_and_no_gradient():
 
 
 def test_views_are_seeded_different_and_in_range():
-    images = torch.randint(0, 256, (8, 20, 20, 3), dtype=torch.uint8)
+    images = torch.rand(8, 3, 16, 16)
     torch.manual_seed(1)
-    one = random_views(images, TINY)
-    two = random_views(images, TINY)
+    one = random_views(images, 0.4)
+    two = random_views(images, 0.4)
     torch.manual_seed(1)
-    assert torch.equal(random_views(images, TINY), one)
+    assert torch.equal(random_views(images, 0.4), one)
     assert not torch.equal(one, two)
     assert one.shape == (8, 3, 16, 16)
     mean, deviation = (torch.tensor(v).view(3, 1, 1) for v in (discovery.MEAN, discovery.DEVIATION))

@@ -1,4 +1,4 @@
-"""Raw episodes to tables: the layouts and edge cases of the release, and every kind of bad frame."""
+"""Raw episodes to tables: layouts and edge cases of the release, every kind of bad frame."""
 
 import json
 import zipfile
@@ -197,6 +197,13 @@ def test_zip_gives_the_same_as_the_folder_and_a_bomb_is_one_bad_record(tmp_path)
     assert not none and refused == {"item_tnt/0/3": "too_large"}
     for name, frame in folder.items():
         assert frame.equals(zipped[name]), name
+
+
+def test_links_are_not_followed_but_accounted_for(tmp_path):
+    write_frame(tmp_path, "normal/0/1", state())
+    (tmp_path / "normal" / "0" / "2.png").symlink_to("/etc/passwd")
+    _, rejects = ingest(tmp_path)
+    assert rejects == {"normal/0/2.png": "unreadable"}
 
 
 def test_no_frames_is_said(tmp_path):

@@ -37,7 +37,10 @@ def slot(episode: int, position: int, item: str, count: int, variant: str | None
 def tables(frames: list[dict], slots: list[dict]) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Only the columns that are read, in the types that the tables declare."""
     made = []
-    for rows, table, example in ((frames, FRAMES, frame(0, 0)), (slots, INVENTORY, slot(0, 0, "", 0))):
+    for rows, table, example in (
+        (frames, FRAMES, frame(0, 0)),
+        (slots, INVENTORY, slot(0, 0, "", 0)),
+    ):
         made.append(pl.DataFrame(rows, {name: table.polars_schema[name] for name in example}))
     return made[0], made[1]
 
@@ -67,7 +70,8 @@ def test_variants_count_for_their_own_entry_or_for_the_general_one():
 
 def test_unknown_items():
     given_tables = tables(
-        [frame(0, 0), frame(0, 1)], [slot(0, 1, "minecraft:cake", 2), slot(0, 1, "minecraft:web", 3)]
+        [frame(0, 0), frame(0, 1)],
+        [slot(0, 1, "minecraft:cake", 2), slot(0, 1, "minecraft:web", 3)],
     )
     other = symbol_sequences(*given_tables)
     assert (other.count_names[-1], other.counts[:, -1].tolist()) == ("other", [0, 5])
@@ -91,9 +95,7 @@ def test_counts_follow_a_plain_loop(data):
         slot(*data.draw(st.sampled_from(places)), *parts)
         for parts in data.draw(
             st.lists(
-                st.tuples(
-                    st.sampled_from(ITEMS), st.integers(0, 64), st.sampled_from(VARIANTS)
-                ),
+                st.tuples(st.sampled_from(ITEMS), st.integers(0, 64), st.sampled_from(VARIANTS)),
                 max_size=20,
             )
         )
@@ -114,7 +116,9 @@ def test_counts_follow_a_plain_loop(data):
 
 
 def test_words_of_training_make_the_groups_and_others_are_unknown():
-    train = symbol_sequences(*tables([frame(0, 0), frame(0, 1, "minecraft:stick", "minecraft:log")], []))
+    train = symbol_sequences(
+        *tables([frame(0, 0), frame(0, 1, "minecraft:stick", "minecraft:log")], [])
+    )
     vocabulary = learn_vocabulary(train.categories)
     assert vocabulary == {
         "selected_item": ("", "minecraft:stick"),
@@ -156,7 +160,9 @@ def test_contexts_are_the_frames_before(lengths, order, seed):
 
 def test_samples_are_frames_with_their_context():
     sequences = symbol_sequences(
-        *tables([frame(0, p, "minecraft:stick") for p in range(4)], [slot(0, 3, "minecraft:stick", 9)])
+        *tables(
+            [frame(0, p, "minecraft:stick") for p in range(4)], [slot(0, 3, "minecraft:stick", 9)]
+        )
     )
     samples = sequences.samples(2, np.zeros(4, np.int64))
     assert samples.ids == sequences.ids

@@ -1,0 +1,265 @@
+"""NovelCraft's own sections on a small made-up lake, and the paper's numbers on the real labels."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from schemas.config import Settings
+from schemas.novelcraft import (
+    CALIBRATION,
+    FRAMES,
+    IMAGES,
+    LABEL_DRIFT,
+    MASKS,
+    NOVEL_OBJECTS,
+    SPLITS,
+    TARGETS,
+)
+from schemas.table import Table
+from schemas.tables import SCORES
+from tasks.novelcraft.masks import bounding_box, encode_runs
+from tasks.novelcraft.report import PAPER_TABLE_1, choose_frames, is_official, sections
+from tasks.novelcraft.splits import assign_splits, table_1
+from tasks.report import write_report
+from tasks.stage import Build, Produced, Shard, stage
+from tests.novelcraft.test_splits import released_frames
+from tests.test_report import parsed, results, titles
+
+SIDE = 32
+CLASSES = ("normal", "fence", "item_tnt", "tree_easy")
+EPISODES, LENGTH = 2, 6
+TABLES: dict[str, Table] = {
+    table.name: table
+    for table in (
+        FRAMES, IMAGES, TARGETS, MASKS, NOVEL_OBJECTS, SPLITS, LABEL_DRIFT, CALIBRATION, SCORES,
+    )
+}  # fmt: skip
+OWN_TITLES = [
+    "Frames and their masks",
+    "Novel fraction",
+    "Novelty over the course of an episode",
+    "The paper's tables",
+    "Label drift",
+    "Camera calibration",
+    "Score against novel fraction",
+]
+
+
+def mask_of(label: str, frame: int) -> np.ndarray:
+    """Novelty grows along the episode; the last frame of tree_easy shows nothing else."""
+    mask = np.zeros((SIDE, SIDE), bool)
+    if label != "normal":
+        mask[4 : 4 + 3 * frame, 2:12] = True
+    if label == "tree_easy" and frame == LENGTH - 1:
+        mask[:] = True
+    return mask
+
+
+def made_up() -> dict[str, pl.DataFrame]:
+    import cv2
+
+    rows: dict[str, list] = {name: [] for name in ("frames", "images", "masks", "boxes", "targets")}
+    for label in CLASSES:
+        for episode in range(EPISODES):
+            for frame in range(LENGTH):
+                name = {"frame_id": f"{label}/{episode}/{frame}", "class": label, "subset": ""}
+                name |= {"episode": episode, "frame": frame}
+                mask = mask_of(label, frame)
+                seed = [CLASSES.index(label), episode, frame]
+                noise = np.random.default_rng(seed).integers(0, 255, (SIDE, SIDE, 3), np.uint8)
+                png = cv2.imencode(".png", noise)[1].tobytes()
+                rows["frames"].append(
+                    name
+                    | {"episode_id": f"{label}/{episode}", "position": frame}
+                    | {"suspect_last": label == "fence" and frame == LENGTH - 1}
+                )
+                rows["images"].append(name | {"png": png})
+                rows["targets"].append(
+                    name
+                    | {"novel_fraction": mask.mean(), "novel_pixels": int(mask.sum())}
+                    | {"renderer": "raycast", "rotation": "corrected"}
+                )
+                if mask.any():
+                    runs = encode_runs(mask).astype(np.int32).tolist()
+                    rows["masks"].append(name | {"height": SIDE, "width": SIDE, "runs": runs})
+                    box = dict(zip(("x0", "y0", "x1", "y1"), bounding_box(mask), strict=True))
+                    about = {"object": 0, "label": "<b>block", "pixels": int(mask.sum())}
+                    rows["boxes"].append(name | about | box)
+    targets = pl.DataFrame(rows["targets"])
+    splits = assign_splits(
+        targets.select("class", "episode", "frame", "novel_fraction"), permutations=3
+    )
+    samples = targets.select(
+        pl.col("frame_id").alias("sample_id"), "class", (pl.col("class") != "normal").alias("novel")
+    )
+    fovs, offsets = (70.0, 71.2, 72.0), (1.0, 1.1)
+    calibration = pl.DataFrame(
+        [
+            (grid, fov + step, offset, frame, 0.9 - abs(fov - 71.2) / 10 - abs(offset - 1.1) - step)
+            for grid, step in (("coarse", 0.05), ("fine", 0.0))
+            for fov in (fovs if grid == "coarse" else fovs[1:])
+            for offset in offsets
+            for frame in ("1", "7")
+        ],
+        schema=CALIBRATION.polars_schema.names(),
+        orient="row",
+    )
+    drift = pl.DataFrame(
+        [
+            ("fence/0/1", "fence", 0.002, 0.05, "changed", True),
+            ("fence/0/2", "fence", 0.2, 0.19, "changed", False),
+            ("item_tnt/0/2", "item_tnt", None, 0.19, "added", False),
+        ],
+        schema=LABEL_DRIFT.polars_schema.names(),
+        orient="row",
+    )
+    return {
+        "frames": _complete(pl.DataFrame(rows["frames"])),
+        "images": pl.DataFrame(rows["images"]),
+        "targets": targets,
+        "masks": pl.DataFrame(rows["masks"]),
+        "novel_objects": pl.DataFrame(rows["boxes"]),
+        "splits": splits,
+        "label_drift": drift,
+        "calibration": calibration,
+        "scores": results(samples, {"odin": 1.0, "ndcc": 2.0})["scores"],
+    }
+
+
+def _complete(frames: pl.DataFrame) -> pl.DataFrame:
+    """The columns that no section looks at, all the same."""
+    empty = {pl.String: "", pl.Boolean: False, pl.Float64: 0.0}
+    return frames.with_columns(
+        pl.lit(empty.get(kind, 1)).cast(kind).alias(name)
+        for name, kind in FRAMES.polars_schema.items()
+        if name not in frames.columns
+    )
+
+
+READY: dict[str, pl.DataFrame] = {}
+
+
+@stage(writes=lambda settings: [TABLES[name] for name in READY])
+def pretend_novelcraft(shard: Shard, settings: Settings) -> Produced:
+    """Write what a test prepared."""
+    return Produced(READY, next(iter(READY.values())).height)
+
+
+def report_of(lake: Path, tables: dict[str, pl.DataFrame]) -> Path:
+    READY.clear()
+    READY.update(tables)
+    with Build("novelcraft", lake) as build:
+        build.run(pretend_novelcraft, [Shard("all", about=sorted(tables))], Settings())
+    return write_report(lake, "novelcraft")
+
+
+def read_of(tables: dict[str, pl.DataFrame]):
+    """What tasks/report.py hands to `sections`, without a lake."""
+
+    def read(name, columns=None, where=None):
+        if name not in tables:
+            return None
+        rows = tables[name] if where is None else tables[name].filter(where)
+        return rows if columns is None else rows.select(columns)
+
+    return read
+
+
+@pytest.fixture(scope="module")
+def tables() -> dict[str, pl.DataFrame]:
+    return made_up()
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory, tables) -> Path:
+    return report_of(tmp_path_factory.mktemp("lake"), tables)
+
+
+def test_every_section_is_there_and_well_formed(page):
+    found = parsed(page)
+    assert [title.replace("&#x27;", "'") for title in titles(page)] == [
+        "What was built",
+        "Data quality",
+        "Classes and splits",
+        *OWN_TITLES,
+    ]
+    assert found.prose.startswith("NovelCraft")
+    assert "<b>block: " in found.prose
+
+
+def test_page_is_small_and_repeats(page, tmp_path, tables):
+    assert page.stat().st_size < 1_000_000
+    assert report_of(tmp_path / "again", tables).read_bytes() == page.read_bytes()
+
+
+@pytest.mark.parametrize("absent", [name for name in TABLES if name != "frames"])
+def test_a_table_may_be_absent(tables, absent):
+    kept = {name: rows for name, rows in tables.items() if name != absent}
+    shown = {section.title for section in sections(read_of(kept))}
+    gone = {
+        "images": {OWN_TITLES[0]},
+        "masks": {OWN_TITLES[0]},
+        "novel_objects": set(),
+        "targets": {*OWN_TITLES[:3], OWN_TITLES[6]},
+        "splits": {OWN_TITLES[3]},
+        "label_drift": {OWN_TITLES[4]},
+        "calibration": {OWN_TITLES[5]},
+        "scores": {OWN_TITLES[6]},
+    }[absent]
+    assert shown == set(OWN_TITLES) - gone
+
+
+def test_empty_tables_give_no_sections(tables):
+    assert sections(read_of({name: rows.clear() for name, rows in tables.items()})) == []
+
+
+def test_frames_with_most_novelty_but_more_than_novelty_in_view(tables):
+    chosen = choose_frames(tables["targets"].filter(pl.col("class") != "normal"), tables["frames"])
+    # The last frame of fence may show another game, that of tree_easy nothing but novelty.
+    assert chosen["frame_id"].to_list() == ["fence/0/4", "item_tnt/0/5", "tree_easy/0/4"]
+
+
+def test_overlays_are_the_masks(page):
+    import base64
+
+    import cv2
+
+    source = page.read_text()
+    shown = re.search(r'<g class="over"><image href="data:image/png;base64,([^"]+)"', source)
+    layer = cv2.imdecode(np.frombuffer(base64.b64decode(shown[1]), np.uint8), cv2.IMREAD_UNCHANGED)
+    assert np.array_equal(layer[:, :, 3] > 0, mask_of("fence", 4))
+    assert '<rect x="2" y="4" width="10" height="12">' in source
+
+
+def test_damaged_picture_is_named(tables, tmp_path):
+    images = tables["images"].with_columns(
+        pl.when(frame_id="item_tnt/0/5").then(pl.lit(b"no png")).otherwise("png").alias("png")
+    )
+    found = parsed(report_of(tmp_path, tables | {"images": images}))
+    assert "Pictures that could not be decoded: item_tnt/0/5" in found.prose
+
+
+def test_best_camera_and_drift_are_said(page):
+    prose = parsed(page).prose
+    assert "field of view 71.200°, eye 1.1000 blocks up, mean IoU 0.9000" in prose
+    assert "2 frames got another novel fraction, and 1 crossed the 1%" in prose
+    assert "1 stand in one version only" in prose
+
+
+def test_papers_numbers_only_beside_the_full_release(page):
+    assert "20,988" not in page.read_text()
+    splits = assign_splits(released_frames("labels/splits.csv"))
+    assert is_official(splits)
+    assert not is_official(splits.head(-1))
+    (section,) = sections(read_of({"splits": splits}))
+    rows = [
+        re.findall(r"<td.*?>(.*?)</td>", row)
+        for row in re.findall(r"<tr>(<td.*?)</tr>", "".join(section.parts))
+    ]
+    assert ["test", "novel", "530", "26,285", "3,530", "440", "20,988", "3,530"] in rows
+    same = [row[2:5] == row[5:] for row in rows[:6]]
+    assert same == [True, True, True, True, True, False]
+    assert [tuple(key) for key in PAPER_TABLE_1] == table_1(splits).select("split", "type").rows()
