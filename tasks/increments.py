@@ -16,34 +16,14 @@ N samples folded over n steps: step j gets ceil((N - j) / n). Samples are dealt 
 """
 
 from collections.abc import Collection, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import polars as pl
-from pydantic import BaseModel, ConfigDict, Field
 
 from schemas.errors import ConfigError, SourceError
+from schemas.increments import IncrementSettings
 
 TRAIN = "train"
-
-
-class IncrementSettings(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    novel_class_order: Literal["least_frequent_first", "most_frequent_first"] = Field(
-        "least_frequent_first",
-        description="order in which novel classes appear; the paper's text says most_, its Table 1 "
-        "and code least_frequent_first",
-    )
-    group_size: Literal["ceil", "floor"] = Field(
-        "ceil",
-        description="novel classes per increment: quotient rounded up, the last group smaller "
-        "(Table 1), or down, the last group larger (the text)",
-    )
-    increments: int = Field(5, ge=1, le=10_000, description="increments per pool")
-    pooling: Literal["per_release", "one_pool"] = Field(
-        "per_release", description="cut each later release alone, or all of them together"
-    )
-    seed: int = Field(0, ge=0, description="decides which sample goes to which fold")
 
 
 class Increments(NamedTuple):

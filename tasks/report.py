@@ -459,7 +459,8 @@ def _leaderboard(read: Read) -> list[Section]:
         return []
     run = ["protocol", "detector", "backbone", "split"]
     value = pl.col("value")
-    cells = metrics.group_by(*run, "convention", "metric").agg(
+    # In table order, as the last digit of a mean depends on the order of its terms.
+    cells = metrics.group_by(*run, "convention", "metric", maintain_order=True).agg(
         value.mean().alias("mean"),
         value.std().alias("deviation"),
         value.count().alias("found"),

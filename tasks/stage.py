@@ -268,8 +268,8 @@ def _in_own_process(function: Callable[..., Piece], name: str, *arguments: Any) 
             return pool.submit(function, name, *arguments).result()
         except BrokenProcessPool:
             raise NativeError(
-                f"{name}: its process died; what it printed is above. The same command goes on from "
-                "the last checkpoint"
+                f"{name}: its process died; what it printed is above. The same command goes on "
+                "from the last checkpoint"
             ) from None
 
 

@@ -1,6 +1,9 @@
 """Reports: every section where its tables are, nothing where they are not, all text escaped."""
 
+import os
 import re
+import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -27,6 +30,7 @@ from tasks.report import (
 from tasks.stage import Build, Produced, Shard, stage
 from tests.toy import build_toy, write_raw
 
+ROOT = Path(__file__).parents[1]
 EVIL = '<script>alert("x")</script>'
 VOID = {"meta", "img", "br", "hr", "link", "input"}
 
@@ -256,6 +260,25 @@ def test_same_lake_same_bytes(tmp_path):
     first = build_results(tmp_path / "one").read_bytes()
     assert write_report(tmp_path / "one", "toy").read_bytes() == first
     assert build_results(tmp_path / "two").read_bytes() == first
+
+
+def test_surroundings_do_not_show(tmp_path):
+    first = build_results(tmp_path / "lake").read_bytes()
+    code = (
+        "import sys; from pathlib import Path; from tasks.report import write_report\n"
+        "write_report(Path(sys.argv[1]), 'toy')"
+    )
+    environment = os.environ | {
+        "TZ": "Asia/Tokyo",
+        "PYTHONHASHSEED": "7",
+        "POLARS_MAX_THREADS": "5",
+        "LC_ALL": "C",
+        "SOURCE_DATE_EPOCH": "1",
+        "PYTHONPATH": str(ROOT),
+    }
+    command = [sys.executable, "-c", code, str(tmp_path / "lake")]
+    subprocess.run(command, env=environment, cwd=tmp_path, check=True)
+    assert (tmp_path / "lake/reports/toy.html").read_bytes() == first
 
 
 def test_index_lists_every_report(tmp_path):

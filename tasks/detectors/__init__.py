@@ -9,7 +9,9 @@ import pkgutil
 from importlib import import_module
 from pathlib import Path
 
-from schemas.errors import ConfigError
+from pydantic import ValidationError
+
+from schemas.errors import ConfigError, SourceError
 from tasks.detectors.base import Detector, read_header, read_tensors
 
 _NOT_DETECTORS = {"base", "training"}
@@ -40,7 +42,13 @@ def load_detector(path: Path, *, device: str = "auto", base: Detector | None = N
     """The fitted detector that `Detector.save` wrote; `base` where it `requires` another one."""
     header = read_header(path)
     kind = find_detector(header["detector"])
-    settings = type(kind.presets["paper"]).model_validate_json(header["settings"])
+    try:
+        settings = type(kind.presets["paper"]).model_validate_json(header["settings"])
+    except ValidationError as error:
+        raise SourceError(
+            f"{path} has settings of another version: {error.errors()[0]['msg']} at "
+            f"{error.errors()[0]['loc']}; fit the detector again"
+        ) from error
     detector = kind(settings)
     detector.prepare(device=device, base=base)
     if header["base"] != detector.base_fingerprint():

@@ -35,9 +35,9 @@ class AutoencoderPatch(autoencoder_full.AutoencoderFull):
         "small": Configuration(
             **autoencoder_full.SMALL_AUTOENCODER,
             scale=0.5,
-            epochs=10,
+            epochs=8,
             batch_size=16,
-            milestones=(8,),
+            milestones=(6,),
             patches_per_image=8,
             pooling="max",
         ),

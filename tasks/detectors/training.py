@@ -53,7 +53,7 @@ class TrainingSettings(Settings):
     )
     mixed_precision: bool = Field(True, description="bfloat16 where a GPU has it; never on a CPU.")
     cpu_threads: int = Field(
-        2, ge=1, description="Threads on a CPU; they order the sums, so the result depends on them."
+        1, ge=1, description="Threads on a CPU; they order the sums, so the result depends on them."
     )
     checkpoint_every: int = Field(10, ge=1, description="Epochs between checkpoints.")
 

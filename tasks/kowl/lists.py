@@ -13,16 +13,14 @@ import zlib
 from collections.abc import Callable
 from datetime import date
 from io import BytesIO
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import polars as pl
-from pydantic import BaseModel, ConfigDict, Field
 
 from schemas.errors import SourceError
+from schemas.kowl import SPLITS, Release, Split
 from schemas.table import REJECTED
 
-Split = Literal["train", "validate", "test"]
-SPLITS: tuple[Split, ...] = ("train", "validate", "test")
 SPLIT_SPELLINGS: dict[str, Split] = {
     "train": "train",
     "training": "train",
@@ -50,17 +48,6 @@ MAX_TEXT_BYTES = 1 << 29
 MAX_COLUMNS = 50
 MAX_LINE_CHARACTERS = 1000
 MAX_LABEL_CHARACTERS = 200
-
-
-class Release(BaseModel):
-    """A dataset release: where its lists are and where it stands among the others."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    name: str = Field(pattern=r"^[a-z0-9_]+$", description="name used in every table")
-    order: int = Field(description="position in time; the lowest is increment 0")
-    files: dict[Split, tuple[str, ...]] = Field(description="list files per split, shards in order")
-    snapshot_date: date | None = Field(None, description="day the lists were taken, if known")
 
 
 class ListRead(NamedTuple):

@@ -1,12 +1,12 @@
 """The choices of KOWL-718 that are data: the three releases and the label renames, by name.
 
-Label rules, split rules and increment options are `Literal` fields of `UnifySettings` and
-`tasks.increments.IncrementSettings`. Spec section 1 ("Unified table") and expected/README rule 2.
+Label and split rules are fields of `UnifySettings` (schemas/kowl.py), increment options those of
+`IncrementSettings` (schemas/increments.py). Spec section 1 and expected/README rule 2.
 """
 
 from typing import NamedTuple
 
-from tasks.kowl.lists import Release
+from schemas.kowl import Release
 
 
 class Rename(NamedTuple):

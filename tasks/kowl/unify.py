@@ -7,37 +7,14 @@ each release said in a long table.
 
 from collections.abc import Sequence
 from itertools import combinations
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import polars as pl
-from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from schemas.errors import ConfigError, SourceError
+from schemas.kowl import UnifySettings
 from tasks.kowl.lists import KEY
 from tasks.kowl.policies import RENAMES
-
-
-class UnifySettings(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    label_rule: Literal["recent_first", "oldest_first"] = Field(
-        "recent_first", description="which release's label a clip takes"
-    )
-    split_rule: Literal["first_come", "most_recent"] = Field(
-        "first_come", description="which release, and split of it, a clip belongs to"
-    )
-    renames: tuple[str, ...] = Field(
-        ("kinetics400_renames", "football_case"),
-        description="names of rename tables, applied in this order to the chosen label",
-    )
-
-    @field_validator("renames")
-    @classmethod
-    def _known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        unknown = [name for name in names if name not in RENAMES]
-        if unknown:
-            raise ValueError(f"no rename table {unknown}; there are {sorted(RENAMES)}")
-        return names
 
 
 class Unified(NamedTuple):
@@ -71,6 +48,9 @@ def unify(
             f"unify: order of releases is {list(order)}, rows come also from {sorted(unknown)}; "
             "name each release once"
         )
+    missing = [name for name in settings.renames if name not in RENAMES]
+    if missing:
+        raise ConfigError(f"unify: no rename table {missing}; there are {sorted(RENAMES)}")
     rank = pl.Enum(list(order))
     listed = rows.select(sample_id(), *KEY, pl.col("release").cast(rank), "label", "split").sort(
         "sample_id", "release"

@@ -225,19 +225,21 @@ def _episodes(read: Read) -> Section | None:
         return None
     course = pl.col("position") / pl.col("position").max().over("episode_id").clip(lower_bound=1)
     step = (course * EPISODE_STEPS).cast(pl.Int64).clip(0, EPISODE_STEPS - 1)
-    steps = targets.join(frames, on="frame_id").with_columns(step.alias("step"))
+    steps = targets.join(frames, on="frame_id", maintain_order="left").with_columns(
+        step.alias("step")
+    )
     if steps.is_empty():
         return None
     fraction = pl.col("novel_fraction")
     bands = (
-        steps.group_by("step")
+        steps.group_by("step", maintain_order=True)
         .agg(
             fraction.mean().alias("mean"),
             *(fraction.quantile(q / 100).alias(f"q{q}") for q in (50, 75, 90)),
         )
         .sort("step")
     )
-    means = steps.group_by("class", "step").agg(fraction.mean())
+    means = steps.group_by("class", "step", maintain_order=True).agg(fraction.mean())
     classes = sorted(set(means["class"]))
     grid = np.full((len(classes), EPISODE_STEPS), np.nan)
     rows = means["class"].replace_strict({name: n for n, name in enumerate(classes)})
@@ -332,7 +334,8 @@ def _label_drift(read: Read) -> Section | None:
         paragraph(
             f"Between two versions of the labels {counted(changed.height, 'frame')} got another "
             f"novel fraction, and {int(drift['crossed'].sum()):,} crossed the {NOVEL_FROM:.0%} "
-            f"from which a frame is kept; {drift.height - changed.height:,} stand in one version only."
+            f"from which a frame is kept; {drift.height - changed.height:,} stand in one version "
+            "only."
         )
     ]
     if changed.height:
@@ -357,7 +360,7 @@ def _calibration(read: Read) -> Section | None:
         return None
     width = (pl.col("fov").max() - pl.col("fov").min()).over("grid").alias("width")
     means = (
-        rows.group_by("grid", "fov", "offset")
+        rows.group_by("grid", "fov", "offset", maintain_order=True)
         .agg(pl.col("iou").mean())
         .with_columns(width)
         .sort("width", "grid", "fov", "offset", descending=[True, False, False, False])

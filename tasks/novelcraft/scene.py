@@ -45,8 +45,11 @@ class View:
             raise ConfigError(f"eye_offset is {self.eye_offset}, expected a finite number")
         if not 1 <= self.resolution <= 4096:
             raise ConfigError(f"resolution is {self.resolution}, expected 1 to 4096 pixels")
-        if not 0.0 < self.near < self.far:
-            raise ConfigError(f"clip is {self.near}..{self.far}, expected 0 < near < far")
+        if not 0.0 < self.near <= self.far - 4.0:
+            raise ConfigError(
+                f"clip is {self.near}..{self.far}, expected 0 < near and far at least 4 blocks "
+                "beyond it, so that no box reaches past both"
+            )
 
     @property
     def half_width(self) -> float:

@@ -8,7 +8,7 @@ COLOURS = np.array([[200, 40, 40], [40, 200, 40], [40, 40, 200]], np.float64)
 SIDE = 64
 
 # What differs from the preset `small`, so that 64 x 64 pictures train in a second or two.
-TINY_TRAINING = {"batch_size": 8, "milestones": (), "cpu_threads": 1}
+TINY_TRAINING = {"batch_size": 8, "milestones": ()}
 TINY_NETWORK = {
     **TINY_TRAINING,
     "scale": 0.5,

@@ -56,7 +56,8 @@ def test_finding_detectors_and_their_settings_does_not_import_torch():
         "assert [find_detector(n).presets['small'].model_dump_json() for n in detector_names()]\n"
         "heavy = {'torch', 'sklearn'} & sys.modules.keys(); assert not heavy, heavy"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    root = Path(__file__).parents[2]
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60, cwd=root)
 
 
 def test_an_unknown_name_lists_the_known():
@@ -247,6 +248,13 @@ def test_a_foreign_file_is_not_a_detector(tmp_path):
         load_detector(tmp_path / "a.safetensors")
     with pytest.raises(SourceError, match="not found"):
         load_detector(tmp_path / "b.safetensors")
+
+
+def test_a_detector_of_another_version_is_named(classifier, tmp_path):
+    header = {"detector": "odin", "settings": '{"heat": 3}', "record": {}, "base": ""}
+    write_tensors(tmp_path / "a.safetensors", {"epsilon": np.zeros(1)}, header)
+    with pytest.raises(SourceError, match="settings of another version"):
+        load_detector(tmp_path / "a.safetensors", base=classifier, device="cpu")
 
 
 def test_tensors_come_back_as_they_were(tmp_path):

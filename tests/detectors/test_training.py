@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +18,6 @@ from tasks.detectors.training import TrainingSettings, in_batches, seeded, train
 from tests.detectors.synthetic import samples, tiny
 
 SETTINGS = {"epochs": 5, "batch_size": 8, "learning_rate": 0.01, "checkpoint_every": 2}
-SETTINGS |= {"cpu_threads": 1}
 
 
 class Killed(Exception):
@@ -140,7 +140,8 @@ run(samples(("images",), 48, 0, seed=1), Path(sys.argv[1]))
 
 def test_kill_minus_nine(train, tmp_path):
     path = tmp_path / "c.safetensors"
-    done = subprocess.run([sys.executable, "-c", PROGRAM, str(path)], timeout=120)
+    command = [sys.executable, "-c", PROGRAM, str(path)]
+    done = subprocess.run(command, timeout=120, cwd=Path(__file__).parents[2])
     assert done.returncode == -9
     assert len(read_header(path)["history"]) == 4
     resumed, _ = run(train, path)
@@ -209,10 +210,10 @@ def test_balance_without_labels_is_refused(train):
 
 
 def test_the_result_does_not_depend_on_the_callers_threads(train):
-    one, _ = run(train, epochs=2, cpu_threads=2)
+    one, _ = run(train, epochs=2)
     torch.set_num_threads(2)
     try:
-        two, _ = run(train, epochs=2, cpu_threads=2)
+        two, _ = run(train, epochs=2)
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(1)

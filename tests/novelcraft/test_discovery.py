@@ -293,6 +293,17 @@ def test_the_labels_of_unlabelled_frames_are_not_used():
     assert torch.equal(*weights)
 
 
+def test_labels_decide_who_is_alike():
+    """Each frame a class of its own, none drawn twice: nothing is alike."""
+    settings = TINY.model_copy(update={"epochs": 1, "balanced": False})
+    frames = pictures(np.arange(20) % 5, 0)
+    for labels, nothing in ((np.arange(20), True), (frames.labels, False)):
+        backbone, _ = new_backbone(settings, seed=0)
+        known = Samples(frames.ids, labels, frames.arrays)
+        history = fine_tune(backbone, known, frames, settings, device="cpu")
+        assert (history["supervised"][0] == 0) is nothing
+
+
 def test_frozen_blocks_stay_and_trained_ones_move():
     settings = TINY.model_copy(update={"trained_blocks": 1, "epochs": 1})
     before, _ = new_backbone(settings, seed=0)

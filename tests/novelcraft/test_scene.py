@@ -161,6 +161,7 @@ def test_rotations_agree_facing_south_only(pitch: float) -> None:
         {"eye_offset": float("inf")},
         {"resolution": 0},
         {"near": 2.0, "far": 1.0},
+        {"near": 2.0, "far": 5.0},
         {"near": 0.0},
     ],
 )
@@ -208,4 +209,6 @@ def test_hit_depth_between_the_clip_planes() -> None:
     near = build_scene(small_state(blocks), [], View(near=3.0))
     assert depth_of(near, 0, 0, 1) == 3.5, "the far side, from within"
     assert depth_of(build_scene(small_state(blocks), [], View(near=3.6)), 0, 0, 1) == np.inf
-    assert depth_of(build_scene(small_state(blocks), [], View(far=2.4)), 0, 0, 1) == np.inf
+    beyond = small_state({(0, 5, 5): "minecraft:tnt"})
+    assert depth_of(build_scene(beyond, [], View(far=4.4)), 0, 0, 1) == np.inf
+    assert depth_of(build_scene(beyond, [], View(far=4.6)), 0, 0, 1) == 4.5

@@ -1,0 +1,104 @@
+"""The KOWL flow end to end: on sample lists through Prefect, on the real lists without it."""
+
+import csv
+
+import polars as pl
+import pytest
+
+from schemas.config import Settings
+from schemas.errors import SourceError
+from schemas.kowl import Config, UnifySettings
+from storage.raw import open_raw
+from storage.tables import current_version
+from tasks.kowl.build import (
+    IncrementChoice,
+    cut_increments,
+    find_releases,
+    plan_increments,
+    plan_lists,
+    plan_unify,
+    read_lists,
+    unify_releases,
+)
+from tasks.sample.kowl import write_kowl
+from tasks.stage import Build
+from tests.shared import shared_path
+
+
+def table(lake, name: str) -> pl.DataFrame:
+    return current_version(lake, "kowl", name).read()
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory, prefect_api):
+    from flows.kowl import build
+
+    root = tmp_path_factory.mktemp("kowl")
+    write_kowl(root / "raw", videos_per_class=0)
+    build(Config(lists=root / "raw" / "lists", lake=root / "lake"))
+    return root
+
+
+def test_every_clip_is_in_one_increment_or_says_why(built):
+    clips, increments, left = (
+        table(built / "lake", n) for n in ("clips", "increments", "unassigned")
+    )
+    assert sorted([*increments["sample_id"], *left["sample_id"]]) == clips["sample_id"].to_list()
+    assert increments["increment"].unique().sort().to_list() == list(range(11))
+    introduced = dict(
+        table(built / "lake", "classes").select("label", "increment_introduced").iter_rows()
+    )
+    novel = increments.filter((pl.col("role") == "novel") & (pl.col("split") == "train"))
+    assert all(introduced[row["label"]] == row["increment"] for row in novel.iter_rows(named=True))
+
+
+def test_bad_lines_are_quarantined(built):
+    quarantine = table(built / "lake", "quarantine")
+    assert quarantine.height == 7
+    assert set(quarantine["stage"]) == {"read_lists"}
+
+
+def test_other_orders_and_seeds_change_only_the_increments(built, capsys):
+    from flows.kowl import build
+
+    before = table(built / "lake", "increments")
+    build(Config(lists=built / "raw" / "lists", lake=built / "lake", seed=3))
+    lines = capsys.readouterr().err
+    assert "read_lists: 0 of" in lines and "unify_releases: 0 of" in lines
+    after = table(built / "lake", "increments")
+    assert not after.equals(before)
+    sizes = ["increment", "split", "role"]
+    assert after.group_by(sizes).len().sort(sizes).equals(before.group_by(sizes).len().sort(sizes))
+
+
+def test_no_lists_is_said(tmp_path):
+    (tmp_path / "x.csv").write_text("x")
+    with pytest.raises(SourceError, match="no lists of kinetics400"):
+        find_releases(open_raw(tmp_path), ())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["least_frequent_first", "most_frequent_first"])
+def test_real_lists_give_the_expected_increments(tmp_path, order):
+    lists = shared_path("kinetics")
+    with Build("kowl", tmp_path) as build:
+        source = open_raw(lists)
+        releases = find_releases(source, ())
+        build.run(read_lists, plan_lists(source, releases), Settings())
+        build.run(unify_releases, plan_unify(build.table("listings"), releases), UnifySettings())
+        clips = plan_increments(build.table("clips"), releases)
+        build.run(cut_increments, clips, IncrementChoice(novel_class_order=order))
+    assert build.versions["clips"].manifest.rows == 869_006
+    increments = build.versions["increments"].read(["increment", "split", "role"])
+    counted = {
+        (row["increment"], row["split"], row["role"]): row["len"]
+        for row in increments.group_by("increment", "split", "role").len().iter_rows(named=True)
+    }
+    with (lists / "expected" / "kowl_increments_from_reachable_lists.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["novel_class_order"] == order]
+    assert rows
+    for row in rows:
+        for role in ("known", "novel"):
+            expected = int(row[f"{role}_samples"])
+            key = (int(row["increment"]), row["split"], role)
+            assert counted.get(key, 0) == expected, (row, role)
