@@ -11,7 +11,7 @@ export NOVELTY_LAKE := $(LAKE)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup doctor demo sample lint test test-all bench lock docs status verify query \
-        novelcraft
+        novelcraft kowl
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -38,6 +38,9 @@ demo: sample ## install, build every benchmark on sample data, show where the ta
 
 novelcraft: setup ## build NovelCraft: make novelcraft SOURCE=dir_or_zip [ARGS=...]
 	$(BIN)/novelty build novelcraft --source "$(SOURCE)" $(ARGS)
+
+kowl: setup ## build KOWL-718 from Kinetics lists: make kowl SOURCE=dir [ARGS=...]
+	$(BIN)/novelty build kowl --lists "$(SOURCE)" $(ARGS)
 
 status: setup ## every table: rows, bytes, age, fresh or stale
 	$(BIN)/novelty status

@@ -22,7 +22,12 @@ from tasks.novelcraft.discover import (
     discovery_settings,
     plan_discovery,
 )
-from tasks.novelcraft.ingest import ARCHIVE_LIMITS, ingest_episodes, plan_episode_shards
+from tasks.novelcraft.ingest import (
+    ARCHIVE_LIMITS,
+    folder_of_classes,
+    ingest_episodes,
+    plan_episode_shards,
+)
 from tasks.novelcraft.label import (
     compare_targets,
     plan_drift,
@@ -48,7 +53,8 @@ from tasks.stage import Build, Shard
 def build(config: Config) -> None:
     """Episodes to masks to targets to splits to windows (NovelCraft sections 3 to 5)."""
     with Build("novelcraft", lake_root(config.lake), config, config.max_reject_share) as build:
-        source = build.source(config.source, limits=ARCHIVE_LIMITS)
+        inside = folder_of_classes(config.source)
+        source = build.source(config.source, inside=inside, limits=ARCHIVE_LIMITS)
         episodes = plan_episode_shards(source)
         ingested = build.run(ingest_episodes, episodes, config.ingest)
 

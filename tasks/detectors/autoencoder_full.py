@@ -47,7 +47,7 @@ class AutoencoderFull(Detector):
     presets: ClassVar[Mapping[str, Settings]] = {
         "paper": Configuration(),
         "small": Configuration(
-            **SMALL_AUTOENCODER, scale=0.25, epochs=15, batch_size=32, milestones=(12,)
+            **SMALL_AUTOENCODER, scale=0.25, epochs=12, batch_size=32, milestones=(10,)
         ),
     }
     network: Autoencoder

@@ -11,7 +11,6 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +43,18 @@ EPISODES_PER_SHARD = 10
 UNRECOGNISED, SKIPPED = "unrecognised", "unreadable"
 
 
+def folder_of_classes(path: Path) -> str:
+    """The folder inside a source that holds the class folders: "" or, in many zips, a top folder."""
+    names = [file.name for file in open_raw(path, limits=ARCHIVE_LIMITS).files(digests=False)]
+    inside = ""
+    while names and not any(NAME.fullmatch(name.removeprefix(inside)) for name in names):
+        tops = {name.removeprefix(inside).partition("/")[0] for name in names}
+        if len(tops) > 1 or f"{inside}{min(tops)}" in names:
+            return ""
+        inside += f"{tops.pop()}/"
+    return inside
+
+
 def plan_episode_shards(source: RawSource) -> list[Shard]:
     """Shards by class and tens of episodes; what is no frame or no readable file gets its own."""
     groups: dict[str, list[RawFile]] = defaultdict(list)
@@ -73,12 +84,6 @@ def plan_episode_shards(source: RawSource) -> list[Shard]:
     return shards
 
 
-@lru_cache(maxsize=8)
-def _opened(root: str, stamp: int) -> RawSource:
-    """A zip's directory is read once a process; `stamp` makes a changed one be read again."""
-    return open_raw(Path(root), limits=ARCHIVE_LIMITS)
-
-
 @stage(writes=(FRAMES, EPISODES, IMAGES, BLOCKS, ENTITIES, INVENTORY), version=1)
 def ingest_episodes(shard: Shard, settings: IngestSettings) -> Produced:
     """Read the pictures and world states of some episodes of one class."""
@@ -89,8 +94,7 @@ def ingest_episodes(shard: Shard, settings: IngestSettings) -> Produced:
         message = "not a frame: expected class/episode/frame.png or .json with plain numbers"
         rejects = [Reject(file.name, "unrecognised_name", message) for file in shard.files]
         return Produced({}, len(rejects), rejects)
-    root = Path(shard.source or "")
-    source = _opened(str(root), root.stat().st_mtime_ns)
+    source = open_raw(Path(shard.source or ""), limits=ARCHIVE_LIMITS)
     novel_item = None
     pairs: dict[tuple[str, str, int], dict[int, dict[str, str]]] = defaultdict(
         lambda: defaultdict(dict)

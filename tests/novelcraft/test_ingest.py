@@ -12,7 +12,12 @@ import pytest
 from schemas.errors import RecordError, SourceError
 from schemas.novelcraft import IngestSettings
 from storage.raw import open_raw
-from tasks.novelcraft.ingest import ARCHIVE_LIMITS, ingest_episodes, plan_episode_shards
+from tasks.novelcraft.ingest import (
+    ARCHIVE_LIMITS,
+    folder_of_classes,
+    ingest_episodes,
+    plan_episode_shards,
+)
 from tasks.novelcraft.label import states_of
 from tasks.novelcraft.worldstate import parse_world_state
 from tasks.png import check_png
@@ -197,6 +202,32 @@ def test_zip_gives_the_same_as_the_folder_and_a_bomb_is_one_bad_record(tmp_path)
     assert not none and refused == {"item_tnt/0/3": "too_large"}
     for name, frame in folder.items():
         assert frame.equals(zipped[name]), name
+
+
+@pytest.mark.parametrize(
+    ("names", "inside"),
+    [
+        (["normal/0/1.png"], ""),
+        (["NovelCraft/normal/0/1.png", "NovelCraft/fence/0/1.png"], "NovelCraft/"),
+        (["a/b/normal/normal_1/0/1.png", "a/b/readme.txt"], "a/b/"),
+        (["x.txt"], ""),
+        (["a/x.txt", "b/y.txt"], ""),
+    ],
+)
+def test_a_top_folder_of_a_zip_is_found(tmp_path, names, inside):
+    with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:
+        for name in names:
+            archive.writestr(name, b"x")
+    assert folder_of_classes(tmp_path / "all.zip") == inside
+
+
+def test_zip_with_a_top_folder_is_ingested(tmp_path):
+    with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:
+        archive.writestr("NovelCraft/normal/0/1.png", png())
+        archive.writestr("NovelCraft/normal/0/1.json", json.dumps(state()))
+    source = open_raw(tmp_path / "all.zip", inside="NovelCraft/", limits=ARCHIVE_LIMITS)
+    (shard,) = plan_episode_shards(source)
+    assert ingest_episodes(shard, IngestSettings()).tables["frames"]["frame_id"][0] == "normal/0/1"
 
 
 def test_links_are_not_followed_but_accounted_for(tmp_path):

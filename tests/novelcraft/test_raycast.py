@@ -84,7 +84,7 @@ def every_ray(scene: Scene, samples: int) -> tuple[np.ndarray, np.ndarray]:
     st.sampled_from([View().eye_offset, 1.45, 0.3]),
     st.sampled_from(["published", "half"]),
 )
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_equal_to_every_ray_on_every_box(
     seed: int, rotation: Any, eye_offset: float, coverage: str
 ) -> None:
@@ -114,7 +114,7 @@ def test_equal_to_every_ray_on_every_box(
 
 
 @given(st.integers(0, 1 << 32), st.floats(0.05, 3.0), st.floats(4.1, 12.0))
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_segmentation_and_depth_equal_to_every_ray(seed: int, near: float, span: float) -> None:
     view = View(resolution=64, near=near, far=near + span)
     scene = build_scene(world_state(random_room(seed)), NOVEL, view)
