@@ -95,7 +95,7 @@ def plan_training(
 
     `weights` are checkpoint files to start from; their content, not their path, counts in the key.
     """
-    models = {piece.shard: piece.file(MODEL) for piece in trained}
+    models = {piece.shard.partition("[")[0]: piece.file(MODEL) for piece in trained}
     shards = []
     for name in names:
         required = find_detector(name).requires

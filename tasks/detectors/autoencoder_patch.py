@@ -35,9 +35,9 @@ class AutoencoderPatch(autoencoder_full.AutoencoderFull):
         "small": Configuration(
             **autoencoder_full.SMALL_AUTOENCODER,
             scale=0.5,
-            epochs=8,
+            epochs=6,
             batch_size=16,
-            milestones=(6,),
+            milestones=(5,),
             patches_per_image=8,
             pooling="max",
         ),

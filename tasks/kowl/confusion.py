@@ -8,7 +8,7 @@ combination of them as a matrix of its own. Rules: KOWL-718 section 4, spec kowl
 Ties in probability go to the earlier column, at every rank.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Literal
 
 import numpy as np
@@ -19,6 +19,7 @@ from schemas.errors import ConfigError, NoveltyError
 UNKNOWN = "unknown"
 KNOWN = "known"
 COUNTS = {"rank": pl.Int32, "target": pl.String, "predicted": pl.String, "count": pl.Int64}
+MEASURES = {"metric": pl.String, "value": pl.Float64, "n": pl.Int64}
 
 Reduction = Literal["raw", "classification", "detection", "recognition"]
 REDUCTIONS: tuple[Reduction, ...] = ("raw", "classification", "detection", "recognition")
@@ -68,38 +69,25 @@ def count(
         )
     if len(set(labels)) != len(labels):
         raise ConfigError("confusion: a label stands twice among the predictor's labels")
-    samples, ranks = ranked.shape
-    extra = [] if by is None else by.columns
-    frame = pl.DataFrame({"target": targets.cast(pl.String)})
-    if frame["target"].null_count():
+    if targets.null_count():
         raise ConfigError("confusion: a target has no label; leave unlabelled samples out")
-    if by is not None:
-        frame = frame.hstack(by)
-    # Text becomes numbers once, so that the counting itself moves integers only.
-    names = frame["target"].unique().sort()
-    frame = frame.with_columns(pl.col("target").cast(pl.Enum(names)).to_physical())
-    per_rank = [
-        frame.with_columns(
-            pl.lit(rank + 1, pl.Int32).alias("rank"),
-            pl.Series("predicted", np.ascontiguousarray(ranked[:, rank])),
-        )
-        for rank in range(ranks)
-    ]
-    key = [*extra, "rank", "target", "predicted"]
-    if not per_rank or not samples:
-        return frame.select(extra).clear().hstack(pl.DataFrame(schema=COUNTS))
-    counted = pl.concat(per_rank).group_by(key).agg(pl.len().cast(pl.Int64).alias("count"))
+    samples, ranks = ranked.shape
     texts = pl.Series(list(labels), dtype=pl.String)
-    return counted.with_columns(
-        names.gather(counted["target"]).alias("target"),
-        texts.gather(counted["predicted"]).alias("predicted"),
-    ).sort(key)
+    names = pl.concat([targets.cast(pl.String), texts]).unique().sort()
+    sample = np.tile(np.arange(samples), ranks)
+    return _collected(
+        None if by is None else by[sample],
+        np.repeat(np.arange(1, ranks + 1), samples),
+        _codes(targets, names)[sample],
+        _codes(texts, names)[ranked.T.ravel()],
+        np.ones(samples * ranks, np.int64),
+        names,
+    )
 
 
 def add(*matrices: pl.DataFrame) -> pl.DataFrame:
     """The sum over the union of labels; all must have the same columns."""
-    key = [name for name in matrices[0].columns if name != "count"]
-    return pl.concat(matrices).group_by(key).agg(pl.col("count").sum()).sort(key)
+    return _relabelled(pl.concat(matrices), lambda names: names)
 
 
 def reduce(counts: pl.DataFrame, known: Collection[str], reduction: Reduction) -> pl.DataFrame:
@@ -108,22 +96,91 @@ def reduce(counts: pl.DataFrame, known: Collection[str], reduction: Reduction) -
     classification: unknowns become `unknown`; detection: also the rest becomes `known`;
     recognition: knowns become `known`, unknowns stay apart; raw: nothing is merged.
     """
-    if reduction == "raw":
-        return counts
     if reduction not in REDUCTIONS:
         raise ConfigError(f"reduction {reduction!r} is unknown; expected one of {REDUCTIONS}")
     reserved = sorted({UNKNOWN, KNOWN} & set(known))
     if reserved:
         raise ConfigError(f"known labels may not be called {reserved}; rename them")
-    names = pl.Series(sorted(known), dtype=pl.String).implode()
+    if reduction == "raw":
+        return counts
 
-    def merged(column: str) -> pl.Expr:
-        value = pl.col(column)
-        inside = pl.lit(KNOWN) if reduction != "classification" else value
-        outside = pl.lit(UNKNOWN) if reduction != "recognition" else value
-        return pl.when(value.is_in(names)).then(inside).otherwise(outside).alias(column)
+    def merged(names: pl.Series) -> pl.Series:
+        is_known = names.is_in(pl.Series(sorted(known), dtype=pl.String).implode())
+        inside = names if reduction == "classification" else pl.lit(KNOWN)
+        outside = names if reduction == "recognition" else pl.lit(UNKNOWN)
+        return pl.select(pl.when(is_known).then(inside).otherwise(outside)).to_series()
 
-    return add(counts.with_columns(merged("target"), merged("predicted")))
+    return _relabelled(counts, merged)
+
+
+def _codes(texts: pl.Series, names: pl.Series) -> np.ndarray:
+    """The place of each text among `names`, which are sorted and hold all of them."""
+    return texts.cast(pl.Enum(names)).to_physical().to_numpy().astype(np.int64)
+
+
+def _relabelled(
+    counts: pl.DataFrame, rename: Callable[[pl.Series], pl.Series]
+) -> pl.DataFrame:
+    old = pl.concat([counts["target"], counts["predicted"]]).unique().sort()
+    new = rename(old)
+    names = new.unique().sort()
+    place = _codes(new, names)
+    extra = [name for name in counts.columns if name not in COUNTS]
+    return _collected(
+        counts.select(extra) if extra else None,
+        counts["rank"].to_numpy(),
+        place[_codes(counts["target"], old)],
+        place[_codes(counts["predicted"], old)],
+        counts["count"].to_numpy(),
+        names,
+    )
+
+
+def _collected(
+    by: pl.DataFrame | None,
+    rank: np.ndarray,
+    target: np.ndarray,
+    predicted: np.ndarray,
+    weight: np.ndarray,
+    names: pl.Series,
+) -> pl.DataFrame:
+    """Equal cells summed, sorted by all columns. One integer key a cell: text is slow to sort."""
+    groups, group = _groups(by)
+    ranks, labels = int(rank.max(initial=0)) + 1, len(names)
+    key = ((group * ranks + rank) * labels + target) * labels + predicted
+    # A stable sort is quick where the rows are in order but for some merged labels.
+    order = np.argsort(key, kind="stable")
+    key = key[order]
+    start = np.flatnonzero(np.diff(key, prepend=-1))
+    summed = np.add.reduceat(weight[order], start) if len(start) else weight[:0]
+    cells, last = np.divmod(key[start], max(labels, 1))
+    cells, middle = np.divmod(cells, max(labels, 1))
+    number, first = np.divmod(cells, ranks)
+    counts = pl.DataFrame(
+        {
+            "rank": first,
+            "target": names.gather(middle),
+            "predicted": names.gather(last),
+            "count": summed,
+        },
+        schema_overrides=COUNTS,
+    )
+    return counts if groups is None else groups[number].hstack(counts)
+
+
+def _groups(by: pl.DataFrame | None) -> tuple[pl.DataFrame | None, np.ndarray | int]:
+    """The distinct rows of `by`, sorted, and the number of each row among them."""
+    if by is None:
+        return None, 0
+    groups = by.unique().sort(by.columns, nulls_last=False)
+    placed = by.join(
+        groups.with_row_index("__group"),
+        on=by.columns,
+        how="left",
+        nulls_equal=True,
+        maintain_order="left",
+    )
+    return groups, placed["__group"].to_numpy().astype(np.int64)
 
 
 def measure(counts: pl.DataFrame) -> pl.DataFrame:
@@ -137,83 +194,51 @@ def measure(counts: pl.DataFrame) -> pl.DataFrame:
       that are not reduced: merged labels can hit one sample twice.
     """
     extra = [name for name in counts.columns if name not in COUNTS]
+    ranks = int(counts["rank"].max() or 1)  # type: ignore[arg-type]
     if counts.is_empty():
-        return counts.select(extra).with_columns(
-            pl.lit("").alias("metric"),
-            pl.lit(None, pl.Float64).alias("value"),
-            pl.lit(0, pl.Int64).alias("n"),
-        )
-    # A constant column lets counts without further columns pass the same grouping.
-    matrix = [*extra, "__one"]
-    counts = counts.with_columns(pl.lit(0, pl.Int8).alias("__one"))
-    first = counts.filter(pl.col("rank") == 1)
-    right = pl.col("target") == pl.col("predicted")
-    number = pl.col("count").cast(pl.Float64)
-
-    def margin(side: str) -> pl.DataFrame:
-        return first.group_by(*matrix, pl.col(side).alias("label")).agg(number.sum().alias(side))
-
-    targets, predictions = margin("target"), margin("predicted")
-    both = (
-        targets.join(predictions, on=[*matrix, "label"], how="full", coalesce=True)
-        .with_columns(pl.col("target", "predicted").fill_null(0.0))
-        .group_by(matrix)
-        .agg(
-            pl.col("target").sum().alias("n"),
-            (pl.col("target") * pl.col("predicted")).sum().alias("tp"),
-            (pl.col("target") ** 2).sum().alias("tt"),
-            (pl.col("predicted") ** 2).sum().alias("pp"),
-            _entropy("target").alias("ht"),
-            _entropy("predicted").alias("hp"),
-        )
+        return pl.DataFrame(schema={**counts.select(extra).schema, **MEASURES})
+    groups, group = _groups(counts.select(extra) if extra else None)
+    size = 1 if groups is None else groups.height
+    group = np.broadcast_to(group, counts.height)
+    weight = counts["count"].to_numpy().astype(np.float64)
+    within = np.bincount(group, weight * (counts["target"] == counts["predicted"]).to_numpy(), size)
+    top = (counts["rank"] == 1).to_numpy()
+    first, group, weight = counts.filter(top), group[top], weight[top]
+    names = pl.concat([first["target"], first["predicted"]]).unique().sort()
+    target, predicted = _codes(first["target"], names), _codes(first["predicted"], names)
+    shape = size, len(names)
+    true, guess = (
+        np.bincount(group * shape[1] + side, weight, size * shape[1]).reshape(shape)
+        for side in (target, predicted)
     )
-    information = (
-        first.rename({"target": "t", "predicted": "p"})
-        .join(targets.rename({"label": "t"}), on=[*matrix, "t"])
-        .join(predictions.rename({"label": "p"}), on=[*matrix, "p"])
-        .group_by(matrix)
-        .agg(
-            _information().alias("mi"),
-            number.filter(pl.col("t") == pl.col("p")).sum().alias("right"),
-        )
+    n = true.sum(1)
+    hits = np.bincount(group, weight * (target == predicted), size)
+    found = {"accuracy": hits / n}
+    bottom = np.sqrt(n**2 - (guess**2).sum(1)) * np.sqrt(n**2 - (true**2).sum(1))
+    found["mcc"] = np.where(
+        bottom > 0, (hits * n - (true * guess).sum(1)) / np.where(bottom > 0, bottom, 1), 0.0
     )
-    n, hits = pl.col("n"), pl.col("right")
-    bottom = (n**2 - pl.col("pp")).sqrt() * (n**2 - pl.col("tt")).sqrt()
-    mean = (pl.col("ht") + pl.col("hp")) / 2
-    table = both.join(information, on=matrix).select(
-        *matrix,
-        n.cast(pl.Int64),
-        (hits / n).alias("accuracy"),
-        pl.when(bottom > 0).then((hits * n - pl.col("tp")) / bottom).otherwise(0.0).alias("mcc"),
-        pl.when(mean > 0)
-        .then((pl.col("mi") / mean).clip(0.0, 1.0))
-        .otherwise(1.0)
-        .alias("nmi"),
+    ratio = weight * n[group] / (true[group, target] * guess[group, predicted])
+    information = np.bincount(group, weight / n[group] * np.log(ratio), size)
+    entropy = (_entropy(true, n) + _entropy(guess, n)) / 2
+    found["nmi"] = np.where(
+        entropy > 0, np.clip(information / np.where(entropy > 0, entropy, 1), 0, 1), 1.0
     )
-    metrics = ["accuracy", "mcc", "nmi"]
-    ranks = int(counts["rank"].max())  # type: ignore[arg-type]
     if ranks > 1:
-        within = counts.group_by(matrix).agg(number.filter(right).sum().alias("within"))
-        name = f"top_{ranks}_accuracy"
-        table = table.join(within, on=matrix).with_columns((pl.col("within") / n).alias(name))
-        metrics.append(name)
-    return (
-        table.unpivot(metrics, index=[*matrix, "n"], variable_name="metric", value_name="value")
-        .select(*extra, "metric", "value", "n")
-        .sort(*extra, "metric")
-    )
+        found[f"top_{ranks}_accuracy"] = within / n
+    blocks = []
+    for metric, value in found.items():
+        values = pl.DataFrame(
+            {"metric": [metric] * size, "value": value, "n": n.astype(np.int64)}, schema=MEASURES
+        )
+        blocks.append(values if groups is None else groups.hstack(values))
+    return pl.concat(blocks).sort(*extra, "metric")
 
 
-def _entropy(column: str) -> pl.Expr:
-    """In nats; a label that no sample has adds nothing. Exactly 0 for one label."""
-    share = pl.col(column) / pl.col(column).sum()
-    return -pl.when(share > 0).then(share * share.log()).otherwise(0.0).sum()
-
-
-def _information() -> pl.Expr:
-    number = pl.col("count").cast(pl.Float64)
-    ratio = number * number.sum() / (pl.col("target") * pl.col("predicted"))
-    return (number / number.sum() * ratio.log()).sum()
+def _entropy(margin: np.ndarray, n: np.ndarray) -> np.ndarray:
+    """In nats, exactly 0 where one label has all."""
+    share = margin / n[:, None]
+    return -(share * np.log(np.where(share > 0, share, 1))).sum(1)
 
 
 def reaction_time(

@@ -44,7 +44,7 @@ UNRECOGNISED, SKIPPED = "unrecognised", "unreadable"
 
 
 def folder_of_classes(path: Path) -> str:
-    """The folder inside a source that holds the class folders: "" or, in many zips, a top folder."""
+    """The folder inside a source that holds the class folders: "", or in many zips a top one."""
     names = [file.name for file in open_raw(path, limits=ARCHIVE_LIMITS).files(digests=False)]
     inside = ""
     while names and not any(NAME.fullmatch(name.removeprefix(inside)) for name in names):
