@@ -10,7 +10,7 @@ ARGS ?=
 export NOVELTY_LAKE := $(LAKE)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup doctor demo sample lint test test-all bench lock docs status verify query \
+.PHONY: help setup doctor demo sample lint test test-all bench lock docs status verify query report \
         novelcraft kowl
 
 help: ## list the targets
@@ -47,6 +47,9 @@ status: setup ## every table: rows, bytes, age, fresh or stale
 
 verify: setup ## re-hash every table
 	$(BIN)/novelty verify
+
+report: setup ## write the HTML reports again
+	$(BIN)/novelty report
 
 query: setup ## run SQL on the catalogue: make query SQL='select ...'
 	$(BIN)/novelty query "$(SQL)"

@@ -71,6 +71,8 @@ def _parser() -> argparse.ArgumentParser:
     lineage.add_argument("table", help="benchmark/table")
     gc = with_lake(command("gc", _gc, "remove versions that nothing current refers to"))
     gc.add_argument("--yes", action="store_true", help="remove without asking")
+    report = with_lake(command("report", _report, "write the HTML report again"))
+    report.add_argument("benchmark", nargs="?", help="benchmark (default: all in the lake)")
     query = with_lake(command("query", _query, "run SQL on the catalogue and print the rows"))
     query.add_argument("sql", help="such as: select * from novelcraft.frames limit 5")
     render = command("render", _render, "masks and novel fractions of NovelCraft world states")
@@ -122,10 +124,13 @@ def _build(words: list[str]) -> int:
     config = chosen_values(parser.parse_args(words[1:]), model)
 
     from flows.runner import run_flow
+    from storage.layout import lake_root
+    from tasks.report import REPORTS
     from tasks.summary import show_tables
 
     run_flow(benchmark, config)
     show_tables(config.lake, benchmark)
+    print(f"report: {lake_root(config.lake) / REPORTS / f'{benchmark}.html'}")
     return 0
 
 
@@ -224,6 +229,19 @@ def _collect(lake: Path, sure: bool) -> int:
     remove(garbage)
     print(f"removed {len(garbage)}")
     return 0
+
+
+def _report(parsed: argparse.Namespace) -> None:
+    from storage.layout import lake_root
+    from storage.tables import current_versions
+    from storage.upkeep import require_lake
+    from tasks.report import write_report
+
+    lake = lake_root(parsed.lake)
+    require_lake(lake)
+    there = sorted({version.manifest.benchmark for version in current_versions(lake)})
+    for benchmark in [parsed.benchmark] if parsed.benchmark else there:
+        print(write_report(lake, benchmark))
 
 
 def _query(parsed: argparse.Namespace) -> None:

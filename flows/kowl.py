@@ -2,6 +2,7 @@
 
 from prefect import flow
 
+from flows.runner import publish_report
 from schemas.config import Settings
 from schemas.kowl import Config
 from storage.layout import lake_root
@@ -21,7 +22,8 @@ from tasks.stage import Build
 @flow(name="kowl", flow_run_name="kowl", validate_parameters=False)
 def build(config: Config) -> None:
     """Lists to one table to increments (KOWL-718 sections 3 and 4)."""
-    with Build("kowl", lake_root(config.lake), config, config.max_reject_share) as build:
+    lake = lake_root(config.lake)
+    with Build("kowl", lake, config, config.max_reject_share) as build:
         source = build.source(config.lists)
         releases = find_releases(source, config.releases)
         build.run(read_lists, plan_lists(source, releases), Settings())
@@ -34,3 +36,4 @@ def build(config: Config) -> None:
             **config.protocol().model_dump(), validate_as_test=config.validate_as_test
         )
         build.run(cut_increments, clips, protocol)
+    publish_report(lake, "kowl")

@@ -2,6 +2,7 @@
 
 from prefect import flow
 
+from flows.runner import publish_report
 from schemas.config import Settings
 from schemas.novelcraft import Config, DetectorChoice
 from storage.layout import lake_root
@@ -52,7 +53,8 @@ from tasks.stage import Build, Shard
 @flow(name="novelcraft", flow_run_name="novelcraft", validate_parameters=False)
 def build(config: Config) -> None:
     """Episodes to masks to targets to splits to windows (NovelCraft sections 3 to 5)."""
-    with Build("novelcraft", lake_root(config.lake), config, config.max_reject_share) as build:
+    lake = lake_root(config.lake)
+    with Build("novelcraft", lake, config, config.max_reject_share) as build:
         inside = folder_of_classes(config.source)
         source = build.source(config.source, inside=inside, limits=ARCHIVE_LIMITS)
         episodes = plan_episode_shards(source)
@@ -85,6 +87,7 @@ def build(config: Config) -> None:
 
         if config.detectors.names:
             detect(build, config.detectors)
+    publish_report(lake, "novelcraft")
 
 
 def detect(build: Build, choice: DetectorChoice) -> None:

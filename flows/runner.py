@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from schemas.errors import NoveltyError, SourceError
+from storage.layout import lake_root
+from tasks.report import REPORTS, write_report
 
 
 class _UserErrorsWithoutTraceback(logging.Filter):
@@ -26,6 +28,17 @@ def run_flow(benchmark: str, config: Any) -> None:
     flow(config)
 
 
+def publish_report(lake: Path, benchmark: str) -> Path:
+    """Write the benchmark's report and link it from the flow run."""
+    from prefect.artifacts import create_link_artifact
+
+    path = write_report(lake, benchmark)
+    create_link_artifact(
+        key=f"{benchmark}-report", link=path.absolute().as_uri(), description="What was built"
+    )
+    return path
+
+
 def run_demo(sample: Path, lake: str | None, benchmarks: list[str]) -> None:
     """Build every benchmark on the sample data, then say what there is and where."""
     from tasks.summary import show_tables
@@ -39,3 +52,4 @@ def run_demo(sample: Path, lake: str | None, benchmarks: list[str]) -> None:
         run_flow(benchmark, config.model_copy(update={"lake": Path(lake)} if lake else {}))
         print(f"{benchmark}: done in {time.monotonic() - start:.0f} s", flush=True)
     show_tables(lake)
+    print(f"report: {lake_root(lake) / REPORTS / 'index.html'}")

@@ -2,7 +2,7 @@
 
 <lake>/catalog.duckdb                                views and comments for analysts
 <lake>/<benchmark>/<table>/current                   symlink to the version to read
-<lake>/<benchmark>/<table>/versions/<key>/*.parquet  immutable, with manifest.json beside
+<lake>/<benchmark>/<table>/versions/<key>/*.parquet  immutable, with _manifest.json beside
 <lake>/.novelty/pieces/<benchmark>/<stage>/<key>/    what one stage made from one shard
 <lake>/.novelty/work/<benchmark>/<stage>/<key>/      checkpoints of unfinished shards
 <lake>/.novelty/hashes.sqlite                        digests of raw files by (path, size, mtime)
@@ -18,7 +18,7 @@ from typing import Any
 
 import orjson
 
-MANIFEST = "manifest.json"
+MANIFEST = "_manifest.json"  # readers of whole folders skip names with an underscore
 DEFAULT_LAKE = "lake"
 
 

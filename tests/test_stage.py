@@ -143,7 +143,7 @@ def test_second_builder_is_told_who_builds(tmp_path):
 def test_manifests_tell_where_rows_come_from(tmp_path):
     write_raw(tmp_path / "raw")
     build = build_toy(tmp_path / "lake", tmp_path / "raw")
-    manifest = json.loads((build.pieces[0].folder / "manifest.json").read_text())
+    manifest = json.loads((build.pieces[0].folder / "_manifest.json").read_text())
     assert manifest["inputs"][0]["name"] == "f0.txt"
     assert manifest["rows_in"] == manifest["rows_out"] + manifest["quarantined"] == 20
     assert {part["table"] for part in manifest["parts"]} == {"readings", "files", "quarantine"}

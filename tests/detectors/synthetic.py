@@ -18,7 +18,7 @@ TINY_NETWORK = {
     "pool": 2,
     "epochs": 20,
 }
-TINY_AUTOENCODER = {**TINY_TRAINING, "width": 0.125, "code": 8, "hidden": 16, "epochs": 10}
+TINY_AUTOENCODER = {**TINY_TRAINING, "width": 0.125, "code": 8, "hidden": 16, "epochs": 6}
 TINY = {
     "vgg_classifier": TINY_NETWORK,
     "ndcc": TINY_NETWORK,

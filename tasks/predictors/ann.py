@@ -1,0 +1,151 @@
+"""A small network on features with a threshold for the unknown (KOWL-718 section 5, "ANN").
+
+Linear - Dropout - LeakyReLU - Linear with one output per known label and one for `unknown`, trained
+on all labelled experience at each fit; unlabelled samples are never trained as `unknown`. A sample
+whose largest softmax is below the threshold is `unknown`; the threshold is the quantile of the
+largest softmax on validation that the accepted error names. The released code never applies it.
+
+Presets: `paper` has the paper's dropout 0.5 and TimeSformer's width (X3D: 8192 to 2048); `released`
+the configurations' dropout 0.75 and the last layer made anew whenever there are new labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from tasks.detectors.base import Samples, Settings
+from tasks.detectors.training import TrainingSettings, seeded, train
+from tasks.kowl.confusion import UNKNOWN
+from tasks.predictors.base import Examples, Prediction, Predictor, with_unknown
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+SCORING_BATCH = 8192
+
+
+class Configuration(TrainingSettings):
+    hidden: int = Field(768, ge=1, description="Units of the hidden layer.")
+    dropout: float = Field(0.5, ge=0, lt=1, description="Share of units dropped in training.")
+    head: Literal["grow", "remake"] = Field(
+        "grow", description="New labels: add rows to the last layer, or make all of it anew."
+    )
+    accepted_error: float = Field(
+        0.1, ge=0, lt=1, description="Share of validation samples that the threshold may refuse."
+    )
+    calibrate: Literal["first_fit", "every_fit"] = Field(
+        "first_fit", description="When validation sets the threshold; first: K400 only."
+    )
+    epochs: int = Field(1, ge=1, description="Passes over the experience at each fit.")
+    batch_size: int = Field(1000, ge=1, description="Samples per step.")
+    learning_rate: float = Field(1e-3, gt=0, description="Size of the steps.")
+    balanced: bool = Field(
+        False, description="Draw samples with replacement, weight 1 / size of their class."
+    )
+    mixed_precision: bool = Field(False, description="bfloat16 where a GPU has it.")
+
+
+class _Rows(Samples):
+    """The training loop takes its batches from `images`; here they are rows of features."""
+
+    def images(self) -> np.ndarray:
+        return self.arrays["features"]
+
+
+class Ann(Predictor):
+    name: ClassVar[str] = "ann"
+    presets: ClassVar[Mapping[str, Settings]] = {
+        "paper": Configuration(),
+        "released": Configuration(dropout=0.75, head="remake"),
+        "small": Configuration(
+            hidden=64, dropout=0.2, epochs=30, batch_size=64, calibrate="every_fit"
+        ),
+    }
+    network: nn.Sequential
+    threshold: float | None = None
+
+    def _fit(
+        self,
+        examples: Examples,
+        valid: Examples | None,
+        *,
+        before: tuple[str, ...],
+        seed: Sequence[int],
+    ) -> None:
+        import torch
+        from torch.nn import functional
+
+        if before != self.known:
+            with seeded([*seed, 0], self.device):
+                network = self._build()
+            if before:
+                self._take_over(network, len(before) + 1)
+            self.network = network
+        # Column 0 is `unknown`, which no sample is labelled with.
+        codes = examples.codes(self.known) + 1
+        features = np.ascontiguousarray(examples.features, np.float32)
+        data = _Rows([""] * len(codes), codes, {"features": features})
+
+        def batch_loss(batch: torch.Tensor, labels: torch.Tensor | None) -> dict[str, torch.Tensor]:
+            return {"loss": functional.cross_entropy(self.network(batch), labels)}
+
+        drawn = int(np.random.default_rng([*seed, 1]).integers(2**31))
+        train(self.network, batch_loss, data, self.settings, seed=drawn, device=self.device)
+        if valid is not None and (self.threshold is None or self.settings.calibrate == "every_fit"):
+            highest = self._softmax(valid.features).max(1)
+            self.threshold = float(np.quantile(highest, self.settings.accepted_error))
+
+    def _build(self) -> nn.Sequential:
+        from torch import nn
+
+        hidden = self.settings.hidden
+        return nn.Sequential(
+            nn.Linear(self.width, hidden),
+            nn.Dropout(self.settings.dropout),
+            nn.LeakyReLU(),
+            nn.Linear(hidden, len(self.known) + 1),
+        )
+
+    def _take_over(self, network: nn.Sequential, outputs: int) -> None:
+        import torch
+
+        with torch.no_grad():
+            network[0].load_state_dict(self.network[0].state_dict())
+            if self.settings.head == "grow":
+                network[3].weight[:outputs] = self.network[3].weight
+                network[3].bias[:outputs] = self.network[3].bias
+
+    def _softmax(self, features: np.ndarray) -> np.ndarray:
+        import torch
+
+        parts = [np.empty((0, len(self.known) + 1), np.float32)]
+        with torch.no_grad():
+            for start in range(0, len(features), SCORING_BATCH):
+                block = np.ascontiguousarray(features[start : start + SCORING_BATCH], np.float32)
+                logits = self.network(torch.from_numpy(block).to(self.device))
+                parts.append(logits.softmax(1).cpu().numpy())
+        return np.concatenate(parts)
+
+    def _predict(self, features: np.ndarray) -> Prediction:
+        probabilities = self._softmax(features)
+        if self.threshold is not None:
+            detected = probabilities.max(1) < self.threshold
+            probabilities = with_unknown(probabilities, detected)
+        return Prediction((UNKNOWN, *self.known), probabilities)
+
+    def state(self) -> dict[str, np.ndarray | torch.Tensor]:
+        return dict(self.network.state_dict())
+
+    def record(self) -> dict[str, Any]:
+        return {"threshold": self.threshold}
+
+    def restore(self, state: Mapping[str, torch.Tensor], record: Mapping[str, Any]) -> None:
+        self.threshold = record["threshold"]
+        self.network = self._build()
+        self.network.load_state_dict(dict(state))
+        self.network.to(self.device).eval()

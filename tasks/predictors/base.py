@@ -1,0 +1,210 @@
+"""What an open-world predictor is: learn from labelled features, then name any sample.
+
+Features float (N, D) and labels as text enter; probabilities over `unknown`, the known labels and
+the labels that the predictor discovered by itself leave, each column with its text. A predictor is
+saved as one safetensors file whose metadata holds its name, settings and record; no pickle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import numpy as np
+import polars as pl
+
+from schemas.errors import ConfigError, NoveltyError
+from tasks.detectors.base import Settings, choose_device, write_tensors
+from tasks.kowl.confusion import KNOWN, UNKNOWN
+
+if TYPE_CHECKING:
+    import torch
+
+_RESERVED = rf"^({KNOWN}|{UNKNOWN}(_\d+)?)$"
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """Features with the labels that were given for them; null where none was."""
+
+    features: np.ndarray
+    labels: pl.Series
+
+    def __post_init__(self) -> None:
+        if self.features.ndim != 2 or len(self.features) != len(self.labels):
+            raise ConfigError(
+                f"examples: features are {self.features.shape}, labels {len(self.labels)}; "
+                "expected (N, D) and N"
+            )
+        reserved = self.labels.filter(self.labels.str.contains(_RESERVED))
+        if len(reserved):
+            raise ConfigError(f"examples: a label is called {reserved[0]!r}; rename it")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def labelled(self, among: Sequence[str] | None = None) -> Examples:
+        """Those with a label; with `among`, with one of these."""
+        keep = self.labels.is_not_null()
+        if among is not None:
+            keep &= self.labels.is_in(pl.Series(list(among), dtype=pl.String).implode())
+        if keep.all():
+            return self
+        return Examples(self.features[keep.to_numpy()], self.labels.filter(keep))
+
+    def unlabelled(self) -> np.ndarray:
+        return self.features[self.labels.is_null().to_numpy()]
+
+    def codes(self, names: Sequence[str]) -> np.ndarray:
+        """The place of each label among `names`; all must be labelled."""
+        order = pl.Enum(list(names))
+        return self.labels.cast(order).to_physical().to_numpy().astype(np.int64)
+
+
+class Prediction(NamedTuple):
+    """One column of `probabilities` per label; the first label is `unknown`."""
+
+    labels: tuple[str, ...]
+    probabilities: np.ndarray
+
+
+class Predictor:
+    """Subclasses set the class variables and implement the methods that begin with `_`,
+    `state` and `restore`."""
+
+    name: ClassVar[str]
+    presets: ClassVar[Mapping[str, Settings]]
+
+    def __init__(self, settings: Settings | str = "paper", *, device: str = "auto") -> None:
+        if isinstance(settings, str):
+            if settings not in self.presets:
+                raise ConfigError(
+                    f"predictor {self.name} has no preset {settings!r}, only {sorted(self.presets)}"
+                )
+            settings = self.presets[settings]
+        if type(settings) is not type(self.presets["paper"]):
+            raise ConfigError(
+                f"predictor {self.name} takes {type(self.presets['paper']).__name__}, "
+                f"not {type(settings).__name__}"
+            )
+        self.settings: Any = settings
+        self.device = choose_device(device)
+        self.known: tuple[str, ...] = ()
+        self.width = 0
+
+    def fit(
+        self, train: Examples, valid: Examples | None = None, *, seed: Sequence[int] = (0,)
+    ) -> None:
+        """Learn from all experience: labelled rows, and what unlabelled ones can tell.
+
+        Known labels are never forgotten by name: new ones come after them, sorted. `valid` sets
+        thresholds; its rows with a label that is not known are left out. All randomness is drawn
+        from `seed`.
+        """
+        labelled = train.labelled()
+        if not len(labelled):
+            raise ConfigError(f"predictor {self.name}: no labelled sample to learn from")
+        if self.known and train.features.shape[1] != self.width:
+            raise ConfigError(
+                f"predictor {self.name}: features have {train.features.shape[1]} numbers, it was "
+                f"fitted on {self.width}; use the same extractor"
+            )
+        if not np.isfinite(train.features).all():
+            raise NoveltyError(
+                f"predictor {self.name}: features are not all finite; rebuild the feature table"
+            )
+        self.width = train.features.shape[1]
+        new = set(labelled.labels.unique()) - set(self.known)
+        before, self.known = self.known, (*self.known, *sorted(new))
+        checked = valid.labelled(self.known) if valid is not None else None
+        self._fit(labelled, checked if checked else None, before=before, seed=seed)
+        self.discover(train.unlabelled())
+
+    def discover(self, features: np.ndarray) -> None:
+        """Look for new classes among all samples seen so far that have no label."""
+
+    def predict(self, features: np.ndarray) -> Prediction:
+        """A row does not depend on the other rows."""
+        self._check_fitted(features)
+        return self._predict(features)
+
+    def feedback_order(self, features: np.ndarray, *, seed: Sequence[int]) -> np.ndarray:
+        """Row numbers in the order in which labels are wanted; here drawn from `seed`."""
+        self._check_fitted(features)
+        return np.random.default_rng(list(seed)).permutation(len(features))
+
+    def _check_fitted(self, features: np.ndarray) -> None:
+        if not self.known:
+            raise ConfigError(f"predictor {self.name} is not fitted; call fit first")
+        if features.ndim != 2 or features.shape[1] != self.width:
+            raise ConfigError(
+                f"predictor {self.name}: features are {features.shape}, expected (N, {self.width})"
+            )
+
+    def _fit(
+        self,
+        train: Examples,
+        valid: Examples | None,
+        *,
+        before: tuple[str, ...],
+        seed: Sequence[int],
+    ) -> None:
+        """`train` is labelled throughout, `before` were the known labels, `valid` may be None."""
+        raise NotImplementedError
+
+    def _predict(self, features: np.ndarray) -> Prediction:
+        raise NotImplementedError
+
+    def state(self) -> dict[str, np.ndarray | torch.Tensor]:
+        """The arrays that `fit` learned."""
+        raise NotImplementedError
+
+    def record(self) -> dict[str, Any]:
+        """What else was learned, as JSON."""
+        return {}
+
+    def restore(self, state: Mapping[str, torch.Tensor], record: Mapping[str, Any]) -> None:
+        raise NotImplementedError
+
+    def header(self) -> dict[str, Any]:
+        return {
+            "predictor": self.name,
+            "settings": self.settings.model_dump_json(),
+            "known": list(self.known),
+            "width": self.width,
+            "record": self.record() if self.known else {},
+        }
+
+    def save(self, path: Path) -> None:
+        write_tensors(path, self.state() if self.known else {}, self.header())
+
+
+def revive(
+    kind: type[Predictor],
+    header: Mapping[str, Any],
+    state: Mapping[str, torch.Tensor],
+    *,
+    device: str,
+) -> Predictor:
+    """The predictor that `header` and `state` describe."""
+    settings = type(kind.presets["paper"]).model_validate_json(header["settings"])
+    predictor = kind(settings, device=device)
+    predictor.known, predictor.width = tuple(header["known"]), header["width"]
+    if predictor.known:
+        predictor.restore(state, header["record"])
+    return predictor
+
+
+def with_unknown(probabilities: np.ndarray, detected: np.ndarray) -> np.ndarray:
+    """Where `detected`, `unknown` (column 0) gets the maximum, the rest the remainder.
+
+    As released: p_unknown = max, the others times 1 - max; rows keep their sum of 1, and `unknown`
+    comes out on top.
+    """
+    highest = probabilities[detected].max(1, keepdims=True)
+    changed = np.array(probabilities)
+    changed[detected] *= 1 - highest
+    changed[detected, :1] += highest
+    return changed
