@@ -6,11 +6,8 @@ activity tests say `novel` and `detection` apart and give novel rows the label K
 them a negative label; the first row with detection 1 is the red light. `<root>/features/<test>.npz`
 holds `instance_id`, `features`, `train_features` and `train_labels` (known classes only): known
 classes are Gaussians shared by all tests of a domain, novel ones are Gaussians elsewhere.
-
-`item_rng` and `put` are what all generators of this package draw and write with.
 """
 
-import hashlib
 import io
 import json
 import uuid
@@ -18,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from storage.atomic import write_bytes
+from tasks.sample.seeded import item_rng, put
 
 PROTOCOLS = ("OND", "CONDDA")
 KNOWN_CLASSES = {"activity_recognition": 12, "image_classification": 10}
@@ -35,18 +32,6 @@ TEST_NUMBERS = {
 }
 BAD_TEST = ("OND", "image_classification")
 KINETICS_NAMES = ("cutting apple", "peeling potatoes", "dyeing eyebrows", "washing hair", "archery")
-
-
-def item_rng(seed: int, *name: object) -> np.random.Generator:
-    """A generator that depends only on the seed and the item's name."""
-    digest = hashlib.sha256("/".join(map(str, name)).encode()).digest()
-    return np.random.default_rng([seed, *np.frombuffer(digest, "<u4").tolist()])
-
-
-def put(path: Path, data: bytes) -> None:
-    """Write atomically; a file that already holds these bytes is left alone."""
-    if not (path.is_file() and path.read_bytes() == data):
-        write_bytes(path, data)
 
 
 def bad_condda_records() -> list[tuple[str, str]]:

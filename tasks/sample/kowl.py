@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tasks.sample.condda import item_rng, put
+from tasks.sample.seeded import item_rng, put
 
 RELEASES = ("kinetics400", "kinetics600", "kinetics700_2020")
 HEADER = "label,youtube_id,time_start,time_end,split"

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tasks.sample.condda import item_rng, put
+from tasks.sample.seeded import item_rng, put
 
 Colour = Sequence[float]
 

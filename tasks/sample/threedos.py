@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tasks.sample.condda import item_rng, put
+from tasks.sample.seeded import item_rng, put
 
 Mesh = tuple[np.ndarray, np.ndarray]
 Point = tuple[float, float, float]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from schemas.errors import ConfigError
 
-NOT_GENERATORS = {"__init__", "write", "blockworld"}
+NOT_GENERATORS = {"__init__", "write", "seeded", "blockworld"}
 
 
 def sample_names() -> list[str]:

@@ -95,8 +95,8 @@ def test_same_masks_as_the_fast_renderer() -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("rotation", ["published", "corrected"])
 def test_same_masks_on_hundreds_of_states(rotation: str) -> None:
-    cases = real_cases(every=1) + rooms(250)
-    assert len(cases) >= 300
+    cases = real_cases(every=1) + rooms(300)
+    assert len(cases) >= 350
     assert_same(cases, shown=200, rotation=rotation)
 
 

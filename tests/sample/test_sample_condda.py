@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from tasks.sample.condda import bad_condda_records, item_rng, put, write_condda
+from tasks.sample.condda import bad_condda_records, write_condda
+from tasks.sample.seeded import item_rng, put
 from tests.shared import shared_path
 
 REPOSITORY = Path(__file__).parents[2]
