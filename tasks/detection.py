@@ -141,6 +141,8 @@ def _new_detector(shard: Shard, settings: TrainSettings) -> Detector:
         there = ", ".join(kind.presets)
         raise ConfigError(f"detector {kind.name} has no preset {settings.preset!r}, only {there}")
     changed = kind.presets[settings.preset].model_dump() | shard.about["options"]
+    if "cpu_threads" in changed:
+        changed["cpu_threads"] = settings.threads
     if shard.files:
         changed["weights"] = Path(shard.source or "") / shard.files[0].name
     return kind(type(kind.presets[settings.preset]).model_validate(changed))
