@@ -6,25 +6,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-from schemas.errors import NoveltyError, SourceError
+from schemas.errors import SourceError
 from storage.layout import lake_root
 from tasks.report import REPORTS, write_report
-
-
-class _UserErrorsWithoutTraceback(logging.Filter):
-    """Prefect logs every failure with its traceback; for a user's mistake that is noise."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        error = record.exc_info[1] if record.exc_info else None
-        return not isinstance(error, NoveltyError)
 
 
 def run_flow(benchmark: str, config: Any) -> None:
     """Run `flows.<benchmark>.build`."""
     flow = importlib.import_module(f"flows.{benchmark}").build
-    quiet = _UserErrorsWithoutTraceback()
+    # An error comes out of the call below; Prefect would print it a second and third time.
     for name in ("prefect.flow_runs", "prefect.task_runs", "prefect.engine"):
-        logging.getLogger(name).addFilter(quiet)
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     flow(config)
 
 

@@ -409,6 +409,8 @@ class DetectorChoice(Settings):
     """CPU threads of torch; scores are reproducible for the same number."""
     orders: tuple[int, ...] = (2, 5, 10)
     """Orders K of the symbolic model."""
+    fused_visual: str = "autoencoder_patch"
+    """Visual detector whose scores `multimodal` fuses with the symbolic ones."""
     vgg_weights: Path | None = None
     """Pretrained torchvision VGG-16 checkpoint; random weights without it."""
     discovery: bool = False
@@ -444,4 +446,6 @@ class Config(Settings):
     @classmethod
     def demo(cls, sample: Path) -> "Config":
         """The configuration of `make demo`."""
-        return cls(source=sample)
+        names = ("colour_rarity", "vgg_classifier", "odin", "symbolic_mlp", "multimodal")
+        choice = DetectorChoice(names=names, orders=(5,), fused_visual="colour_rarity")
+        return cls(source=sample, detectors=choice)

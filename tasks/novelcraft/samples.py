@@ -43,8 +43,11 @@ def train_settings(choice: DetectorChoice) -> TrainSettings:
 
 
 def options_of(choice: DetectorChoice) -> dict[str, list[dict[str, Any]]]:
-    """What differs from the presets: every order of the symbolic model."""
-    return {"symbolic_mlp": [{"order": order} for order in choice.orders]}
+    """What differs from the presets: orders of the symbolic model, what is fused with it."""
+    return {
+        "symbolic_mlp": [{"order": order} for order in choice.orders],
+        "multimodal": [{"visual": choice.fused_visual}],
+    }
 
 
 def weights_of(choice: DetectorChoice) -> dict[str, Path]:

@@ -55,7 +55,8 @@ class Evm(Predictor):
         "released": Configuration(tail_rule="released"),
         "small": Configuration(tail_size=20),
     }
-    # Vectors that represent their label, sorted by label: row, shape, scale, largest distance.
+    # One row per vector that represents its label, sorted by label: the vector of length 1, its
+    # (shape, scale, largest tail distance), and the place of the label in `known`.
     vectors: torch.Tensor
     weibull: torch.Tensor
     owner: torch.Tensor
@@ -70,7 +71,6 @@ class Evm(Predictor):
     ) -> None:
         import torch
 
-        settings = self.settings
         codes = train.codes(self.known)
         sizes = np.bincount(codes, minlength=len(self.known))
         if np.count_nonzero(sizes) < 2:
@@ -78,17 +78,141 @@ class Evm(Predictor):
                 f"predictor {self.name}: all samples have one label; it needs at least two"
             )
         order = np.argsort(codes, kind="stable")
-        rows = self._normalised(train.features[order])
-        tail = settings.tail_size * (1 if settings.tail_rule == "absolute" else len(self.known))
+        rows = self._unit(train.features[order])
+        own = (rows.square().sum(1) - 1).abs()
+        if float(own.max()) > self.settings.tolerance:
+            raise ConfigError(
+                f"predictor {self.name}: a sample is {float(own.max()):.2g} away from itself, "
+                f"expected at most {self.settings.tolerance:g}; a feature vector of zeros has no "
+                "cosine, leave such samples out"
+            )
+        kept, weibull = [], []
         ends = np.cumsum(sizes)
-        nearest = torch.empty(len(rows), min(tail, len(rows) - int(sizes.min(where=sizes > 0, initial=len(rows)))))
-        weibull = torch.empty(len(rows), 3, dtype=torch.float64)
-        chosen = []
-        del nearest
         for label in np.flatnonzero(sizes):
             start, end = int(ends[label] - sizes[label]), int(ends[label])
-            weibull[start:end] = self._tails(rows, start, end, tail)
-            chosen.append(start + self._cover(rows[start:end], weibull[start:end]))
-        kept = torch.cat(chosen)
-        self.vectors, self.weibull = rows[kept], weibull[kept.cpu()].to(self.device)
-        self.owner = torch.from_numpy(codes[order])[kept.cpu()].to(self.device)
+            fits = self._tail_fits(rows, start, end)
+            cover = set_cover(self._covers(rows[start:end], fits))
+            kept.append(start + cover)
+            weibull.append(fits[cover])
+        places = torch.cat(kept)
+        self.vectors, self.weibull = rows[places], torch.cat(weibull)
+        self.owner = torch.from_numpy(codes[order]).to(self.device)[places]
+
+    def _unit(self, features: np.ndarray) -> torch.Tensor:
+        import torch
+
+        rows = torch.from_numpy(np.ascontiguousarray(features, np.float32)).to(self.device)
+        return torch.nn.functional.normalize(rows)
+
+    def _tail_fits(self, rows: torch.Tensor, start: int, end: int) -> torch.Tensor:
+        """Weibull parameters of rows start to end, fitted to their nearest rows outside."""
+        import torch
+
+        settings = self.settings
+        tail = settings.tail_size * (1 if settings.tail_rule == "absolute" else len(self.known))
+        tail = min(tail, len(rows) - (end - start))
+        # Two blocks of this width and two tails are held for each of `high` rows.
+        high = max(1, min(end - start, BLOCK_ELEMENTS // (2 * tail)))
+        wide = max(1, BLOCK_ELEMENTS // high)
+        fits = []
+        for top in range(start, end, high):
+            mine = rows[top : min(top + high, end)]
+            nearest = mine.new_empty(len(mine), 0)
+            for others in (*rows[:start].split(wide), *rows[end:].split(wide)):
+                if len(others):
+                    nearest = torch.cat([nearest, 1 - mine @ others.T], 1)
+                    size = min(tail, nearest.shape[1])
+                    nearest = nearest.topk(size, 1, largest=False).values
+            fits.append(fit_weibull(nearest.double() * settings.distance_multiplier))
+        return torch.cat(fits)
+
+    def _covers(self, rows: torch.Tensor, fits: torch.Tensor) -> torch.Tensor:
+        """bool (n, n): whether row i represents row j."""
+        import torch
+
+        parts = []
+        high = max(1, BLOCK_ELEMENTS // len(rows))
+        for mine, fit in zip(rows.split(high), fits.split(high), strict=True):
+            parts.append(belonging(1 - mine @ rows.T, fit) >= self.settings.cover_threshold)
+        covers = torch.cat(parts)
+        return covers.fill_diagonal_(True)
+
+    def _predict(self, features: np.ndarray) -> Prediction:
+        import torch
+
+        parts = [np.empty((0, len(self.known) + 1), np.float32)]
+        size = max(1, BLOCK_ELEMENTS // max(len(self.vectors), len(self.known) + 1))
+        for start in range(0, len(features), size):
+            rows = self._unit(features[start : start + size])
+            inside = belonging(1 - self.vectors @ rows.T, self.weibull)
+            best = inside.new_zeros(len(self.known), len(rows))
+            best.index_reduce_(0, self.owner, inside, "amax")
+            every = torch.cat([1 - best.max(0, keepdim=True).values, best])
+            parts.append((every / every.sum(0)).T.float().cpu().numpy())
+        return Prediction((UNKNOWN, *self.known), np.concatenate(parts))
+
+    def state(self) -> dict[str, np.ndarray | torch.Tensor]:
+        return {"vectors": self.vectors, "weibull": self.weibull, "owner": self.owner}
+
+    def restore(self, state: Mapping[str, torch.Tensor], record: Mapping[str, Any]) -> None:
+        self.vectors = state["vectors"].to(self.device)
+        self.weibull = state["weibull"].to(self.device)
+        self.owner = state["owner"].to(self.device)
+
+
+def belonging(distances: torch.Tensor, fits: torch.Tensor) -> torch.Tensor:
+    """Probability (V, N) that points at these distances from V vectors are of their labels."""
+    import torch
+
+    shape, scale, largest = fits.T[:, :, None]
+    x = (1 + largest - distances.double()).clamp_(min=0)
+    return -torch.expm1(-((x / scale) ** shape))
+
+
+def fit_weibull(tails: torch.Tensor) -> torch.Tensor:
+    """Distances float64 (V, T) to (shape, scale, largest distance), each row by itself.
+
+    Maximum likelihood: Newton's method for the shape, from the estimate by the deviation of log x.
+    """
+    import torch
+
+    largest = tails.max(1, keepdim=True).values
+    x = 1 + largest - tails
+    # Divided by the largest, so that no power overflows; the shape does not change.
+    unit = x.max(1, keepdim=True).values
+    logs = (x / unit).log()
+    mean = logs.mean(1, keepdim=True)
+    deviation = logs.std(1, correction=0, keepdim=True)
+    shape = (torch.pi / 6**0.5 / deviation).clamp(max=LARGEST_SHAPE)
+    for _ in range(100):
+        power = (shape * logs).exp()
+        total = power.sum(1, keepdim=True)
+        first = (power * logs).sum(1, keepdim=True) / total
+        second = (power * logs.square()).sum(1, keepdim=True) / total
+        slope = second - first.square() + 1 / shape.square()
+        step = (first - mean - 1 / shape) / slope
+        moved = torch.minimum(torch.maximum(shape - step, shape / 2), shape * 2)
+        moved = moved.clamp(max=LARGEST_SHAPE)
+        done = bool(((moved - shape).abs() <= 1e-10 * shape).all())
+        shape = moved
+        if done:
+            break
+    scale = unit * (shape * logs).exp().mean(1, keepdim=True) ** (1 / shape)
+    return torch.cat([shape, scale, largest], 1)
+
+
+def set_cover(covers: torch.Tensor) -> torch.Tensor:
+    """Row numbers, ascending: greedily the row that covers most of what is left, the first of
+    equals, until all columns are covered. The diagonal must be true."""
+    import torch
+
+    gain = covers.sum(1)
+    left = torch.ones(len(covers), dtype=torch.bool, device=covers.device)
+    chosen = []
+    while bool(left.any()):
+        best = int(gain.argmax())
+        chosen.append(best)
+        fresh = (covers[best] & left).nonzero()[:, 0]
+        gain -= covers[:, fresh].sum(1)
+        left[fresh] = False
+    return torch.tensor(sorted(chosen), device=covers.device)
