@@ -1,6 +1,7 @@
 """Where everything in a lake stands: every path template in one place.
 
 <lake>/catalog.duckdb                                views and comments for analysts
+<lake>/reports/<benchmark>.html                      what was built, for people
 <lake>/<benchmark>/<table>/current                   symlink to the version to read
 <lake>/<benchmark>/<table>/versions/<key>/*.parquet  immutable, with _manifest.json beside
 <lake>/.novelty/pieces/<benchmark>/<stage>/<key>/    what one stage made from one shard
