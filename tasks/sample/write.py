@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from schemas.errors import ConfigError
+from storage.atomic import write_bytes
+from storage.filehash import sha256_file
+from storage.layout import content_key
 
 NOT_GENERATORS = {"__init__", "write", "seeded", "blockworld"}
 
@@ -17,13 +20,28 @@ def sample_names() -> list[str]:
 
 
 def write_sample(out: Path, seed: int = 0, only: Sequence[str] | None = None) -> None:
-    """Write the sample data; files that are there already with the same bytes are left alone."""
+    """Write the sample data; what the same generator wrote from the same seed is left alone.
+
+    So a file that was changed by hand since then stays changed: delete the folder to start anew.
+    """
     unknown = set(only or ()) - set(sample_names())
     if unknown:
         names = ", ".join(sample_names())
         raise ConfigError(f"no sample data for {', '.join(sorted(unknown))}; there are: {names}")
     for name in sorted(only or sample_names()):
+        marker, made_by = out / f".{name}.made-by", _maker(name, seed)
+        if (out / name).is_dir() and marker.is_file() and marker.read_text() == made_by:
+            print(f"sample {name}: {out / name} (as before)", flush=True)
+            continue
         start = time.monotonic()
         writer = getattr(importlib.import_module(f"tasks.sample.{name}"), f"write_{name}")
         writer(out / name, seed)
+        write_bytes(marker, made_by.encode())
         print(f"sample {name}: {out / name} ({time.monotonic() - start:.0f} s)", flush=True)
+
+
+def _maker(name: str, seed: int) -> str:
+    """What the bytes depend on: the generators' code, the seed."""
+    folder = Path(__file__).parent
+    code = {path.name: sha256_file(path) for path in sorted(folder.glob("*.py"))}
+    return content_key({"name": name, "seed": seed, "code": code})

@@ -128,7 +128,7 @@ def test_a_line_that_is_not_utf8():
         b"<!DOCTYPE html>\n<html>404</html>",
         b"version https://git-lfs.github.com/spec/v1\n",
         GOOD.encode(),
-        gzip.compress(f"{HEADER}\n{GOOD}\n".encode())[:-12],
+        gzip.compress(f"{HEADER}\n{GOOD}\n".encode(), mtime=0)[:-12],
         b"\x1f\x8bnot gzip",
         f"{HEADER}\n{GOOD}\n".encode("utf-16"),
         b"youtube_id,youtube_id,time_start,time_end,split\n",
