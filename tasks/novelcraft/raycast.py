@@ -34,6 +34,7 @@ COVERAGES = {"published": 0.1, "half": 0.5}
 
 _NOTHING = -1
 _SAME_DEPTH = 1e-9
+_RUNS_AT_ONCE = 256  # bounds the memory of a crowded frame
 
 
 class NovelObject(NamedTuple):
@@ -207,6 +208,24 @@ def _paint(
 ) -> None:
     """Write values[i] where box i is seen, back to front. `corner` is the sample row and column of
     grid[0, 0]."""
+    runs = _back_to_front(scene, outlines.boxes)
+    for start in range(0, len(runs), _RUNS_AT_ONCE):
+        some = runs[start : start + _RUNS_AT_ONCE]
+        members = np.array([i for run in some for i in run])
+        ends = np.cumsum([len(run) for run in some]).tolist()
+        local = [range(end - len(run), end) for run, end in zip(some, ends, strict=True)]
+        _paint_runs(grid, corner, outlines.take(members), values[members], local, scene, samples)
+
+
+def _paint_runs(
+    grid: np.ndarray,
+    corner: tuple[int, int],
+    outlines: _Outlines,
+    values: np.ndarray,
+    runs: list[range],
+    scene: Scene,
+    samples: int,
+) -> None:
     kind = np.int16 if grid.shape[1] < 1 << 15 else np.int32
     low, high = _spans(outlines, corner[0] + np.arange(grid.shape[0]) + 0.5)
     low = np.clip(np.ceil(low - 0.5) - corner[1], 0, grid.shape[1]).astype(kind)
@@ -217,8 +236,8 @@ def _paint(
     top = filled.argmax(1)
     bottom = grid.shape[0] - filled[:, ::-1].argmax(1)
     columns = np.arange(grid.shape[1], dtype=kind)
-    for run in _back_to_front(scene, outlines.boxes):
-        run = [i for i in run if right[i]]
+    for members in runs:
+        run = [i for i in members if right[i]]
         if not run:
             continue
         y0, y1 = min(top[run]), max(bottom[run])

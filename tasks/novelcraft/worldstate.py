@@ -18,7 +18,8 @@ from schemas.errors import RecordError
 AIR = "minecraft:air"
 MAX_BYTES = 16 << 20
 MAX_DEPTH = 12
-MAX_CELLS = 1 << 20
+MAX_CELLS = 1 << 16
+MAX_ENTITIES = 1 << 10
 MAX_COORDINATE = 30_000_000  # the border of a Minecraft world
 FACINGS = ("NORTH", "EAST", "SOUTH", "WEST")
 
@@ -244,6 +245,11 @@ def _flat_map(cells: dict) -> tuple[np.ndarray, list[str]]:
 
 
 def _entities(entities: dict) -> tuple[Entity, ...]:
+    if len(entities) > MAX_ENTITIES:
+        raise RecordError(
+            "entity_count",
+            f"the state has {len(entities)} entities, at most {MAX_ENTITIES} allowed",
+        )
     found = []
     for identity, entity in entities.items():
         where = f"entities[{identity!r:.40}]"

@@ -57,7 +57,8 @@ def compare(cases: Sequence[Case], **options: Any) -> tuple[np.ndarray, np.ndarr
 
 def real_cases(every: int) -> list[Case]:
     """The first version's episode with three of its blocks taken for novel, and the second
-    version's states with novel blocks put near the player."""
+    version's states with novel blocks put near the player. These states list every entity at the
+    player's own place, where it would hide all: the entities walk away."""
     cases: list[Case] = []
     files = sorted(shared_path("novelcraft/episodes/polycraft_v1").glob("*.json"))
     for name in ("minecraft:crafting_table", "polycraft:tree_tap", LOG):
@@ -71,6 +72,8 @@ def real_cases(every: int) -> list[Case]:
                 place = f"{x + draw.randint(-5, 5)},{y},{z + draw.randint(-5, 5)}"
                 if state["map"].get(place, {}).get("name") == "minecraft:air":
                     state["map"][place] = {"name": TNT}
+            for entity in state["entities"].values():
+                entity["pos"] = [x + draw.randint(1, 6), y, z + draw.randint(1, 6)]
             cases.append((state, [TNT]))
     seen = [case for case in cases if render(build_scene(world_state(case[0]), case[1])).pixels]
     return seen[::every]

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.errors import ConfigError
+from tasks.novelcraft import raycast
 from tasks.novelcraft.masks import bounding_box, decode_png, mask_iou
 from tasks.novelcraft.raycast import (
     NovelObject,
@@ -283,6 +284,15 @@ def test_one_sample_mask_is_the_segmentation() -> None:
     assert np.array_equal(novel, render(scene, samples=1).mask)
     assert np.array_equal(np.isfinite(depth), labels >= 0)
     assert depth[labels >= 0].min() >= 0.1
+
+
+def test_a_crowded_frame_is_painted_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    scenes = [build_scene(world_state(random_room(seed)), NOVEL) for seed in range(20)]
+    whole = [render(scene) for scene in scenes]
+    assert sum(found.pixels > 0 for found in whole) > 5
+    monkeypatch.setattr(raycast, "_RUNS_AT_ONCE", 2)
+    for scene, found in zip(scenes, whole, strict=True):
+        assert np.array_equal(render(scene).mask, found.mask)
 
 
 @pytest.mark.parametrize("wrong", [{"coverage": "most"}, {"samples": 0}, {"samples": 16}])

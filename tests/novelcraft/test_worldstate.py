@@ -241,6 +241,19 @@ def test_size_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert caught.value.rule == "json_size"
 
 
+def test_limits_on_what_is_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worldstate, "MAX_CELLS", 4)
+    monkeypatch.setattr(worldstate, "MAX_ENTITIES", 2)
+    parse(document())
+    for path, value, rule in (
+        ("map/9,4,9", {"name": AIR}, "map_size"),
+        ("entities/44", {"type": "EntityItem", "name": "gem", "pos": [0, 4, 0]}, "entity_count"),
+    ):
+        with pytest.raises(RecordError) as caught:
+            parse(changed(path, value))
+        assert caught.value.rule == rule
+
+
 def nested(levels: int) -> list:
     inner: list = []
     for _ in range(levels - 1):
