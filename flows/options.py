@@ -85,4 +85,15 @@ def chosen_values(parsed: argparse.Namespace, model: type[Model]) -> Model:
     """The configuration: defaults, then the file, then the options given."""
     values = read_config_file(parsed.config) if parsed.config else {}
     _merge(values, model, vars(parsed))
-    return make_config(model, values)
+    config = make_config(model, values)
+    _check_paths(config)
+    return config
+
+
+def _check_paths(config: BaseModel, prefix: str = "") -> None:
+    """Every path but that of the lake is an input, so it must be there before anything starts."""
+    for name, value in config:
+        if isinstance(value, BaseModel):
+            _check_paths(value, f"{name}.")
+        elif isinstance(value, Path) and name != "lake" and not value.exists():
+            raise ConfigError(f"{prefix}{name}: {value} does not exist; name a file or folder")

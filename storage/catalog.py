@@ -9,6 +9,7 @@ from pathlib import Path
 import duckdb
 import pyarrow.parquet as pq
 
+from schemas.errors import LakeError
 from storage.atomic import explained, temporary_name
 from storage.layout import catalog_path
 from storage.locks import locked
@@ -51,6 +52,11 @@ def refresh_catalog(lake: Path) -> Path:
                         column = f"{view}.{_identifier(field.name)}"
                         connection.execute(f"COMMENT ON COLUMN {column} IS {_quoted(comment)}")
             temporary.replace(final)
+        except duckdb.IOException as error:
+            raise LakeError(
+                f"cannot write {final}: {error}. Free some space or mend permissions, then run the "
+                "same command again. The tables themselves are committed."
+            ) from error
         finally:
             temporary.unlink(missing_ok=True)
     return final

@@ -214,7 +214,7 @@ def measure(counts: pl.DataFrame) -> pl.DataFrame:
     n = true.sum(1)
     hits = np.bincount(group, weight * (target == predicted), size)
     found = {"accuracy": hits / n}
-    bottom = np.sqrt(n**2 - (guess**2).sum(1)) * np.sqrt(n**2 - (true**2).sum(1))
+    bottom = np.sqrt((n**2 - (guess**2).sum(1)) * (n**2 - (true**2).sum(1)))
     found["mcc"] = np.where(
         bottom > 0, (hits * n - (true * guess).sum(1)) / np.where(bottom > 0, bottom, 1), 0.0
     )

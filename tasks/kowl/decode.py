@@ -1,8 +1,8 @@
 """What a child process does with one video: decode it to the end, or take frames out of it.
 
-Enters: an item with the path of a file (`tasks.native.pool.run_batch` runs these functions). Leaves:
-facts for `tasks.kowl.videos`, or an array of frames. The functions with decord and those with
-OpenCV must not run in one process: decord breaks OpenCV's PNG support there.
+Enters: an item with the path of a file, from `tasks.native.pool.run_batch`. Leaves: facts for
+`tasks.kowl.videos`, or an array of frames. The functions with decord and those with OpenCV must not
+run in one process: decord breaks OpenCV's PNG support there.
 
 Frames are decoded one after another, never sought: where packets carry no time stamps (AVI of
 HMDB51) decord's `get_batch` and `skip_frames` give wrong frames without a word, while one after
@@ -38,7 +38,7 @@ PROBE_SIZE = 32
 MAX_FRAMES = 1 << 30
 PRINTED_BYTES, PRINTED_LINES = 64 << 10, 3
 # What differs between two runs over one file: clock, source line of the library, address.
-NOISE = re.compile(r"\[\d\d:\d\d:\d\d\] \S+:\d+: |(?<= @ )0x[0-9a-f]+")
+NOISE = re.compile(r"\[\d\d:\d\d:\d\d\] \S+:\d+: | @ 0x[0-9a-f]+")
 
 
 def container_of(head: bytes) -> str | None:
@@ -77,7 +77,7 @@ def validate_with_decord(item: dict[str, Any], out_dir: Path) -> dict[str, Any]:
                 before, last = last, reader.next()
             frames, fps = len(reader), _finite(reader.get_avg_fps())
             del reader
-        except (decord.DECORDError, RuntimeError, StopIteration) as error:
+        except (*_errors(decord), StopIteration) as error:
             raise _refused("decord", error, path) from None
     repeated = before is not None and np.array_equal(before.asnumpy(), last.asnumpy())
     return {"frames": frames, "fps": fps, "repeated": repeated, "printed": lines}
@@ -119,7 +119,7 @@ def frame_indices(frames: int, step: int, count: int, crops: int) -> np.ndarray:
     One crop is the middle one. Where the video is shorter than a window its last frame repeats.
     """
     if min(frames, step, count, crops) < 1:
-        raise ValueError(f"frames={frames}, step={step}, count={count}, crops={crops}: expected > 0")
+        raise ValueError(f"{frames=}, {step=}, {count=}, {crops=}: expected 1 or more")
     spare = max(0, frames - ((count - 1) * step + 1))
     starts = np.array([spare // 2]) if crops == 1 else np.arange(crops) * spare // (crops - 1)
     return np.minimum(starts[:, None] + np.arange(count) * step, frames - 1)
@@ -141,7 +141,7 @@ def sample_with_decord(item: dict[str, Any], out_dir: Path) -> dict[str, Any]:
 
     try:
         return _sampled(stream(), item)
-    except (decord.DECORDError, RuntimeError) as error:
+    except _errors(decord) as error:
         raise _refused("decord", error, item["path"]) from None
 
 
@@ -189,6 +189,10 @@ def _cropped(picture: np.ndarray, short_side: int, crop: int) -> np.ndarray:
     return np.asarray(image.resize((crop, crop), Image.Resampling.BILINEAR, box=box))
 
 
+def _errors(decord: Any) -> tuple[type[Exception], ...]:
+    return decord.DECORDError, decord.DECORDLimitReachedError, RuntimeError
+
+
 def _opened(path: str) -> Any:
     import cv2
 
@@ -226,7 +230,7 @@ def _printed(out_dir: Path, path: str) -> Iterator[list[str]]:
 
 def _clean(text: str, path: str) -> str:
     """The first line, free of what differs from run to run and of the machine's folders."""
-    text = NOISE.sub("", text.replace(path, Path(path).name))
+    text = NOISE.sub("", text.replace(path, "the file"))
     return text.strip().partition("\n")[0][:200]
 
 

@@ -39,12 +39,13 @@ def render_states(item: dict[str, Any], out_dir: str | Path) -> dict[str, Any]:
     """Render many frames in this process.
 
     `item` holds `states` (parsed documents) or `path` (a JSON-lines file, with optional `start` and
-    `count` of lines), `novel` (names), and optionally `settings`, `coverage`, `threads` and the
-    fields of `View`. Images pass through `out_dir`. The result has one entry per state: `masks`
-    (n, h, w) bool, `pixels` (n,) int64, and `errors`: {"index", "rule", "message"} of states that
+    `count` of lines), `novel` (names), and optionally `settings`, `coverage`, `samples`, `threads`
+    and the fields of `View`. Images pass through `out_dir`. The result has one entry per state:
+    `masks` (n, h, w) bool, `pixels` (n,) int64, and `errors`: {"index", "rule", "message"} of states that
     are not valid, whose masks are empty.
     """
-    known = {"states", "path", "start", "count", "novel", "settings", "coverage", "threads"}
+    known = {"states", "path", "start", "count", "novel"}
+    known |= {"settings", "coverage", "samples", "threads"}
     options = {name: value for name, value in item.items() if name not in known}
     try:
         view = View(**options)
@@ -55,6 +56,7 @@ def render_states(item: dict[str, Any], out_dir: str | Path) -> dict[str, Any]:
         item.get("settings", "exact"),
         item.get("coverage", "published"),
         int(item.get("threads", 0)),
+        int(item.get("samples", SAMPLES)),
     )
     masks, errors = [], []
     for index, read in enumerate(_readers(item)):
@@ -91,6 +93,7 @@ class BlenderRenderer:
         settings: str = "exact",
         coverage: str = "published",
         threads: int = 0,
+        samples: int = SAMPLES,
     ) -> None:
         if settings not in SETTINGS:
             raise ConfigError(f"settings is {settings!r}, expected one of {', '.join(SETTINGS)}")
@@ -100,7 +103,8 @@ class BlenderRenderer:
                 "fix the rule; use settings exact"
             )
         self.settings = settings
-        self.least = samples_needed(coverage)
+        self.samples = samples
+        self.least = samples_needed(coverage, samples)
         self.threads = threads
         self.image = Path(out_dir) / "blender.png"
 
@@ -135,11 +139,11 @@ class BlenderRenderer:
         bpy = _blender()
         stage = bpy.context.scene
         if stage.get("settings") != self.settings:
-            stage = _new_stage(n * SAMPLES, 1, 0.01, "Raw")
+            stage = _new_stage(n * self.samples, 1, 0.01, "Raw")
             stage["settings"] = self.settings
             stage.cycles.use_auto_tile = False
             _emission(0.0), _emission(1.0)
-        stage.render.resolution_x = stage.render.resolution_y = n * SAMPLES
+        stage.render.resolution_x = stage.render.resolution_y = n * self.samples
         # Objects moved in place once left Blender drawing the old scene: make them anew.
         for group in (bpy.data.objects, bpy.data.meshes, bpy.data.cameras):
             bpy.data.batch_remove(list(group))
@@ -151,10 +155,10 @@ class BlenderRenderer:
         stage.render.border_min_x, stage.render.border_max_x = x0 / n, x1 / n
         stage.render.border_min_y, stage.render.border_max_y = 1 - y1 / n, 1 - y0 / n
         shown = self._image(stage) >= GREY_THRESHOLD
-        expected = ((y1 - y0) * SAMPLES, (x1 - x0) * SAMPLES)
+        expected = ((y1 - y0) * self.samples, (x1 - x0) * self.samples)
         if shown.shape != expected:
             raise NativeError(f"blender drew {shown.shape} samples, expected {expected}")
-        mask[y0:y1, x0:x1] = samples_per_pixel(shown) >= self.least
+        mask[y0:y1, x0:x1] = samples_per_pixel(shown, self.samples) >= self.least
         return mask
 
     def _image(self, stage: Any) -> np.ndarray:

@@ -35,7 +35,8 @@ def render_all(
 ) -> Iterator[Rendering | RecordError]:
     """One rendering for each frame, in order."""
     view = view_of(settings)
-    cast = (render(build_scene(state, novel, view), settings.coverage) for state, novel in frames)
+    rule = (settings.coverage, settings.samples)
+    cast = (render(build_scene(state, novel, view), *rule) for state, novel in frames)
     return (
         _with_blender(frames, cast, settings, workers) if settings.renderer == "blender" else cast
     )
@@ -79,6 +80,8 @@ def _item(state: WorldState, novel: tuple[str, ...], settings: RenderSettings) -
         "novel": list(novel),
         "settings": settings.blender,
         "coverage": settings.coverage,
+        "samples": settings.samples,
+        "threads": 1,
         "rotation": settings.rotation,
         "resolution": settings.resolution,
     }

@@ -77,7 +77,6 @@ class Ann(Predictor):
         before: tuple[str, ...],
         seed: Sequence[int],
     ) -> None:
-        import torch
         from torch.nn import functional
 
         if before != self.known:

@@ -76,6 +76,7 @@ class Predictor:
 
     name: ClassVar[str]
     presets: ClassVar[Mapping[str, Settings]]
+    discovers: ClassVar[bool] = False
 
     def __init__(self, settings: Settings | str = "paper", *, device: str = "auto") -> None:
         if isinstance(settings, str):
@@ -120,10 +121,14 @@ class Predictor:
         before, self.known = self.known, (*self.known, *sorted(new))
         checked = valid.labelled(self.known) if valid is not None else None
         self._fit(labelled, checked if checked else None, before=before, seed=seed)
-        self.discover(train.unlabelled())
+        if self.discovers:
+            self.discover(train.unlabelled())
 
     def discover(self, features: np.ndarray) -> None:
-        """Look for new classes among all samples seen so far that have no label."""
+        """Look for new classes among all samples seen so far that have no label.
+
+        A predictor that does so sets `discovers`.
+        """
 
     def predict(self, features: np.ndarray) -> Prediction:
         """A row does not depend on the other rows."""

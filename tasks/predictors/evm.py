@@ -53,7 +53,7 @@ class Evm(Predictor):
     presets: ClassVar[Mapping[str, Settings]] = {
         "paper": Configuration(),
         "released": Configuration(tail_rule="released"),
-        "small": Configuration(tail_size=20),
+        "small": Configuration(tail_size=20, distance_multiplier=0.5),
     }
     # One row per vector that represents its label, sorted by label: the vector of length 1, its
     # (shape, scale, largest tail distance), and the place of the label in `known`.
@@ -141,12 +141,12 @@ class Evm(Predictor):
         import torch
 
         parts = [np.empty((0, len(self.known) + 1), np.float32)]
+        sizes = torch.bincount(self.owner, minlength=len(self.known))
         size = max(1, BLOCK_ELEMENTS // max(len(self.vectors), len(self.known) + 1))
         for start in range(0, len(features), size):
             rows = self._unit(features[start : start + size])
             inside = belonging(1 - self.vectors @ rows.T, self.weibull)
-            best = inside.new_zeros(len(self.known), len(rows))
-            best.index_reduce_(0, self.owner, inside, "amax")
+            best = torch.segment_reduce(inside, "max", lengths=sizes, axis=0, initial=0)
             every = torch.cat([1 - best.max(0, keepdim=True).values, best])
             parts.append((every / every.sum(0)).T.float().cpu().numpy())
         return Prediction((UNKNOWN, *self.known), np.concatenate(parts))

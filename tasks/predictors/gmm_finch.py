@@ -59,10 +59,11 @@ class Configuration(Settings):
 
 class GmmFinch(Predictor):
     name: ClassVar[str] = "gmm_finch"
+    discovers: ClassVar[bool] = True
     presets: ClassVar[Mapping[str, Settings]] = {
         "paper": Configuration(),
         "released": Configuration(names="restart"),
-        "small": Configuration(epsilon=1e-6, calibrate="every_fit"),
+        "small": Configuration(epsilon=1e-2, calibrate="every_fit"),
     }
     mixture: Mixture
     discovered: Mixture | None = None
@@ -89,13 +90,11 @@ class GmmFinch(Predictor):
                 parts += [(label, rows[members]) for members in _members(clusters)]
         center = np.asarray(train.features).mean(0, dtype=np.float64)
         self.mixture = self._mixture(parts, center)
-        first = self.threshold is None
-        lowest = float(self._known_density(train.features).max(1).min())
-        self.threshold = lowest if first else min(lowest, self.threshold)
-        if self.settings.calibrate == "every_fit":
-            self.threshold = lowest
-        if valid is not None and (first or self.settings.calibrate == "every_fit"):
-            highest = self._known_density(valid.features).max(1)
+        lowest = float(self._highest(train.features).min())
+        anew = self.threshold is None or self.settings.calibrate == "every_fit"
+        self.threshold = lowest if anew else min(lowest, self.threshold)
+        if valid is not None and anew:
+            highest = self._highest(valid.features)
             refused = highest[highest < self.threshold]
             if len(refused):
                 self.threshold = float(np.quantile(refused, self.settings.accepted_error))
@@ -106,22 +105,22 @@ class GmmFinch(Predictor):
         precision = getattr(torch, self.settings.precision)
         return Mixture.fit(parts, center, self.settings.epsilon, precision, self.device)
 
-    def _density(self, mixture: Mixture, features: np.ndarray, owners: int) -> np.ndarray:
-        size = self.settings.batch_size
-        parts = [
-            mixture.log_density(features[start : start + size], owners).cpu().numpy()
-            for start in range(0, len(features), size)
-        ]
-        return np.concatenate(parts) if parts else np.empty((0, owners))
+    def _blocks(self, features: np.ndarray) -> Iterator[np.ndarray]:
+        for start in range(0, len(features), self.settings.batch_size):
+            yield features[start : start + self.settings.batch_size]
 
-    def _known_density(self, features: np.ndarray) -> np.ndarray:
-        return self._density(self.mixture, features, len(self.known))
+    def _highest(self, features: np.ndarray) -> np.ndarray:
+        """The largest log density over the known labels."""
+        owners = len(self.known)
+        parts = [
+            self.mixture.log_density(block, owners).max(1).values.cpu().numpy()
+            for block in self._blocks(features)
+        ]
+        return np.concatenate(parts).astype(np.float64) if parts else np.empty(0)
 
     def discover(self, features: np.ndarray) -> None:
         """Clusters of the samples that no known label accounts for; fewer than two are none."""
-        unknown = features[:0]
-        if len(features):
-            unknown = features[self._known_density(features).max(1) < self.threshold]
+        unknown = features[self._highest(features) < self.threshold]
         if len(unknown) < 2:
             self.discovered, self.names = None, ()
             return
@@ -159,10 +158,15 @@ class GmmFinch(Predictor):
 
     def _likelihoods(self, features: np.ndarray) -> np.ndarray:
         """Log densities of the known labels, then of the discovered components."""
-        known = self._known_density(features)
-        if self.discovered is None:
-            return known
-        return np.hstack([known, self._density(self.discovered, features, len(self.names))])
+        sides = [(self.mixture, len(self.known))]
+        if self.discovered is not None:
+            sides.append((self.discovered, len(self.names)))
+        parts = [
+            np.hstack([mixture.log_density(block, size).cpu().numpy() for mixture, size in sides])
+            for block in self._blocks(features)
+        ]
+        width = len(self.known) + len(self.names)
+        return np.concatenate(parts).astype(np.float64) if parts else np.empty((0, width))
 
     def _predict(self, features: np.ndarray) -> Prediction:
         densities = self._likelihoods(features)
@@ -244,7 +248,7 @@ class Mixture:
         """One component per (owner, samples)."""
         import torch
 
-        middle = torch.as_tensor(center, dtype=torch.float64, device=device).to(precision)
+        middle = torch.tensor(center, dtype=precision, device=device)
         means, bases, variances, epsilons = [], [], [], []
         smallest = torch.finfo(precision).eps
         for _, samples in parts:
@@ -252,13 +256,13 @@ class Mixture:
             mean = rows.mean(0)
             size, width = rows.shape
             scaled = (rows - mean) / math.sqrt(max(size - 1, 1))
-            _, values, vectors = torch.linalg.svd(scaled, full_matrices=False)
+            vectors, values, _ = torch.linalg.svd(scaled.T, full_matrices=False)
             spread = values.square()
             inside = values > values.max() * max(size, width) * smallest
             # What a Cholesky decomposition of the covariance could still tell from 0.
             definite = len(spread) == width and bool(spread.min() > spread.max() * width * smallest)
             means.append(mean)
-            bases.append(vectors[inside])
+            bases.append(vectors.T[inside])
             variances.append(spread[inside])
             epsilons.append(0.0 if definite else epsilon)
         return cls(

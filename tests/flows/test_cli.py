@@ -54,7 +54,10 @@ def test_help_imports_nothing_heavy():
     [
         (["build", "nonsense"], "unknown benchmark 'nonsense'; there are:"),
         (["build", "novelcraft"], "source: field required"),
-        (["build", "novelcraft", "--source", "/nowhere/at/all"], "/nowhere/at/all does not exist"),
+        (
+            ["build", "novelcraft", "--source", "/nowhere/at/all"],
+            "source: /nowhere/at/all does not exist",
+        ),
         (["build", "novelcraft", "--source", ".", "--splits.seed", "x"], "splits.seed:"),
         (
             ["build", "novelcraft", "--config", "/nowhere.yaml"],
@@ -125,7 +128,7 @@ def test_options_become_settings(tmp_path):
     from schemas.novelcraft import Config
 
     config = tmp_path / "c.yaml"
-    config.write_text("source: /raw\nsplits: {seed: 1, permutations: 3}\n")
+    config.write_text(f"source: {tmp_path}\nsplits: {{seed: 1, permutations: 3}}\n")
     parser = argparse.ArgumentParser()
     add_options(parser, Config)
     words = f"--config {config} --splits.seed 7 --detectors.names a,b --detectors.names c".split()
@@ -134,4 +137,4 @@ def test_options_become_settings(tmp_path):
     assert (chosen.splits.seed, chosen.splits.permutations) == (7, 3)
     assert chosen.detectors.names == ("a", "b", "c")
     assert chosen.splits.roles == {"my_class": "novel_test"}
-    assert chosen.render.scene_maps and str(chosen.source) == "/raw"
+    assert chosen.render.scene_maps and chosen.source == tmp_path

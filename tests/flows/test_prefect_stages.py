@@ -10,7 +10,7 @@ def task_runs() -> list:
     from prefect.client.orchestration import get_client
 
     with get_client(sync_client=True) as client:
-        return client.read_task_runs()
+        return [run for run in client.read_task_runs() if "toy" in run.tags]
 
 
 def test_flow_makes_the_same_bytes_and_skips_the_second_time(tmp_path, prefect_api):
@@ -31,7 +31,6 @@ def test_flow_makes_the_same_bytes_and_skips_the_second_time(tmp_path, prefect_a
         *(f"read_lines/f{i}.txt" for i in range(6)),
         "add_up/all",
     }
-    assert all("toy" in task.tags for task in first)
     with get_client(sync_client=True) as client:
         kept = {artifact.key: artifact.data for artifact in client.read_artifacts()}
     assert "| 6 | 6 | 120 | 117 | 3 |" in kept["toy-read-lines"]

@@ -85,7 +85,7 @@ def test_finds_the_camera_that_made_the_masks() -> None:
     }
     grid = Grid("own", np.array([66.0, 68.0, 70.0]), np.array([1.1, 1.3]))
     table, best = search_camera(
-        states, masks, "minecraft:tnt", [grid], View(resolution=64), samples=4
+        states, masks, "minecraft:tnt", [grid], View(resolution=64), samples=8
     )
     assert best == ("own", 68.0, 1.3, 1.0)
     assert table["iou"].is_between(0.0, 1.0).all()

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.errors import ConfigError
+from schemas.novelcraft import SPLITS
 from tasks.novelcraft.classes import (
     DROPPED,
     LABELS,
@@ -19,7 +20,6 @@ from tasks.novelcraft.classes import (
     episode_is_novel,
     role_of,
 )
-from schemas.novelcraft import SPLITS
 from tasks.novelcraft.splits import (
     assign_splits,
     keep_rule,

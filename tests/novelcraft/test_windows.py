@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.errors import ConfigError
+from schemas.novelcraft import WINDOWS
 from tasks.novelcraft.classes import episode_is_novel
 from tasks.novelcraft.targets import read_targets
-from schemas.novelcraft import WINDOWS
 from tasks.novelcraft.windows import cut_windows
 from tests.shared import shared_path
 

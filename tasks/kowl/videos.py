@@ -1,0 +1,589 @@
+"""Kinetics videos: which file is which clip, and what of it really decodes (spec kowl 4 and 6).
+
+Enters: raw files (folder or archive) and the clips of `tasks.kowl.unify`. Leaves: the table VIDEOS,
+one row per clip with a status, also for clips without a file, so that link rot can be counted; a
+file that belongs to no clip goes to quarantine. Every file is decoded to its end, in child
+processes that may hang: decord first; OpenCV reads the header of all and counts again where decord
+failed, disagrees with the header or repeats its last frame. A header is never believed.
+"""
+
+import math
+import re
+import zlib
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+from pydantic import Field, model_validator
+
+from schemas.config import Settings
+from schemas.errors import RecordError
+from schemas.table import REJECTED, Column, Table
+from storage.archives import ArchiveLimits
+from storage.filehash import sha256_file
+from storage.raw import RawFile, RawSource, open_raw
+from tasks.kowl.decode import HEAD_BYTES, container_of
+from tasks.kowl.unify import sample_id
+from tasks.native.pool import Limits, Outcome, run_batch
+from tasks.stage import Produced, Reject, Shard, stage
+
+STATUSES = (
+    "ok",
+    "missing",
+    "zero_byte",
+    "not_video",
+    "truncated",
+    "audio_only",
+    "short",
+    "frame_count_lie",
+    "timeout",
+    "crash",
+)
+USABLE = ("ok", "frame_count_lie")
+"""Statuses of videos that features may be taken from."""
+
+VIDEOS = Table(
+    name="videos",
+    description="One row per clip: its file, and what was found by decoding the file to its end.",
+    columns=(
+        Column("sample_id", pa.string(), "Clip `youtube_id_start_end`"),
+        Column("file", pa.string(), "Raw file; null if there is none", nullable=True),
+        Column(
+            "status",
+            pa.string(),
+            "What the file is worth: `truncated` ends long before its header says, or before its "
+            "first frame; `frame_count_lie` decodes whole, but its header counts otherwise",
+            allowed=STATUSES,
+        ),
+        Column(
+            "decoder",
+            pa.string(),
+            "First decoder that gives exactly `frames` frames; null if none gives any",
+            allowed=("decord", "opencv"),
+            nullable=True,
+        ),
+        Column("frames", pa.int32(), "Frames that decode", unit="frame", minimum=0),
+        Column(
+            "header_frames",
+            pa.int32(),
+            "Frames that the header announces; 0 if it has no such field, null if not opened",
+            unit="frame",
+            minimum=0,
+            nullable=True,
+        ),
+        Column(
+            "seconds",
+            pa.float64(),
+            "Duration of what decodes: frames / fps",
+            unit="second",
+            minimum=0,
+            nullable=True,
+        ),
+        Column(
+            "fps", pa.float64(), "Average frame rate", unit="frame/second", minimum=0, nullable=True
+        ),
+        Column(
+            "width",
+            pa.int32(),
+            "Width of the coded picture, before rotation",
+            unit="pixel",
+            minimum=1,
+            nullable=True,
+        ),
+        Column(
+            "height",
+            pa.int32(),
+            "Height of the coded picture, before rotation",
+            unit="pixel",
+            minimum=1,
+            nullable=True,
+        ),
+        Column("codec", pa.string(), "FourCC of the codec, such as `h264`", nullable=True),
+        Column(
+            "rotation",
+            pa.int32(),
+            "Clockwise turn that the header asks for",
+            unit="degree",
+            minimum=0,
+            maximum=359,
+            nullable=True,
+        ),
+        Column("bytes", pa.int64(), "Size of the file", unit="byte", minimum=0, nullable=True),
+        Column("sha256", pa.string(), "SHA-256 of the file", nullable=True),
+        Column(
+            "message",
+            pa.string(),
+            "What the decoders complained about; an `ok` video with one has damaged pictures",
+            nullable=True,
+        ),
+    ),
+    key=("sample_id",),
+)
+
+
+class DecodeSettings(Settings):
+    """What a decoding process may use."""
+
+    seconds_per_video: float = Field(120, gt=0)
+    """Wall-clock limit of each decoder for one video; then the decoder is killed."""
+    memory_bytes: int = Field(4 << 30, gt=0)
+    """Memory limit of a decoding process."""
+    max_archived_bytes: int = Field(1 << 30, gt=0)
+    """A larger video inside an archive is quarantined; in a folder there is no limit."""
+    workers: int = Field(1, ge=1, exclude=True)
+    """Decoding processes of one shard; shards run side by side anyway. Changes no result."""
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(seconds_per_item=self.seconds_per_video, memory_bytes=self.memory_bytes)
+
+
+class VideoSettings(DecodeSettings):
+    """When a video counts as good."""
+
+    min_seconds: float = Field(1.0, ge=0)
+    """A video that decodes for less is `short`."""
+    min_frames: int = Field(8, ge=1)
+    """A video with fewer frames is `short`, whatever its frame rate."""
+    lie_frames: int = Field(2, ge=0)
+    """So many frames less than announced are a wrong header; more are a truncated file ..."""
+    lie_share: float = Field(0.05, ge=0, le=1)
+    """... unless they are at most this share of the announced ones."""
+
+
+class SampleSettings(DecodeSettings):
+    """Which frames are taken out of a video; the defaults are those of X3D-M in KOWL-718."""
+
+    step: int = Field(5, ge=1)
+    """Every so many frames one is taken."""
+    count: int = Field(16, ge=1)
+    """Frames in a temporal crop."""
+    crops: int = Field(4, ge=1)
+    """Temporal crops, spread evenly from the first to the last frame; one is the middle."""
+    short_side: int = Field(256, ge=1)
+    """Length in pixels to which the shorter side is scaled."""
+    crop: int = Field(224, ge=1)
+    """Side of the square cut out of the centre, in pixels."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> "SampleSettings":
+        if self.crop > self.short_side:
+            raise ValueError(f"crop {self.crop} is larger than short_side {self.short_side}")
+        return self
+
+
+CLIPS_PER_SHARD = 2000
+UNMATCHED = "unmatched"
+DECORD = "tasks.kowl.decode:validate_with_decord"
+OPENCV = "tasks.kowl.decode:validate_with_opencv"
+SAMPLE = {
+    "decord": "tasks.kowl.decode:sample_with_decord",
+    "opencv": "tasks.kowl.decode:sample_with_opencv",
+}
+IMPORTS = {"decord": ("decord",), "opencv": ("cv2",)}
+# The containers whose header has a number of frames; for others OpenCV reckons from the duration.
+COUNTING = ("iso", "avi")
+# Beside a video of the same name (a thumbnail, a description) other suffixes stand back.
+VIDEO_SUFFIXES = (
+    "mp4",
+    "m4v",
+    "mov",
+    "mkv",
+    "webm",
+    "avi",
+    "flv",
+    "mpg",
+    "mpeg",
+    "ts",
+    "wmv",
+    "3gp",
+)
+# A bomb in an archive is one bad record: it is refused by the size that it declares.
+ARCHIVE_LIMITS = ArchiveLimits(total_bytes=1 << 60, ratio=math.inf)
+FILES_ON_DISK = 64
+SAMPLES_PER_CHILD = 8
+MESSAGE_CHARACTERS = 400
+
+
+# ---------------------------------------------------------------- which file is which clip
+
+
+class Matched(NamedTuple):
+    """`clips`: every sample_id with its `file`, null if none. `refused`: record, rule, message."""
+
+    clips: pl.DataFrame
+    refused: pl.DataFrame
+
+
+def match_files(
+    files: Sequence[RawFile], clips: pl.DataFrame, listings: pl.DataFrame | None = None
+) -> Matched:
+    """Join file names to clips; folders above are free.
+
+    A name is `<youtube_id>_<start>_<end>` or the id alone, with any suffix. Of several clips of one
+    id the folder's name decides, if it is the label of one of them in `clips` or in any release
+    (`listings`); else the file is refused as ambiguous. Of several files of one clip one is taken:
+    first by the full name, then by content, video suffix, label folder and name.
+    """
+    names = pl.DataFrame(
+        {"file": [file.name for file in files], "bytes": [file.size for file in files]},
+        schema={"file": pl.String, "bytes": pl.Int64},
+    ).with_columns(
+        pl.col("file").str.extract(r"([^/]+)$").str.replace(r"\.[^.]*$", "").alias("stem"),
+        _plain(pl.col("file").str.extract(r"([^/]+)/[^/]+$")).alias("folder"),
+        pl.col("file").str.extract(r"\.([^./]+)$").str.to_lowercase().alias("suffix"),
+    )
+    groups = pl.col("stem").str.extract_groups(
+        r"^(?P<id>[-_A-Za-z0-9]{11})(?:_(?P<start>\d{1,6})_(?P<end>\d{1,6}))?$"
+    )
+    times = [groups.struct.field(name).str.zfill(6) for name in ("start", "end")]
+    names = names.with_columns(
+        groups.struct.field("id").alias("youtube_id"),
+        pl.concat_str(groups.struct.field("id"), *times, separator="_").alias("sample_id"),
+    )
+    labels = [clips.select("sample_id", "label")]
+    labels += [] if listings is None else [listings.select(sample_id(), "label")]
+    spelled = (
+        pl.concat(labels)
+        .drop_nulls()
+        .select("sample_id", folder=_plain(pl.col("label")), labelled=True)
+        .unique()
+    )
+    known = clips.select("sample_id", "youtube_id")
+    exact = names.join(known.drop("youtube_id"), on="sample_id", how="inner").with_columns(
+        full_name=True
+    )
+    by_id = (
+        names.filter(pl.col("sample_id").is_null())
+        .drop("sample_id")
+        .join(known, on="youtube_id", how="inner")
+        .with_columns(full_name=False)
+        .select(exact.columns)
+    )
+    candidates = pl.concat([exact, by_id]).join(
+        spelled, on=["sample_id", "folder"], how="left", validate="m:1"
+    )
+    candidates = candidates.with_columns(pl.col("labelled").fill_null(False))
+    # Among several clips of an id the labelled ones count; if none is labelled, all do.
+    candidates = candidates.filter(
+        pl.col("labelled") | pl.col("full_name") | ~pl.col("labelled").any().over("file")
+    )
+    alone = pl.len().over("file") == 1
+    ambiguous = (
+        candidates.filter(~alone)
+        .group_by("file")
+        .agg(pl.col("sample_id").sort())
+        .select(
+            "file",
+            rule=pl.lit("ambiguous_file"),
+            message=pl.format(
+                "the name fits {} clips, such as {}; name the file youtube_id_start_end",
+                pl.col("sample_id").list.len(),
+                pl.col("sample_id").list.first(),
+            ),
+        )
+    )
+    single = candidates.filter(alone).sort(
+        "sample_id",
+        pl.col("full_name"),
+        pl.col("bytes") > 0,
+        pl.col("suffix").is_in(VIDEO_SUFFIXES).fill_null(False),
+        "labelled",
+        "file",
+        descending=[False, True, True, True, True, False],
+    )
+    first = pl.col("sample_id").is_first_distinct()
+    taken = single.filter(first).select("sample_id", "file")
+    duplicates = (
+        single.filter(~first)
+        .join(taken.rename({"file": "chosen"}), on="sample_id", validate="m:1")
+        .select(
+            "file",
+            rule=pl.lit("duplicate_file"),
+            message=pl.format("clip {} is taken from {}", "sample_id", "chosen"),
+        )
+    )
+    strangers = names.join(candidates, on="file", how="anti").select(
+        "file",
+        rule=pl.when(pl.col("youtube_id").is_null())
+        .then(pl.lit("unrecognised_name"))
+        .otherwise(pl.lit("unlisted_clip")),
+        message=pl.when(pl.col("youtube_id").is_null())
+        .then(pl.lit("expected youtube_id_start_end or youtube_id, and a suffix"))
+        .when(pl.col("youtube_id").is_in(known["youtube_id"].implode()))
+        .then(pl.lit("no list has this clip, but other times of the same video"))
+        .otherwise(pl.lit("no list has this clip")),
+    )
+    refused = pl.concat([ambiguous, duplicates, strangers]).rename({"file": "record"})
+    return Matched(
+        clips.select("sample_id")
+        .join(taken, on="sample_id", how="left", validate="1:1")
+        .sort("sample_id"),
+        refused.cast(dict(REJECTED)).sort("record"),
+    )
+
+
+def _plain(label: pl.Expr) -> pl.Expr:
+    """A label as folders may spell it: case, brackets, apostrophes and separators do not count."""
+    spaced = label.str.to_lowercase().str.replace_all(r"['’`()\[\]{}]", "")
+    return spaced.str.replace_all(r"[^\p{L}\p{N}]+", " ").str.strip_chars()
+
+
+def plan_video_shards(
+    source: RawSource, clips: pl.DataFrame, listings: pl.DataFrame | None = None
+) -> list[Shard]:
+    """Shards of about `CLIPS_PER_SHARD` clips by a hash of the sample id, and the files left over.
+
+    Their number is a power of two that depends on the number of clips alone, so that a file more or
+    less changes one shard.
+    """
+    files = {file.name: file for file in source.files()}
+    matched = match_files(list(files.values()), clips, listings)
+    count = 1 << max(0, math.ceil(math.log2(max(1, clips.height) / CLIPS_PER_SHARD)))
+    hashes = [zlib.crc32(sample.encode()) % count for sample in matched.clips["sample_id"]]
+    shards = []
+    buckets = matched.clips.with_columns(pl.Series("bucket", hashes, pl.Int64))
+    for (bucket,), part in buckets.partition_by("bucket", as_dict=True).items():
+        shards.append(
+            Shard(
+                f"{bucket:04d}_of_{count:04d}",
+                files=tuple(files[name] for name in sorted(part["file"].drop_nulls())),
+                source=source.root,
+                about=part.select("sample_id", "file").rows(),
+            )
+        )
+    refused = matched.refused.rows()
+    refused += [(skipped.name, "unreadable", skipped.reason) for skipped in source.skipped]
+    if refused:
+        shards.append(Shard(UNMATCHED, source=source.root, about=refused))
+    return sorted(shards, key=lambda shard: shard.name)
+
+
+# ---------------------------------------------------------------- what decodes
+
+
+@stage(writes=(VIDEOS,), version=1)
+def validate_videos(shard: Shard, settings: VideoSettings) -> Produced:
+    """Decode the videos of some clips to their end and record what was found."""
+    if shard.name == UNMATCHED:
+        rejects = [Reject(*refused) for refused in shard.about]
+        return Produced({}, len(rejects), rejects)
+    files = {file.name: file for file in shard.files}
+    sample_of = {name: sample for sample, name in shard.about if name is not None}
+    rows = [
+        {"sample_id": sample, "status": "missing", "frames": 0}
+        for sample, name in shard.about
+        if name is None
+    ]
+    rejects = []
+    for found in on_disk(shard.source or "", list(files), settings.max_archived_bytes):
+        for name, facts in validate(found, settings).items():
+            if isinstance(facts, RecordError):
+                rejects.append(Reject.of(sample_of[name], facts))
+                continue
+            digest = files[name].digest
+            about = {
+                "sample_id": sample_of[name],
+                "file": name,
+                "bytes": files[name].size,
+                "sha256": sha256_file(found[name]) if digest.startswith("crc32:") else digest,
+            }
+            rows.append(about | facts)
+    frame = pl.DataFrame(rows, schema=VIDEOS.polars_schema)
+    return Produced({VIDEOS.name: frame}, len(shard.about), rejects)
+
+
+def on_disk(root: str, names: Sequence[str], limit: int) -> Iterator[dict[str, Path | RecordError]]:
+    """Where each raw file lies, in order, or why it cannot be read.
+
+    Files of a folder come at once, those of an archive a few at a time, unpacked for as long as the
+    caller works on them.
+    """
+    if Path(root).is_dir():
+        yield {name: Path(root, name) for name in names}
+        return
+    source = open_raw(Path(root), limits=ARCHIVE_LIMITS)
+    for start in range(0, len(names), FILES_ON_DISK):
+        found: dict[str, Path | RecordError] = {}
+        with TemporaryDirectory(prefix="videos-") as folder:
+            for number, name in enumerate(names[start : start + FILES_ON_DISK]):
+                suffix = re.sub(r"[^.A-Za-z0-9]", "", PurePosixPath(name).suffix)
+                path = Path(folder, f"{number}{suffix}")
+                try:
+                    path.write_bytes(source.read(name, limit=limit))
+                    found[name] = path
+                except RecordError as error:
+                    found[name] = error
+            yield found
+
+
+def validate(
+    files: Mapping[str, Path | RecordError], settings: VideoSettings
+) -> dict[str, dict[str, Any] | RecordError]:
+    """For each file the columns of VIDEOS that its content decides, or why it cannot be read."""
+    facts: dict[str, dict[str, Any] | RecordError] = {}
+    kinds: dict[str, str | None] = {}
+    for name, path in files.items():
+        head = path if isinstance(path, RecordError) else _head(path)
+        if isinstance(head, RecordError):
+            facts[name] = head
+        elif not head:
+            facts[name] = {"status": "zero_byte", "frames": 0}
+        elif (kind := container_of(head)) == "text":
+            message = "the file is text, such as a web page"
+            facts[name] = {"status": "not_video", "frames": 0, "message": message}
+        else:
+            kinds[name] = kind
+    items: list[dict[str, Any]] = [{"path": str(files[name])} for name in kinds]
+    options: Any = {"limits": settings.limits, "workers": settings.workers}
+    by_decord = list(run_batch(DECORD, items, imports=IMPORTS["decord"], **options))
+    for item, outcome in zip(items, by_decord, strict=True):
+        value = outcome.value
+        item["frames"] = value["frames"] if value and not value["repeated"] else None
+    by_opencv = run_batch(OPENCV, items, imports=IMPORTS["opencv"], **options)
+    for name, decord, opencv in zip(kinds, by_decord, by_opencv, strict=True):
+        facts[name] = judge(decord, opencv, kinds[name], settings)
+    return {name: facts[name] for name in files}
+
+
+def _head(path: Path) -> bytes | RecordError:
+    try:
+        with path.open("rb") as file:
+            return file.read(HEAD_BYTES)
+    except OSError as error:
+        return RecordError("unreadable", f"the video cannot be read: {error.strerror}")
+
+
+def judge(
+    decord: Outcome, opencv: Outcome, container: str | None, settings: VideoSettings
+) -> dict[str, Any]:
+    """Status and facts of one file out of what the two decoders said.
+
+    OpenCV's count is the truth where it counted. A decoder that hung or died decides the status
+    only if the other one got no frame either.
+    """
+    seen, header = decord.value or {}, opencv.value or {}
+    counted = header.get("counted")
+    frames = seen.get("frames", 0) if counted is None else counted
+    fps = header.get("fps") or seen.get("fps")
+    announced = header.get("announced", 0)
+    counts = container in COUNTING
+    missing = announced - frames
+    rules = {decord.rule, opencv.rule}
+    complaints = [outcome.message for outcome in (decord, opencv) if outcome.message]
+    complaints += seen.get("printed", [])
+    if not frames:
+        if "native_timeout" in rules:
+            status = "timeout"
+        elif rules & {"native_crash", "native_memory", "native_no_result", "native_error"}:
+            status = "crash"
+        elif "no_video_stream" in rules:
+            status = "audio_only"
+        else:
+            status = "truncated" if container else "not_video"
+    elif missing > max(settings.lie_frames, settings.lie_share * announced):
+        status = "truncated"
+        source = "the header announces" if counts else "the header's duration makes"
+        complaints.insert(0, f"{source} {announced} frames, {frames} decode")
+    elif frames < settings.min_frames or (fps and frames / fps < settings.min_seconds):
+        status = "short"
+    else:
+        status = "frame_count_lie" if counts and announced and missing else "ok"
+    whole = frames > 0 and seen.get("frames") == frames
+    return {
+        "status": status,
+        "decoder": "decord" if whole else "opencv" if counted else None,
+        "frames": frames,
+        "header_frames": None if not header else announced if counts else 0,
+        "seconds": frames / fps if fps else None,
+        "fps": fps,
+        **{name: header.get(name) for name in ("width", "height", "codec", "rotation")},
+        "message": "; ".join(complaints)[:MESSAGE_CHARACTERS] or None,
+    }
+
+
+def link_rot(
+    listings: pl.DataFrame, videos: pl.DataFrame, by: Sequence[str] = ("release", "split", "label")
+) -> pl.DataFrame:
+    """How many listed clips have a usable video, none, or a bad one, and the share that is lost.
+
+    `listings` are rows of the lists (`tasks.kowl.lists.ROWS`), here and in `match_files`.
+    """
+    status = pl.col("status")
+    ok = status.is_in(USABLE).fill_null(False)
+    missing = status.is_null() | (status == "missing")
+    return (
+        listings.with_columns(sample_id())
+        .join(videos.select("sample_id", "status"), on="sample_id", how="left", validate="m:1")
+        .group_by(by)
+        .agg(
+            pl.len().alias("clips"),
+            ok.sum().alias("ok"),
+            missing.sum().alias("missing"),
+            (~ok & ~missing).sum().alias("bad"),
+            (1 - ok.mean()).alias("lost_share"),
+        )
+        .sort(by, nulls_last=True)
+    )
+
+
+# ---------------------------------------------------------------- frames for features
+
+
+def sample_videos(
+    root: str, videos: pl.DataFrame, settings: SampleSettings | None = None
+) -> Iterator[tuple[str, np.ndarray | RecordError]]:
+    """(sample_id, frames) of rows of VIDEOS that have a decoder, in the order of the rows.
+
+    Frames are (crops, count, crop, crop, 3) uint8 RGB. Each row is read with the decoder that was
+    found to give its frames, so a failure means that the file has changed or the machine is ill.
+    """
+    settings = settings or SampleSettings()
+    row_of = {
+        row["file"]: row
+        for row in videos.select("sample_id", "file", "frames", "decoder").rows(named=True)
+    }
+    without = [row["sample_id"] for row in row_of.values() if row["decoder"] is None]
+    if without:
+        raise ValueError(f"nothing decodes of {without[:3]}; take rows with status in {USABLE}")
+    for found in on_disk(root, list(row_of), settings.max_archived_bytes):
+        streams = {decoder: _sample(decoder, found, row_of, settings) for decoder in SAMPLE}
+        with closing(streams["decord"]), closing(streams["opencv"]):
+            for name, path in found.items():
+                row = row_of[name]
+                if isinstance(path, RecordError):
+                    yield row["sample_id"], path
+                    continue
+                outcome = next(streams[row["decoder"]])
+                if outcome.value is None:
+                    error = RecordError(outcome.rule or "native_error", outcome.message or "")
+                    yield row["sample_id"], error
+                else:
+                    yield row["sample_id"], outcome.value["frames"]
+
+
+def _sample(
+    decoder: str,
+    found: Mapping[str, Path | RecordError],
+    row_of: Mapping[str, dict[str, Any]],
+    settings: SampleSettings,
+) -> Generator[Outcome, None, None]:
+    options = settings.model_dump(include={"step", "count", "crops", "short_side", "crop"})
+    items = [
+        {"path": str(path), "frames": row_of[name]["frames"], **options}
+        for name, path in found.items()
+        if isinstance(path, Path) and row_of[name]["decoder"] == decoder
+    ]
+    return run_batch(
+        SAMPLE[decoder],
+        items,
+        limits=settings.limits,
+        imports=IMPORTS[decoder],
+        workers=settings.workers,
+        batch=SAMPLES_PER_CHILD,
+    )
