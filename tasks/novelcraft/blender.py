@@ -41,8 +41,8 @@ def render_states(item: dict[str, Any], out_dir: str | Path) -> dict[str, Any]:
     `item` holds `states` (parsed documents) or `path` (a JSON-lines file, with optional `start` and
     `count` of lines), `novel` (names), and optionally `settings`, `coverage`, `samples`, `threads`
     and the fields of `View`. Images pass through `out_dir`. The result has one entry per state:
-    `masks` (n, h, w) bool, `pixels` (n,) int64, and `errors`: {"index", "rule", "message"} of states that
-    are not valid, whose masks are empty.
+    `masks` (n, h, w) bool, `pixels` (n,) int64, and `errors`: {"index", "rule", "message"} of
+    states that are not valid, whose masks are empty.
     """
     known = {"states", "path", "start", "count", "novel"}
     known |= {"settings", "coverage", "samples", "threads"}

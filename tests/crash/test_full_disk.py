@@ -14,10 +14,10 @@ from tests.toy import build_toy, write_raw
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A real file system of 600 kB, where we may mount one."""
+    """A real file system of 4 MB, where we may mount one."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", str(folder)]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
     if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("a small file system can only be mounted as root")
     yield folder
