@@ -39,7 +39,7 @@ demo: sample ## install, build every benchmark on sample data, show where the ta
 novelcraft: setup ## build NovelCraft: make novelcraft SOURCE=dir_or_zip [ARGS=...]
 	$(BIN)/novelty build novelcraft --source "$(SOURCE)" $(ARGS)
 
-kowl: setup ## build KOWL-718 from Kinetics lists: make kowl SOURCE=dir [ARGS=...]
+kowl: setup ## build KOWL-718: make kowl SOURCE=lists_dir [ARGS="--videos dir"]
 	$(BIN)/novelty build kowl --lists "$(SOURCE)" $(ARGS)
 
 status: setup ## every table: rows, bytes, age, fresh or stale

@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks.kowl.videos import DECORD, IMPORTS, OPENCV, SAMPLE, SampleSettings
+from schemas.kowl import SampleSettings
+from tasks.kowl.videos import DECORD, IMPORTS, OPENCV, SAMPLE
 from tasks.native.pool import run_batch
 
 SHARED = Path(os.environ.get("NOVELTY_SHARED", Path(__file__).parents[2] / "shared"))

@@ -16,6 +16,7 @@ from tasks.kowl.build import (
     read_lists,
     unify_releases,
 )
+from tasks.kowl.videos import plan_video_shards, validate_videos
 from tasks.stage import Build
 
 
@@ -36,4 +37,9 @@ def build(config: Config) -> None:
             **config.protocol().model_dump(), validate_as_test=config.validate_as_test
         )
         build.run(cut_increments, clips, protocol)
+
+        if config.videos:
+            files = build.source(config.videos)
+            videos = plan_video_shards(files, build.read("clips"), build.read("listings"))
+            build.run(validate_videos, videos, config.validation)
     publish_report(lake, "kowl")

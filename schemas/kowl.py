@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 import pyarrow as pa
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from schemas.config import Settings
 from schemas.increments import IncrementSettings
@@ -128,7 +128,100 @@ UNASSIGNED = Table(
     key=("sample_id",),
 )
 
-TABLES = (LISTINGS, CLIPS, LABELS, LABEL_CHANGES, INCREMENTS, CLASSES, UNASSIGNED)
+STATUSES = (
+    "ok",
+    "missing",
+    "zero_byte",
+    "not_video",
+    "truncated",
+    "audio_only",
+    "short",
+    "frame_count_lie",
+    "timeout",
+    "crash",
+)
+USABLE = ("ok", "frame_count_lie")
+"""Statuses of videos that features may be taken from."""
+
+VIDEOS = Table(
+    name="videos",
+    description="One row per clip: its file, and what was found by decoding the file to its end.",
+    columns=(
+        Column("sample_id", pa.string(), "Clip `youtube_id_start_end`"),
+        Column("file", pa.string(), "Raw file; null if there is none", nullable=True),
+        Column(
+            "status",
+            pa.string(),
+            "What the file is worth: `truncated` ends long before its header says, or before its "
+            "first frame; `frame_count_lie` decodes whole, but its header counts otherwise",
+            allowed=STATUSES,
+        ),
+        Column(
+            "decoder",
+            pa.string(),
+            "First decoder that gives exactly `frames` frames; null if none gives any",
+            allowed=("decord", "opencv"),
+            nullable=True,
+        ),
+        Column("frames", pa.int32(), "Frames that decode", unit="frame", minimum=0),
+        Column(
+            "header_frames",
+            pa.int32(),
+            "Frames that the header announces; 0 if it has no such field, null if not opened",
+            unit="frame",
+            minimum=0,
+            nullable=True,
+        ),
+        Column(
+            "seconds",
+            pa.float64(),
+            "Duration of what decodes: frames / fps",
+            unit="second",
+            minimum=0,
+            nullable=True,
+        ),
+        Column(
+            "fps", pa.float64(), "Average frame rate", unit="frame/second", minimum=0, nullable=True
+        ),
+        Column(
+            "width",
+            pa.int32(),
+            "Width of the coded picture, before rotation",
+            unit="pixel",
+            minimum=1,
+            nullable=True,
+        ),
+        Column(
+            "height",
+            pa.int32(),
+            "Height of the coded picture, before rotation",
+            unit="pixel",
+            minimum=1,
+            nullable=True,
+        ),
+        Column("codec", pa.string(), "FourCC of the codec, such as `h264`", nullable=True),
+        Column(
+            "rotation",
+            pa.int32(),
+            "Clockwise turn that the header asks for",
+            unit="degree",
+            minimum=0,
+            maximum=359,
+            nullable=True,
+        ),
+        Column("bytes", pa.int64(), "Size of the file", unit="byte", minimum=0, nullable=True),
+        Column("sha256", pa.string(), "SHA-256 of the file", nullable=True),
+        Column(
+            "message",
+            pa.string(),
+            "What the decoders complained about; an `ok` video with one has damaged pictures",
+            nullable=True,
+        ),
+    ),
+    key=("sample_id",),
+)
+
+TABLES = (LISTINGS, CLIPS, LABELS, LABEL_CHANGES, INCREMENTS, CLASSES, UNASSIGNED, VIDEOS)
 
 
 class Release(Settings):
@@ -155,6 +248,53 @@ class UnifySettings(Settings):
     """Rename tables, applied in this order to the chosen label."""
 
 
+class DecodeSettings(Settings):
+    """What a decoding process may use."""
+
+    seconds_per_video: float = Field(120, gt=0)
+    """Wall-clock limit of each decoder for one video; then the decoder is killed."""
+    memory_bytes: int = Field(4 << 30, gt=0)
+    """Memory limit of a decoding process."""
+    max_archived_bytes: int = Field(1 << 30, gt=0)
+    """A larger video inside an archive is quarantined; in a folder there is no limit."""
+    workers: int = Field(1, ge=1, exclude=True)
+    """Decoding processes of one shard; shards run side by side anyway. Changes no result."""
+
+
+class VideoSettings(DecodeSettings):
+    """When a video counts as good."""
+
+    min_seconds: float = Field(1.0, ge=0)
+    """A video that decodes for less is `short`."""
+    min_frames: int = Field(8, ge=1)
+    """A video with fewer frames is `short`, whatever its frame rate."""
+    lie_frames: int = Field(2, ge=0)
+    """So many frames less than announced are a wrong header; more are a truncated file ..."""
+    lie_share: float = Field(0.05, ge=0, le=1)
+    """... unless they are at most this share of the announced ones."""
+
+
+class SampleSettings(DecodeSettings):
+    """Which frames are taken out of a video; the defaults are those of X3D-M in KOWL-718."""
+
+    step: int = Field(5, ge=1)
+    """Every so many frames one is taken."""
+    count: int = Field(16, ge=1)
+    """Frames in a temporal crop."""
+    crops: int = Field(4, ge=1)
+    """Temporal crops, spread evenly from the first to the last frame; one is the middle."""
+    short_side: int = Field(256, ge=1)
+    """Length in pixels to which the shorter side is scaled."""
+    crop: int = Field(224, ge=1)
+    """Side of the square cut out of the centre, in pixels."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> "SampleSettings":
+        if self.crop > self.short_side:
+            raise ValueError(f"crop {self.crop} is larger than short_side {self.short_side}")
+        return self
+
+
 class Config(Settings):
     """KOWL-718: Kinetics lists to one table to open-world increments."""
 
@@ -162,6 +302,8 @@ class Config(Settings):
     """Folder with the release lists, such as kinetics600_train.csv.gz."""
     lake: Path | None = None
     """Lake folder (default: NOVELTY_LAKE, else ./lake)."""
+    videos: Path | None = None
+    """Folder or archive of video files: decodes each once (table videos)."""
     releases: tuple[Release, ...] = ()
     """Declared releases (in --config); by default found by their file names."""
     unify: UnifySettings = UnifySettings()
@@ -179,6 +321,7 @@ class Config(Settings):
     """Decides which sample goes to which fold."""
     validate_as_test: bool = False
     """Use `validate` as the test of a release without labelled test clips, as the paper does."""
+    validation: VideoSettings = VideoSettings()
     max_reject_share: float = Field(0.25, ge=0, le=1)
     """Share of list lines that may go to quarantine before the build stops."""
 
@@ -189,4 +332,4 @@ class Config(Settings):
     @classmethod
     def demo(cls, sample: Path) -> "Config":
         """The configuration of `make demo`."""
-        return cls(lists=sample / "lists")
+        return cls(lists=sample / "lists", videos=sample / "videos")

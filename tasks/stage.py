@@ -454,6 +454,10 @@ class Build:
         """The parts of a table made in this build, to be another shard's input."""
         return tuple(piece.part(name) for piece in self.pieces if piece.has(name))
 
+    def read(self, name: str) -> pl.DataFrame:
+        """All rows of a table made in this build, to plan the next stage by."""
+        return pl.concat([part.read() for part in self.table(name)])
+
     def finish(self) -> None:
         """Publish everything, with the quarantine table and the catalogue."""
         self.publish()

@@ -150,7 +150,7 @@ class OpenWorldRun:
         self.predictor = predictor
         self.features = features
         self.settings = settings or EvaluationSettings()
-        self.groups = pl.DataFrame(schema=GROUPS) if groups is None else groups.select(GROUPS)
+        self.groups = pl.DataFrame(schema=GROUPS) if groups is None else groups.select(*GROUPS)
         self.plan = _plan(increments, features)
         self.increments: list[int] = self.plan["increment"].unique().sort().to_list()
         self.parts: Mapping[Any, pl.DataFrame] = self.plan.partition_by(
@@ -261,7 +261,7 @@ class OpenWorldRun:
         added = [new.with_columns(label)]
         if self.settings.validation_split != TRAIN:
             added.append(self._part(number, self.settings.validation_split))
-        experience = pl.concat([self.experience, *(part.select(_EXPERIENCE) for part in added)])
+        experience = pl.concat([self.experience, *(part.select(*_EXPERIENCE) for part in added)])
         self.given |= set(feedback["label"].unique())
         # The latest of a label and split, then the latest of a split; rows stand by arrival.
         later = pl.int_range(pl.len()).reverse()
@@ -388,7 +388,7 @@ class OpenWorldRun:
         rows = run.plan.select("sample_id", "row")
         run.experience = remembered.join(
             rows, on="sample_id", how="left", maintain_order="left"
-        ).select(_EXPERIENCE)
+        ).select(*_EXPERIENCE)
         if "cumulative" in tensors:
             run.cumulative = _unpacked(tensors["cumulative"].numpy())
         return run
@@ -436,8 +436,8 @@ def _reduced(counted: pl.DataFrame, known: Mapping[str, set[str]]) -> pl.DataFra
     """Raw counts of all ranks, and the reductions of the first, with known_set and reduction."""
 
     def tagged(frame: pl.DataFrame, known_set: str, reduction: str) -> pl.DataFrame:
-        return frame.with_columns(
-            pl.lit(known_set).alias("known_set"), pl.lit(reduction).alias("reduction")
+        return frame.select(
+            pl.lit(known_set).alias("known_set"), pl.lit(reduction).alias("reduction"), pl.all()
         )
 
     first = counted.filter(pl.col("rank") == 1)
@@ -506,7 +506,7 @@ def _predictions(number: int, phase: str, ranked: _Ranked) -> pl.DataFrame:
 def _packed(frame: pl.DataFrame) -> np.ndarray:
     buffer = io.BytesIO()
     frame.rechunk().write_ipc(buffer)
-    return np.frombuffer(buffer.getvalue(), np.uint8)
+    return np.frombuffer(buffer.getbuffer(), np.uint8)
 
 
 def _unpacked(data: np.ndarray) -> pl.DataFrame:
@@ -566,9 +566,13 @@ def ava_groups(ava_rows: pl.DataFrame, vocabulary: pl.DataFrame) -> pl.DataFrame
         .group_by(frame, maintain_order=True)
         .agg(pl.len().alias("people"), (width * height).mean().alias("mean"))
         .sort("mean", *frame)
-        .with_columns((pl.int_range(pl.len()) * 3 // pl.len()).alias("third"))
         .with_columns(
-            pl.col("third").replace_strict({0: "SM", 1: "AVG", 2: "LG"}, return_dtype=pl.String)
+            pl.when(pl.int_range(pl.len()) < pl.len() // 3)
+            .then(pl.lit("SM"))
+            .when(pl.int_range(pl.len()) < 2 * pl.len() // 3)
+            .then(pl.lit("AVG"))
+            .otherwise(pl.lit("LG"))
+            .alias("third")
         )
     )
     acted = people.select(*frame, "action_id").unique().join(vocabulary, on="action_id")

@@ -18,12 +18,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
-import pyarrow as pa
-from pydantic import Field, model_validator
 
-from schemas.config import Settings
 from schemas.errors import RecordError
-from schemas.table import REJECTED, Column, Table
+from schemas.kowl import (
+    USABLE,
+    VIDEOS,
+    DecodeSettings,
+    SampleSettings,
+    VideoSettings,
+)
+from schemas.table import REJECTED
 from storage.archives import ArchiveLimits
 from storage.filehash import sha256_file
 from storage.raw import RawFile, RawSource, open_raw
@@ -31,151 +35,6 @@ from tasks.kowl.decode import HEAD_BYTES, container_of
 from tasks.kowl.unify import sample_id
 from tasks.native.pool import Limits, Outcome, run_batch
 from tasks.stage import Produced, Reject, Shard, stage
-
-STATUSES = (
-    "ok",
-    "missing",
-    "zero_byte",
-    "not_video",
-    "truncated",
-    "audio_only",
-    "short",
-    "frame_count_lie",
-    "timeout",
-    "crash",
-)
-USABLE = ("ok", "frame_count_lie")
-"""Statuses of videos that features may be taken from."""
-
-VIDEOS = Table(
-    name="videos",
-    description="One row per clip: its file, and what was found by decoding the file to its end.",
-    columns=(
-        Column("sample_id", pa.string(), "Clip `youtube_id_start_end`"),
-        Column("file", pa.string(), "Raw file; null if there is none", nullable=True),
-        Column(
-            "status",
-            pa.string(),
-            "What the file is worth: `truncated` ends long before its header says, or before its "
-            "first frame; `frame_count_lie` decodes whole, but its header counts otherwise",
-            allowed=STATUSES,
-        ),
-        Column(
-            "decoder",
-            pa.string(),
-            "First decoder that gives exactly `frames` frames; null if none gives any",
-            allowed=("decord", "opencv"),
-            nullable=True,
-        ),
-        Column("frames", pa.int32(), "Frames that decode", unit="frame", minimum=0),
-        Column(
-            "header_frames",
-            pa.int32(),
-            "Frames that the header announces; 0 if it has no such field, null if not opened",
-            unit="frame",
-            minimum=0,
-            nullable=True,
-        ),
-        Column(
-            "seconds",
-            pa.float64(),
-            "Duration of what decodes: frames / fps",
-            unit="second",
-            minimum=0,
-            nullable=True,
-        ),
-        Column(
-            "fps", pa.float64(), "Average frame rate", unit="frame/second", minimum=0, nullable=True
-        ),
-        Column(
-            "width",
-            pa.int32(),
-            "Width of the coded picture, before rotation",
-            unit="pixel",
-            minimum=1,
-            nullable=True,
-        ),
-        Column(
-            "height",
-            pa.int32(),
-            "Height of the coded picture, before rotation",
-            unit="pixel",
-            minimum=1,
-            nullable=True,
-        ),
-        Column("codec", pa.string(), "FourCC of the codec, such as `h264`", nullable=True),
-        Column(
-            "rotation",
-            pa.int32(),
-            "Clockwise turn that the header asks for",
-            unit="degree",
-            minimum=0,
-            maximum=359,
-            nullable=True,
-        ),
-        Column("bytes", pa.int64(), "Size of the file", unit="byte", minimum=0, nullable=True),
-        Column("sha256", pa.string(), "SHA-256 of the file", nullable=True),
-        Column(
-            "message",
-            pa.string(),
-            "What the decoders complained about; an `ok` video with one has damaged pictures",
-            nullable=True,
-        ),
-    ),
-    key=("sample_id",),
-)
-
-
-class DecodeSettings(Settings):
-    """What a decoding process may use."""
-
-    seconds_per_video: float = Field(120, gt=0)
-    """Wall-clock limit of each decoder for one video; then the decoder is killed."""
-    memory_bytes: int = Field(4 << 30, gt=0)
-    """Memory limit of a decoding process."""
-    max_archived_bytes: int = Field(1 << 30, gt=0)
-    """A larger video inside an archive is quarantined; in a folder there is no limit."""
-    workers: int = Field(1, ge=1, exclude=True)
-    """Decoding processes of one shard; shards run side by side anyway. Changes no result."""
-
-    @property
-    def limits(self) -> Limits:
-        return Limits(seconds_per_item=self.seconds_per_video, memory_bytes=self.memory_bytes)
-
-
-class VideoSettings(DecodeSettings):
-    """When a video counts as good."""
-
-    min_seconds: float = Field(1.0, ge=0)
-    """A video that decodes for less is `short`."""
-    min_frames: int = Field(8, ge=1)
-    """A video with fewer frames is `short`, whatever its frame rate."""
-    lie_frames: int = Field(2, ge=0)
-    """So many frames less than announced are a wrong header; more are a truncated file ..."""
-    lie_share: float = Field(0.05, ge=0, le=1)
-    """... unless they are at most this share of the announced ones."""
-
-
-class SampleSettings(DecodeSettings):
-    """Which frames are taken out of a video; the defaults are those of X3D-M in KOWL-718."""
-
-    step: int = Field(5, ge=1)
-    """Every so many frames one is taken."""
-    count: int = Field(16, ge=1)
-    """Frames in a temporal crop."""
-    crops: int = Field(4, ge=1)
-    """Temporal crops, spread evenly from the first to the last frame; one is the middle."""
-    short_side: int = Field(256, ge=1)
-    """Length in pixels to which the shorter side is scaled."""
-    crop: int = Field(224, ge=1)
-    """Side of the square cut out of the centre, in pixels."""
-
-    @model_validator(mode="after")
-    def _fits(self) -> "SampleSettings":
-        if self.crop > self.short_side:
-            raise ValueError(f"crop {self.crop} is larger than short_side {self.short_side}")
-        return self
-
 
 CLIPS_PER_SHARD = 2000
 UNMATCHED = "unmatched"
@@ -211,6 +70,10 @@ MESSAGE_CHARACTERS = 400
 
 
 # ---------------------------------------------------------------- which file is which clip
+
+
+def _limits(settings: DecodeSettings) -> Limits:
+    return Limits(seconds_per_item=settings.seconds_per_video, memory_bytes=settings.memory_bytes)
 
 
 class Matched(NamedTuple):
@@ -440,7 +303,7 @@ def validate(
         else:
             kinds[name] = kind
     items: list[dict[str, Any]] = [{"path": str(files[name])} for name in kinds]
-    options: Any = {"limits": settings.limits, "workers": settings.workers}
+    options: Any = {"limits": _limits(settings), "workers": settings.workers}
     by_decord = list(run_batch(DECORD, items, imports=IMPORTS["decord"], **options))
     for item, outcome in zip(items, by_decord, strict=True):
         value = outcome.value
@@ -582,7 +445,7 @@ def _sample(
     return run_batch(
         SAMPLE[decoder],
         items,
-        limits=settings.limits,
+        limits=_limits(settings),
         imports=IMPORTS[decoder],
         workers=settings.workers,
         batch=SAMPLES_PER_CHILD,

@@ -573,6 +573,6 @@ def test_ava_counts_of_the_real_list():
     means = boxes.group_by("video_id", "second").agg(area.alias("mean"))
     sized = means.join(groups.filter(grouping="area"), on=["video_id", "second"])
     edge = expected["mean_area_first_third_upper_edge"]
-    assert sized.filter(group="SM")["mean"].max() == pytest.approx(edge, rel=1e-4)
+    assert sized.filter(group="SM")["mean"].max() == pytest.approx(edge, rel=1e-9)
     edge = expected["mean_area_second_third_upper_edge"]
-    assert sized.filter(group="AVG")["mean"].max() == pytest.approx(edge, rel=1e-4)
+    assert sized.filter(group="AVG")["mean"].max() == pytest.approx(edge, rel=1e-9)

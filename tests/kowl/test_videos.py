@@ -14,16 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import RecordError
+from schemas.kowl import STATUSES, USABLE, VIDEOS, SampleSettings, VideoSettings
 from storage.raw import RawFile, open_raw
 from tasks.kowl import videos
 from tasks.kowl.lists import Release, read_release
 from tasks.kowl.unify import unify
 from tasks.kowl.videos import (
-    STATUSES,
-    USABLE,
-    VIDEOS,
-    SampleSettings,
-    VideoSettings,
     judge,
     link_rot,
     match_files,
