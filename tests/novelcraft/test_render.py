@@ -1,0 +1,102 @@
+"""Both renderers behind one call, and the command for people who have only world states."""
+
+import json
+import signal
+
+import numpy as np
+import polars as pl
+import pytest
+
+from flows.cli import main
+from schemas.errors import RecordError
+from schemas.novelcraft import RenderSettings
+from tasks.native.pool import Limits
+from tasks.novelcraft import render as rendering
+from tasks.novelcraft.masks import decode_png, mask_iou
+from tasks.novelcraft.render import render_all, state_document
+from tasks.novelcraft.worldstate import parse_world_state, world_state
+from tests.shared import shared_path
+
+TNT = "minecraft:tnt"
+
+
+def document(yaw: float, blocks: dict[str, str], pitch: float = 0.0) -> dict:
+    return {
+        "map": {place: {"name": name} for place, name in blocks.items()},
+        "player": {"pos": [0, 4, 0], "yaw": yaw, "pitch": pitch},
+        "step": 0,
+    }
+
+
+DOCUMENTS = [
+    document(0, {"0,4,3": TNT, "1,4,2": "minecraft:stone"}),
+    document(0, {"0,4,3": "minecraft:stone"}),
+    document(180, {"0,4,3": TNT}),
+    document(15, {"2,4,5": TNT, "0,4,4": "minecraft:log"}, pitch=30),
+]
+
+
+def test_blender_in_child_processes_gives_the_masks_of_raycast():
+    frames = [(world_state(document), (TNT,)) for document in DOCUMENTS]
+    cast = list(render_all(frames, RenderSettings()))
+    drawn = list(render_all(frames, RenderSettings(renderer="blender")))
+    assert [found.pixels > 0 for found in cast] == [True, False, False, True]
+    for ours, theirs in zip(cast, drawn, strict=True):
+        assert mask_iou(ours.mask, theirs.mask) >= 0.995
+        assert abs(ours.fraction - theirs.fraction) <= 0.0005
+
+
+def test_a_frame_that_blender_cannot_render_is_a_bad_record(monkeypatch):
+    monkeypatch.setattr(rendering, "BLENDER", "tests.novelcraft.test_render:crash")
+    monkeypatch.setattr(rendering, "BLENDER_LIMITS", Limits(seconds_per_item=20))
+    frames = [(world_state(DOCUMENTS[0]), (TNT,)), (world_state(DOCUMENTS[1]), (TNT,))]
+    bad, good = render_all(frames, RenderSettings(renderer="blender"))
+    assert isinstance(bad, RecordError) and bad.rule == "native_crash"
+    assert good.pixels == 0
+
+
+def crash(item, out_dir):
+    signal.raise_signal(signal.SIGSEGV)
+
+
+def test_state_document_keeps_the_picture():
+    path = shared_path("novelcraft/world_states_v2/episode_a_0.json")
+    state = parse_world_state(path.read_bytes())
+    again = world_state(state_document(state))
+    assert np.array_equal(state.positions, again.positions)
+    assert [state.keys[i] for i in state.key_index] == [again.keys[i] for i in again.key_index]
+    assert (state.player, state.yaw, state.pitch) == (again.player, again.yaw, again.pitch)
+
+
+@pytest.mark.parametrize("kind", ["folder", "lines"])
+def test_render_command(tmp_path, capsys, kind):
+    if kind == "folder":
+        source = tmp_path / "states"
+        source.mkdir()
+        for number, each in enumerate(DOCUMENTS):
+            (source / f"{number}.json").write_text(json.dumps(each))
+        (source / "9.json").write_text("{")
+    else:
+        source = tmp_path / "states.jsonl"
+        source.write_text("\n".join([*map(json.dumps, DOCUMENTS), "{"]))
+    out = tmp_path / "out"
+    words = ["render", str(source), "--novel", TNT, "--rotation", "published", "--out", str(out)]
+    assert main([*words, "--masks"]) == 0
+    assert "4 states, 2 show novelty" in capsys.readouterr().out
+    targets = pl.read_parquet(out / "targets.parquet")
+    assert targets.equals(pl.read_csv(out / "targets.csv", schema=targets.schema))
+    assert targets["frame_id"].to_list() == ["0", "1", "2", "3"]
+    assert targets["rotation"].unique().to_list() == ["published"]
+    for row in targets.iter_rows(named=True):
+        mask = decode_png((out / "masks" / f"{row['frame_id']}.png").read_bytes())
+        assert mask.sum() == row["novel_pixels"]
+    assert pl.read_csv(out / "refused.csv")["rule"].to_list() == ["json_syntax"]
+
+
+def test_render_command_refuses_what_it_cannot_read(tmp_path, capsys):
+    words = ["--novel", TNT, "--out", str(tmp_path / "out")]
+    assert main(["render", str(tmp_path / "none"), *words]) == 2
+    assert "neither a folder" in capsys.readouterr().err
+    (tmp_path / "bad.json").write_text("{")
+    assert main(["render", str(tmp_path / "bad.json"), *words]) == 2
+    assert "the first was refused" in capsys.readouterr().err
