@@ -73,4 +73,4 @@ bench: setup ## speed measurements, side by side in one run
 	@for f in benchmarks/[a-z]*.py; do echo "== $$f"; $(BIN)/python -m benchmarks.$$(basename $$f .py) || exit 1; done
 
 lock: setup ## write requirements.lock from what is installed
-	$(BIN)/python -m pip freeze --exclude-editable | sed -E 's/^torch(==| @ ).*/torch==2.13.0/' > requirements.lock
+	$(BIN)/python -m pip freeze --all --exclude pip --exclude-editable | sed -E 's/^torch(==| @ ).*/torch==2.13.0/' > requirements.lock
