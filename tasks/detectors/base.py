@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,7 +95,7 @@ class Samples:
         return digest.hexdigest()
 
 
-class Detector:
+class Detector(ABC):
     """Subclasses set the class variables and implement `_fit`, `_score`, `state`, `restore`."""
 
     name: ClassVar[str]
@@ -167,6 +168,7 @@ class Detector:
             )
         return scores
 
+    @abstractmethod
     def _fit(
         self,
         train: Samples,
@@ -176,17 +178,19 @@ class Detector:
         checkpoints: Path | None,
         progress: Progress | None,
     ) -> pl.DataFrame:
-        raise NotImplementedError
+        """See `fit`."""
 
+    @abstractmethod
     def _score(self, samples: Samples) -> np.ndarray:
-        raise NotImplementedError
+        """See `score`."""
 
+    @abstractmethod
     def state(self) -> dict[str, np.ndarray | torch.Tensor]:
         """What `fit` learned, without the settings and without `base`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
-        raise NotImplementedError
+        """Take back what `state` gave."""
 
     def fingerprint(self) -> str:
         """sha256 of the learned state."""

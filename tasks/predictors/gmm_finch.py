@@ -25,6 +25,7 @@ import numpy as np
 from pydantic import Field
 
 from tasks.detectors.base import Settings
+from tasks.detectors.training import seeded
 from tasks.finch import finch
 from tasks.kowl.confusion import UNKNOWN
 from tasks.predictors.base import Examples, Prediction, Predictor, with_unknown
@@ -251,20 +252,23 @@ class Mixture:
         middle = torch.tensor(center, dtype=precision, device=device)
         means, bases, variances, epsilons = [], [], [], []
         smallest = torch.finfo(precision).eps
-        for _, samples in parts:
-            rows = torch.as_tensor(samples).to(device, precision) - middle
-            mean = rows.mean(0)
-            size, width = rows.shape
-            scaled = (rows - mean) / math.sqrt(max(size - 1, 1))
-            vectors, values, _ = torch.linalg.svd(scaled.T, full_matrices=False)
-            spread = values.square()
-            inside = values > values.max() * max(size, width) * smallest
-            # What a Cholesky decomposition of the covariance could still tell from 0.
-            definite = len(spread) == width and bool(spread.min() > spread.max() * width * smallest)
-            means.append(mean)
-            bases.append(vectors.T[inside])
-            variances.append(spread[inside])
-            epsilons.append(0.0 if definite else epsilon)
+        # Threads cost far more than they save on matrices this small.
+        with seeded([0], device, threads=1):
+            for _, samples in parts:
+                rows = torch.as_tensor(samples).to(device, precision) - middle
+                mean = rows.mean(0)
+                size, width = rows.shape
+                scaled = (rows - mean) / math.sqrt(max(size - 1, 1))
+                vectors, values, _ = torch.linalg.svd(scaled.T, full_matrices=False)
+                spread = values.square()
+                inside = values > values.max() * max(size, width) * smallest
+                # What a Cholesky decomposition of the covariance could still tell from 0.
+                least = spread.max() * width * smallest
+                definite = len(spread) == width and bool(spread.min() > least)
+                means.append(mean)
+                bases.append(vectors.T[inside])
+                variances.append(spread[inside])
+                epsilons.append(0.0 if definite else epsilon)
         return cls(
             center=middle,
             mean=torch.stack(means),
