@@ -71,6 +71,12 @@ def test_other_orders_and_seeds_change_only_the_increments(built, capsys):
     assert after.group_by(sizes).len().sort(sizes).equals(before.group_by(sizes).len().sort(sizes))
 
 
+def test_report_shows_the_increments(built):
+    page = (built / "lake" / "reports" / "kowl.html").read_text()
+    assert "in 11 increments" in page and "Label changes" in page
+    assert "Beside the paper" not in page  # only for the full set
+
+
 def test_no_lists_is_said(tmp_path):
     (tmp_path / "x.csv").write_text("x")
     with pytest.raises(SourceError, match="no lists of kinetics400"):
