@@ -2,8 +2,9 @@
 
 `python -m benchmarks.kowl_evaluation` runs each side in its own process:
 - `sparse` (ours) and `dense` (a straightforward numpy program: sort every row, one C x C matrix per
-  rank, labels merged by products with a membership matrix): top-5 ordered confusion matrices of 68,849
-  predictions over 719 labels, three reductions, accuracy, MCC and NMI of each. Both must agree.
+  rank, labels merged by products with a membership matrix): top-5 ordered confusion matrices of
+  68,849 predictions over 719 labels, three reductions, accuracy, MCC and NMI of each. Both must
+  agree.
 - `density`: log densities of 8,192 samples under 4,000 Gaussian components in 768 dimensions, with
   float64 and the paper's epsilon; peak memory above that of the imports is printed.
 """
@@ -74,7 +75,7 @@ def run_sparse() -> dict:
 
 
 def run_dense() -> dict:
-    labels, target, probabilities = predictions()
+    _, target, probabilities = predictions()
     known = np.arange(LABELS) < KNOWN
 
     def merged(matrices: np.ndarray, groups: np.ndarray) -> np.ndarray:
@@ -171,7 +172,10 @@ def compare() -> None:
     print(f"{'ratio':10}{min(dense['seconds']) / min(sparse['seconds']):8.1f}")
     density = measure_side("density")
     print(f"densities of {QUERIES:,} samples, {COMPONENTS:,} components, {WIDTH} dimensions:")
-    print(f"{'':10}{density['density']:8.1f} s, {density['megabytes']:.0f} MB above the data; ", end="")
+    print(
+        f"{'':10}{density['density']:8.1f} s, {density['megabytes']:.0f} MB above the data; ",
+        end="",
+    )
     print(f"fit {density['fit']:.1f} s, {density['rows']:,} basis rows")
     full = COMPONENTS * WIDTH**2 * 8 / 1e6
     print(f"{'':10}full covariances alone would take {full:,.0f} MB")

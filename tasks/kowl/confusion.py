@@ -118,9 +118,7 @@ def _codes(texts: pl.Series, names: pl.Series) -> np.ndarray:
     return texts.cast(pl.Enum(names)).to_physical().to_numpy().astype(np.int64)
 
 
-def _relabelled(
-    counts: pl.DataFrame, rename: Callable[[pl.Series], pl.Series]
-) -> pl.DataFrame:
+def _relabelled(counts: pl.DataFrame, rename: Callable[[pl.Series], pl.Series]) -> pl.DataFrame:
     old = pl.concat([counts["target"], counts["predicted"]]).unique().sort()
     new = rename(old)
     names = new.unique().sort()
@@ -183,18 +181,17 @@ def _groups(by: pl.DataFrame | None) -> tuple[pl.DataFrame | None, np.ndarray | 
     return groups, placed["__group"].to_numpy().astype(np.int64)
 
 
-def measure(counts: pl.DataFrame) -> pl.DataFrame:
+def measure(counts: pl.DataFrame, ranks: int | None = None) -> pl.DataFrame:
     """The other columns of `counts`, then metric, value, n; one block per matrix.
 
     - accuracy: trace / n;
     - mcc: R_k, 0 where a denominator is 0 (all targets, or all predictions, alike);
     - nmi: mutual information / mean of the two entropies; 1 where both are 0, since targets and
       predictions then split the samples in the same way, namely not at all (as scikit-learn);
-    - top_K_accuracy, if there are ranks 2 to K: right within the first K. Only right for counts
-      that are not reduced: merged labels can hit one sample twice.
+    - top_K_accuracy with K = `ranks` (default: the last rank there is) if above 1: right within
+      the first K. Only for counts that are not reduced: merged labels can hit one sample twice.
     """
     extra = [name for name in counts.columns if name not in COUNTS]
-    ranks = int(counts["rank"].max() or 1)  # type: ignore[arg-type]
     if counts.is_empty():
         return pl.DataFrame(schema={**counts.select(extra).schema, **MEASURES})
     groups, group = _groups(counts.select(extra) if extra else None)
@@ -224,6 +221,7 @@ def measure(counts: pl.DataFrame) -> pl.DataFrame:
     found["nmi"] = np.where(
         entropy > 0, np.clip(information / np.where(entropy > 0, entropy, 1), 0, 1), 1.0
     )
+    ranks = ranks or counts["rank"].max()
     if ranks > 1:
         found[f"top_{ranks}_accuracy"] = within / n
     blocks = []

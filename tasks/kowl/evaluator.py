@@ -3,7 +3,9 @@
 In: a predictor, features per sample and the increments table (sample_id, label, split, increment).
 Out, per increment: confusion counts, measures in long form, which samples got a label and, if asked
 for, the first predictions of each sample. Rules: KOWL-718 section 4, spec kowl 1 "Evaluator":
-- from increment 1 on, every split of the new data is predicted first (`pre_feedback`);
+- from increment 1 on, every split of the new data is predicted first (`pre_feedback`), after a
+  predictor that discovers labels has seen the new train samples (the released code lets it cluster
+  validation and test samples as well);
 - increment 0 gives all train labels; later the predictor orders the new train samples and the first
   floor(feedback * N) get theirs; the rest stay in its experience without a label;
 - the predictor is fitted on all experience (unless feedback is 0) and every split of the increment
@@ -188,7 +190,9 @@ class OpenWorldRun:
             place = pl.lit(number, pl.Int32).alias("increment"), pl.lit(phase).alias("phase")
             counts.append(counted.select(*place, pl.all()))
             for scope, matrices in scopes:
-                frame = _measured(matrices).with_columns(*place, pl.lit(scope).alias("scope"))
+                frame = _measured(matrices, self.settings.top_k).with_columns(
+                    *place, pl.lit(scope).alias("scope")
+                )
                 measures.append(frame.select(MEASURE_COLUMNS))
             reaction = _reactions(found, known).with_columns(
                 *place, pl.lit("increment").alias("scope")
@@ -334,7 +338,8 @@ class OpenWorldRun:
 
     def save(self, path: Path) -> None:
         """One file that holds the run as it stands after the latest increment."""
-        tensors = {f"predictor.{name}": value for name, value in self.predictor.state().items()}
+        learned = self.predictor.state() if self.done else {}
+        tensors = {f"predictor.{name}": value for name, value in learned.items()}
         tensors["experience"] = _packed(self.experience.drop("row"))
         if self.cumulative is not None:
             tensors["cumulative"] = _packed(self.cumulative)
@@ -398,7 +403,11 @@ class OpenWorldRun:
         frames = {"increments": self.plan.drop("row"), "groups": self.groups.sort(list(GROUPS))}
         found = {name: hashlib.sha256(_packed(frame)).hexdigest() for name, frame in frames.items()}
         values = self.features.values
-        return {**found, "features": f"{values.dtype} {values.shape[1]}"}
+        some = np.ascontiguousarray(
+            values[self.plan["row"].to_numpy()[:: self.plan.height // 64 + 1]]
+        )
+        found["features"] = f"{values.dtype} {values.shape[1]} {hashlib.sha256(some).hexdigest()}"
+        return found
 
 
 def _plan(increments: pl.DataFrame, features: Features) -> pl.DataFrame:
@@ -454,10 +463,10 @@ def _reduced(counted: pl.DataFrame, known: Mapping[str, set[str]]) -> pl.DataFra
     )
 
 
-def _measured(matrices: pl.DataFrame) -> pl.DataFrame:
+def _measured(matrices: pl.DataFrame, ranks: int) -> pl.DataFrame:
     # Apart, because only raw counts have further ranks.
     raw = pl.col("reduction") == "raw"
-    return pl.concat([measure(matrices.filter(raw)), measure(matrices.filter(~raw))])
+    return pl.concat([measure(matrices.filter(raw), ranks), measure(matrices.filter(~raw), 1)])
 
 
 def _reactions(found: Mapping[str, _Ranked], known: Mapping[str, set[str]]) -> pl.DataFrame:
@@ -527,7 +536,7 @@ _AVA_LABEL = re.compile(r'name:\s*"([^"]*)"\s+label_id:\s*(\d+)\s+label_type:\s*
 
 
 def read_ava_rows(data: bytes) -> pl.DataFrame:
-    """An AVA-Kinetics list, plain or gzipped; a line of two fields is a key frame without people."""
+    """An AVA-Kinetics list, plain or gzipped; two fields are a key frame without people."""
     return pl.read_csv(data, has_header=False, schema=AVA_ROWS)
 
 

@@ -63,7 +63,7 @@ class Ann(Predictor):
         "paper": Configuration(),
         "released": Configuration(dropout=0.75, head="remake"),
         "small": Configuration(
-            hidden=64, dropout=0.2, epochs=30, batch_size=64, calibrate="every_fit"
+            hidden=64, dropout=0.2, epochs=30, batch_size=64, calibrate="every_fit", cpu_threads=1
         ),
     }
     network: nn.Sequential

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from itertools import count
+from itertools import count, pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -84,7 +84,7 @@ class GmmFinch(Predictor):
         order = np.argsort(codes, kind="stable")
         bounds = np.searchsorted(codes[order], np.arange(len(self.known) + 1))
         parts = []
-        for label, (start, end) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+        for label, (start, end) in enumerate(pairwise(bounds)):
             if start < end:
                 rows = np.asarray(train.features[order[start:end]])
                 clusters = finch(rows, device=self.device)[:, self.settings.level]

@@ -1,6 +1,7 @@
-"""The open-world evaluator: phases, feedback, known sets, cumulative numbers, resuming, AVA bins."""
+"""The open-world evaluator: phases, feedback, known sets, sums, resuming; AVA bins."""
 
 import math
+from typing import ClassVar
 
 import numpy as np
 import polars as pl
@@ -12,7 +13,7 @@ from polars.testing import assert_frame_equal
 
 from schemas.errors import ConfigError, SourceError
 from tasks.increments import assign_increments
-from tasks.kowl.confusion import reaction_time
+from tasks.kowl.confusion import REDUCTIONS, reaction_time
 from tasks.kowl.evaluator import (
     AVA_ROWS,
     COUNT_COLUMNS,
@@ -72,7 +73,7 @@ class Memory(Predictor):
     """
 
     name = "memory"
-    presets = {"paper": Settings()}
+    presets: ClassVar = {"paper": Settings()}
 
     def __init__(self):
         super().__init__("paper", device="cpu")
@@ -114,7 +115,7 @@ def value(measures: pl.DataFrame, **where) -> float:
 
 
 def test_what_comes_out():
-    features, table = world()
+    _, table = world()
     settings_ = EvaluationSettings(keep_predictions=True, top_k=3)
     steps = run_all(OpenWorldRun(Memory(), coded(table), table, settings_))
     assert [step.increment for step in steps] == [0, 1, 2]
@@ -131,12 +132,8 @@ def test_what_comes_out():
         assert not step.measures.select(key).is_duplicated().any()
         cumulative = step.measures.filter(scope="cumulative")
         assert set(cumulative["phase"]) == {"post_feedback"}
-        assert set(step.measures["reduction"]) == {
-            *("raw", "classification", "detection", "recognition"),
-        }
-        assert step.measures.filter(pl.col("metric") == "top_3_accuracy")["reduction"].unique()[
-            0
-        ] == ("raw")
+        assert set(step.measures["reduction"]) == set(REDUCTIONS)
+        assert set(step.measures.filter(metric="top_3_accuracy")["reduction"]) == {"raw"}
         # Each sample is predicted once a phase and rank.
         here = table.filter(increment=step.increment)
         totals = step.counts.group_by("phase", "split", "rank").agg(pl.col("count").sum())
@@ -225,7 +222,9 @@ def test_known_is_judged_by_what_was_given_or_by_what_was_released():
         for step in steps:
             # Memory is right by what it was told, before and after.
             for phase in step.measures["phase"].unique():
-                assert value(step.measures, known_set="novel_to_predictor", phase=phase, **pick) == 1
+                assert (
+                    value(step.measures, known_set="novel_to_predictor", phase=phase, **pick) == 1
+                )
     for step in whole:
         for phase in step.measures["phase"].unique():
             assert value(step.measures, known_set="novel_to_evaluator", phase=phase, **pick) == 1
@@ -386,8 +385,9 @@ def test_a_run_that_stops_and_goes_on_is_the_same_run(name, feedback, tmp_path):
     undisturbed = start()
     expected = run_all(undisturbed)
     undisturbed.save(tmp_path / "whole")
-    run = start()
     path = tmp_path / "state"
+    start().save(path)
+    run = OpenWorldRun.resume(path, features, table, groups, device="cpu")
     for step in expected:
         found = run.step()
         for frame, other in zip(found[1:], step[1:], strict=True):
@@ -407,6 +407,9 @@ def test_a_saved_run_wants_its_own_inputs(tmp_path):
     run.save(tmp_path / "state")
     with pytest.raises(ConfigError, match="other features"):
         OpenWorldRun.resume(tmp_path / "state", features, table.head(-1))
+    moved = Features(features.sample_ids, features.values + 1)
+    with pytest.raises(ConfigError, match="other features"):
+        OpenWorldRun.resume(tmp_path / "state", moved, table)
     predictor.save(tmp_path / "predictor")
     with pytest.raises(SourceError, match="no saved run"):
         OpenWorldRun.resume(tmp_path / "predictor", features, table)
@@ -448,7 +451,7 @@ def test_wrong_input():
     with pytest.raises(ConfigError, match="lacks"):
         OpenWorldRun(Memory(), features, table.drop("label"))
     fewer = Features(table["sample_id"].head(-2), features.values[:-2])
-    with pytest.raises(SourceError, match="2 of .* have no features"):
+    with pytest.raises(SourceError, match=r"2 of .* have no features"):
         OpenWorldRun(Memory(), fewer, table)
     with pytest.raises(SourceError, match="twice"):
         OpenWorldRun(Memory(), features, pl.concat([table, table.head(1)]))

@@ -82,6 +82,7 @@ def test_greedy_cover_of_a_small_case():
     assert set_cover(torch.eye(3, dtype=torch.bool)).tolist() == [0, 1, 2]
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**20), st.integers(1, 25))
 def test_cover_is_complete_and_greedy(seed, size):
     random = np.random.default_rng(seed)
@@ -94,6 +95,13 @@ def test_cover_is_complete_and_greedy(seed, size):
         left &= ~covers[best]
     assert set_cover(torch.tensor(covers)).tolist() == sorted(chosen)
     assert covers[chosen].any(0).all()
+
+
+def test_a_vector_covers_by_its_own_distribution():
+    rows = torch.nn.functional.normalize(torch.tensor([[1.0, 0.0], [1.0, 1.0]]))
+    tails = torch.tensor([[0.8, 0.9, 1.0], [0.05, 0.06, 0.07]], dtype=torch.float64)
+    covers = changed()._covers(rows, fit_weibull(tails))
+    assert covers.tolist() == [[True, True], [False, True]]
 
 
 # ---------------------------------------------------------------- machine
