@@ -35,9 +35,6 @@ class Configuration(Settings):
         (3, 5), min_length=1, description="Stages of the network (1 to 7) that describe a patch."
     )
     average: int = Field(3, ge=1, description="Side of the square of cells averaged; odd.")
-    standardised: bool = Field(
-        False, description="Divide each feature by its deviation over the training patches."
-    )
     scale: float = Field(1.0, gt=0, description="Factor of both sides of an image.")
     item_bar_rows: int = Field(ITEM_BAR_ROWS, ge=0, description="Rows cut off at the bottom.")
     candidates: int | None = Field(
@@ -58,10 +55,9 @@ class PatchMemory(Detector):
     needs: ClassVar[tuple[str, ...]] = ("images",)
     presets: ClassVar[Mapping[str, Settings]] = {
         "paper": Configuration(neighbours=9),
-        "small": Configuration(layers=(2, 3), standardised=True, candidates=60_000, coreset=0.05, share=0.01),
+        "small": Configuration(layers=(3,), candidates=60_000, coreset=0.05, share=0.01),
     }
     memory: torch.Tensor
-    deviation: torch.Tensor
 
     def _fit(
         self,
@@ -77,12 +73,6 @@ class PatchMemory(Detector):
 
         self.record = {"weights": weights_record()}
         candidates, patches = self._candidates(train.images(), seed)
-        self.deviation = candidates.std(0, correction=0)
-        # A feature that never changes is left as it is.
-        self.deviation[self.deviation == 0] = 1
-        if not self.settings.standardised:
-            self.deviation.fill_(1)
-        candidates /= self.deviation
         wanted = max(1, round(len(candidates) * self.settings.coreset))
         with seeded([seed, 1], self.device):
             rows, radius = k_centre(candidates, wanted)
@@ -148,25 +138,22 @@ class PatchMemory(Detector):
         from tasks.detectors.training import in_batches
 
         network = self._network()
-        memory, deviation = self.memory.to(self.device), self.deviation.to(self.device)
+        memory = self.memory.to(self.device)
 
         def compute(batch: torch.Tensor) -> dict[str, torch.Tensor]:
-            patches = self._patches(network, batch) / deviation
+            patches = self._patches(network, batch)
             return {
-                "scores": strangeness(
-                    patches, memory, self.settings.share, self.settings.neighbours
-                )
+                "score": strangeness(patches, memory, self.settings.share, self.settings.neighbours)
             }
 
-        return in_batches(compute, samples.images(), self.device, self.settings.batch_size)[
-            "scores"
-        ]
+        images = samples.images()
+        return in_batches(compute, images, self.device, self.settings.batch_size)["score"]
 
     def state(self) -> dict[str, np.ndarray | torch.Tensor]:
-        return {"memory": self.memory, "deviation": self.deviation}
+        return {"memory": self.memory}
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
-        self.memory, self.deviation = state["memory"], state["deviation"]
+        self.memory = state["memory"]
 
 
 def k_centre(points: torch.Tensor, count: int) -> tuple[torch.Tensor, float]:
