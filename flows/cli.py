@@ -91,6 +91,11 @@ def _parser() -> argparse.ArgumentParser:
     score.add_argument("--weight", help="share of weight of a class, such as normal=0.75")
     score.add_argument("--convention", default="novelcraft-2022", help="named metric convention")
     score.add_argument("--out", help="folder for metrics.parquet, curves.parquet, curves.png")
+    masks = with_lake(
+        command("masks", _masks, "export the NovelCraft masks of a lake as PNG files")
+    )
+    masks.add_argument("--out", required=True, help="folder for class/episode/frame.png")
+    masks.add_argument("--only", action="append", help="only this class (may be repeated)")
     drift = command(
         "drift", _drift, "what changed between two versions of NovelCraft's targets.csv"
     )
@@ -288,6 +293,16 @@ def _evaluate(parsed: argparse.Namespace) -> None:
         Path(parsed.out) if parsed.out else None,
     )
     show_frame(metrics)
+
+
+def _masks(parsed: argparse.Namespace) -> None:
+    from storage.layout import lake_root
+    from tasks.novelcraft.masks import export_masks
+
+    count = export_masks(
+        _version(lake_root(parsed.lake), "novelcraft/masks"), parsed.out, parsed.only
+    )
+    print(f"{count} masks in {parsed.out}")
 
 
 def _drift(parsed: argparse.Namespace) -> None:

@@ -187,6 +187,18 @@ MASKS = Table(
     references=(Reference(("frame_id",), "targets", ("frame_id",)),),
 )
 
+TARGET_LABELS = Table(
+    name="target_labels",
+    description="Novel pixels of each frame by kind of object. A pixel may count for several.",
+    columns=(
+        *_FRAME,
+        Column("label", pa.string(), "Block or entity name"),
+        Column("pixels", pa.int32(), "Visible pixels", unit="pixel", minimum=1),
+    ),
+    key=(*_FRAME_KEY, "label"),
+    references=(Reference(("frame_id",), "targets", ("frame_id",)),),
+)
+
 NOVEL_OBJECTS = Table(
     name="novel_objects",
     description="Every visible novel object with its bounding box. Pixels may count for several.",
@@ -322,6 +334,7 @@ TABLES = (
     ENTITIES,
     INVENTORY,
     TARGETS,
+    TARGET_LABELS,
     MASKS,
     NOVEL_OBJECTS,
     SCENE_MAPS,

@@ -19,6 +19,7 @@ from schemas.novelcraft import (
     MASKS,
     NOVEL_OBJECTS,
     SCENE_MAPS,
+    TARGET_LABELS,
     TARGETS,
     RenderSettings,
     SplitSettings,
@@ -54,7 +55,7 @@ FRAME_COLUMNS = [
 
 def _tables(settings: RenderSettings) -> tuple[Table, ...]:
     extra = (SCENE_MAPS,) if settings.scene_maps else ()
-    return (TARGETS, MASKS, NOVEL_OBJECTS, *extra)
+    return (TARGETS, TARGET_LABELS, MASKS, NOVEL_OBJECTS, *extra)
 
 
 def novel_names(class_: str, described: str | None) -> tuple[str, ...]:
@@ -131,7 +132,7 @@ def plan_label_shards(ingested: list[Piece]) -> list[Shard]:
     ]
 
 
-@stage(writes=_tables, version=1)
+@stage(writes=_tables, version=2)
 def render_targets(shard: Shard, settings: RenderSettings) -> Produced:
     """Render the novel pixels of every frame of some episodes."""
     frames = shard.read("frames", FRAME_COLUMNS)
@@ -179,6 +180,11 @@ def _add_rendering(
         height, width = found.mask.shape
         runs = encode_runs(found.mask).tolist()
         rows["masks"].append(place | {"height": height, "width": width, "runs": runs})
+    rows["target_labels"] += [
+        place | {"label": label, "pixels": pixels}
+        for label, pixels in found.label_pixels.items()
+        if pixels
+    ]
     for number, seen in enumerate(found.objects):
         rows["novel_objects"].append(place | {"object": number} | seen._asdict())
 

@@ -4,11 +4,16 @@ Enters and leaves: (height, width) bool arrays, row 0 on top. Run lengths are CO
 form: lengths of alternating runs of false and true, false first, down the columns (or along rows).
 """
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import polars as pl
 
 from schemas.errors import RecordError
+from storage.atomic import write_bytes
+from storage.tables import TableVersion
 
 GREY_THRESHOLD = 128
 MAX_PIXELS = 1 << 24
@@ -80,3 +85,16 @@ def decode_png(data: bytes) -> np.ndarray:
     if grey is None:
         raise RecordError("png_decode", f"the mask ({len(data)} bytes) is a damaged PNG")
     return grey >= GREY_THRESHOLD
+
+
+def export_masks(
+    version: TableVersion, out: str | Path, classes: Sequence[str] | None = None
+) -> int:
+    """The masks of a table version as `class/episode/frame.png`; returns how many."""
+    rows = version.read(["frame_id", "class", "height", "width", "runs"])
+    if classes:
+        rows = rows.filter(pl.col("class").is_in(list(classes)))
+    for frame_id, _, height, width, runs in rows.iter_rows():
+        mask = decode_runs(np.array(runs), (height, width))
+        write_bytes(Path(out) / f"{frame_id}.png", encode_png(mask))
+    return rows.height

@@ -58,6 +58,24 @@ def test_labels_are_what_the_game_shows(built):
     assert set(boxes["frame_id"]) == set(shown["frame_id"])
 
 
+def test_masks_are_exported_as_pictures(built, tmp_path):
+    from flows.cli import main
+    from tasks.novelcraft.masks import decode_png
+
+    words = ["masks", "--lake", str(built / "lake"), "--out", str(tmp_path), "--only", "item_tnt"]
+    assert main(words) == 0
+    shown = table(built, "targets").filter(
+        (pl.col("class") == "item_tnt") & (pl.col("novel_pixels") > 0)
+    )
+    pixels = {
+        str(path.relative_to(tmp_path).with_suffix("")): int(decode_png(path.read_bytes()).sum())
+        for path in tmp_path.rglob("*.png")
+    }
+    assert pixels == dict(shown.select("frame_id", "novel_pixels").iter_rows())
+    by_label = table(built, "target_labels").filter(pl.col("class") == "item_tnt")
+    assert dict(by_label.select("frame_id", "pixels").iter_rows()) == pixels
+
+
 def test_windows_know_the_changed_games(built):
     windows = table(built, "windows").filter(pl.col("mode") == "non_overlapping")
     novel = windows.group_by("episode_id").agg(pl.col("novel").any())
