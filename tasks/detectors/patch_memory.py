@@ -4,7 +4,7 @@ PatchCore (Roth et al., CVPR 2022) on EfficientNet-Lite0 instead of WideResNet-5
 come with no package. Images enter; each becomes a grid of locally averaged mid-level features
 (3.1). Training keeps a part of them that covers all: a greedy k-centre choice in a random
 projection (3.2). An image scores by its patches farthest from the memory (3.3), weighed by the
-memories around (the paper leaves their number open; 9 is usual). No labels are used and nothing is
+memories around (the paper names no number; 9 is anomalib's). No labels are used and nothing is
 trained. `small` differs where it helped on NovelCraft's validation frames: the third stage alone,
 whose grid of 8 pixels fits small objects, and the farthest 1 % of the patches, the share from which
 NovelCraft calls a frame novel.
@@ -212,7 +212,8 @@ def strangeness(
     distances, rows = nearest(patches.reshape(-1, width), memory)
     distances, rows = distances.view(images, count), rows.view(images, count)
     scores = distances.topk(max(1, round(count * share)), dim=1).values.mean(1)
-    if not neighbours:
+    # A memory alone would weigh everything by 0.
+    if min(neighbours, len(memory)) < 2:
         return scores
     farthest = distances.argmax(1, keepdim=True)
     patch = patches.take_along_dim(farthest[:, :, None], 1)

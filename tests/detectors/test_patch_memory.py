@@ -87,6 +87,7 @@ def test_score_by_hand():
     everything = strangeness(patches, memory, 0.0, 50)
     assert torch.isfinite(everything).all()
     assert not torch.allclose(everything, found)
+    assert strangeness(patches, memory[:1], 0.0, 9)[1] == 9
     # exp(1000) is no float.
     assert torch.isfinite(strangeness(patches * 1000, memory * 1000, 0.0, 2)).all()
 
