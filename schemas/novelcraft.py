@@ -424,7 +424,7 @@ class DetectorChoice(Settings):
     """CPU threads of torch; scores are reproducible for the same number."""
     orders: tuple[int, ...] = (2, 5, 10)
     """Orders K of the symbolic model."""
-    fused_visual: str = "autoencoder_patch"
+    fused_visual: str = "patch_memory"
     """Visual detector whose scores `multimodal` fuses with the symbolic ones."""
     vgg_weights: Path | None = None
     """Pretrained torchvision VGG-16 checkpoint; random weights without it."""
@@ -461,6 +461,7 @@ class Config(Settings):
     @classmethod
     def demo(cls, sample: Path) -> "Config":
         """The configuration of `make demo`."""
-        names = ("colour_rarity", "vgg_classifier", "odin", "symbolic_mlp", "multimodal")
-        choice = DetectorChoice(names=names, orders=(5,), fused_visual="colour_rarity")
+        names = ("patch_memory", "colour_rarity", "vgg_classifier", "odin")
+        names += ("symbolic_mlp", "multimodal")
+        choice = DetectorChoice(names=names, orders=(5,), fused_visual="patch_memory")
         return cls(source=sample, detectors=choice)

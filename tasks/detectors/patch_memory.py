@@ -5,9 +5,9 @@ come with no package. Images enter; each becomes a grid of locally averaged mid-
 (3.1). Training keeps a part of them that covers all: a greedy k-centre choice in a random
 projection (3.2). An image scores by its patches farthest from the memory (3.3), weighed by the
 memories around (the paper names no number; 9 is anomalib's). No labels are used and nothing is
-trained. `small` differs where it helped on NovelCraft's validation frames: the third stage alone,
-whose grid of 8 pixels fits small objects, and the farthest 1 % of the patches, the share from which
-NovelCraft calls a frame novel.
+trained. `small` differs where it helped on validation frames of the project's own drawn sample, not
+of the real NovelCraft: the third stage alone, whose grid of 8 pixels fits small objects, and the
+farthest 1 % of the patches, the share from which NovelCraft calls a frame novel.
 """
 
 from __future__ import annotations
