@@ -461,7 +461,7 @@ class Config(Settings):
     @classmethod
     def demo(cls, sample: Path) -> "Config":
         """The configuration of `make demo`."""
-        names = ("patch_memory", "colour_rarity", "vgg_classifier", "odin")
-        names += ("symbolic_mlp", "multimodal")
+        pictures = ("patch_memory", "colour_rarity", "vgg_classifier", "odin")
+        names = (*pictures, "symbolic_mlp", "multimodal")
         choice = DetectorChoice(names=names, orders=(5,), fused_visual="patch_memory")
         return cls(source=sample, detectors=choice)
