@@ -24,7 +24,7 @@ LIBRARIES = {
     "libGL.so.1": ("libgl1", "Open3D, Blender"),
     "libEGL.so.1": ("libegl1", "Open3D, Blender"),
 }
-SPACE_NEEDED = 5 << 30
+SPACE_ADVISED = 5 << 30
 
 
 def missing_libraries() -> dict[str, tuple[str, str]]:
@@ -103,6 +103,7 @@ def examine(install: bool = False) -> int:
     if not missing:
         say(True, "system libraries of Open3D and Blender")
     free = shutil.disk_usage(Path.cwd()).free
-    say(free > SPACE_NEEDED, f"{free / 2**30:.1f} GiB of disk space free here (5 GiB are advised)")
+    mark = "ok " if free > SPACE_ADVISED else "LOW"
+    print(f"{mark} {free / 2**30:.1f} GiB of disk space free here (5 GiB are advised)")
     print(f"    {os.cpu_count()} cores; {gpu()}")
     return 2 if problems else 0
