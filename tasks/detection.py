@@ -175,7 +175,19 @@ def print_epoch(title: str) -> Callable[[int, int, Mapping[str, float]], None]:
     return say
 
 
-@stage(writes=(TRAINING,), version=1, tags=("gpu",), alone=True)
+def _long(history: pl.DataFrame) -> pl.DataFrame:
+    """epoch, measure, value; of an ensemble, whose members count epochs alike, `member_0/loss`."""
+    members = [name for name in ("member",) if name in history.columns]
+    numbers = history.select("epoch", pl.selectors.numeric().exclude("epoch").cast(pl.Float64))
+    rows = numbers.unpivot(index=["epoch", *members], variable_name="measure", value_name="value")
+    if members:
+        member = pl.col("member").cast(pl.Int64).cast(pl.String)
+        measure = pl.concat_str(pl.lit("member_"), member, pl.lit("/"), "measure")
+        rows = rows.with_columns(measure.alias("measure"))
+    return rows.select("epoch", "measure", "value")
+
+
+@stage(writes=(TRAINING,), version=2, tags=("gpu",), alone=True)
 def train_detector(shard: Shard, settings: TrainSettings) -> Produced:
     """Fit one detector; a killed run goes on from its last checkpoint."""
     use_threads(settings.threads)
@@ -196,8 +208,7 @@ def train_detector(shard: Shard, settings: TrainSettings) -> Produced:
     detector.save(model)
     if "epoch" not in history.columns:
         history = history.with_row_index("epoch")
-    measured = history.select("epoch", pl.selectors.numeric().exclude("epoch").cast(pl.Float64))
-    rows = measured.unpivot(index="epoch", variable_name="measure", value_name="value").select(
+    rows = _long(history).select(
         pl.lit(detector.name).alias("detector"),
         pl.lit(_variant(shard, settings)).alias("variant"),
         pl.lit(settings.seed).alias("seed"),

@@ -59,8 +59,8 @@ def run(lake) -> Build:
     how = TrainSettings(threads=1, device="cpu")
     with Build("toy", lake) as build:
         trained, scored = [], []
-        for wave in waves(chosen_detectors(["odin"])):
-            options = {"vgg_classifier": [SMALL]}
+        for wave in waves(chosen_detectors(["odin", "deep_ensemble"])):
+            options = {"vgg_classifier": [SMALL], "deep_ensemble": [{"members": 3}]}
             shards = plan_training(
                 wave, "tests.test_detection:load", lambda name: (), trained, options
             )
@@ -75,7 +75,7 @@ def run(lake) -> Build:
 def test_detectors_are_trained_scored_and_evaluated_once(tmp_path):
     build = run(tmp_path)
     scores = build.versions["scores"].read()
-    assert scores.group_by("detector", "split").len()["len"].to_list() == [36] * 4
+    assert scores.group_by("detector", "split").len()["len"].to_list() == [36] * 6
     assert set(scores.filter(pl.col("detector") == "vgg_classifier")["predicted"]) <= {
         "red",
         "green",
@@ -86,6 +86,10 @@ def test_detectors_are_trained_scored_and_evaluated_once(tmp_path):
     assert metrics["data_key"].str.len_chars().unique().to_list() == [32]
     training = build.versions["training"].read()
     assert training.filter(pl.col("detector") == "vgg_classifier")["epoch"].max() == 2
+    ensemble = training.filter(pl.col("detector") == "deep_ensemble")
+    assert ensemble.height == ensemble["measure"].n_unique() * 2
+    assert {"member_1/loss", "member_2/loss"} <= set(ensemble["measure"])
+    assert build.versions["quarantine"].manifest.rows == 0
     again = run(tmp_path)
     assert not any(piece.made_now for piece in again.pieces)
 
