@@ -29,6 +29,10 @@ class RecordError(NoveltyError):
         self.rule = rule
         self.message = message
 
+    def __reduce__(self) -> tuple[type["RecordError"], tuple[str, str]]:
+        """It crosses processes: pickle would call it with the message alone."""
+        return type(self), (self.rule, self.message)
+
 
 class TooManyRejects(NoveltyError):
     """More records went to quarantine than the configured share allows."""

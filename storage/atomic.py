@@ -21,6 +21,7 @@ _REASONS = {
     errno.EACCES: "permission denied; choose another lake with NOVELTY_LAKE or --lake",
     errno.EPERM: "not permitted; choose another lake with NOVELTY_LAKE or --lake",
     errno.ENOTDIR: "a file stands where a folder is needed; move it away",
+    errno.EEXIST: "a file stands where a folder is needed; move it away",
 }
 
 

@@ -2,18 +2,30 @@
 
 Views name the immutable version folders, so a query never sees half of a swap; the file itself is
 replaced whole after each build. An analyst needs DuckDB and nothing of ours.
+
+A lake in a bucket has `catalog.sql` instead: the same views over s3:// addresses, to be read by any
+DuckDB that has the bucket's credentials. Its `catalog.duckdb` stays in the cache and shows the
+tables that were fetched.
 """
 
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import duckdb
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from schemas.errors import LakeError
 from storage.atomic import explained, temporary_name
 from storage.layout import catalog_path
 from storage.locks import locked
-from storage.tables import current_versions
+from storage.objects import Bucket, bucket_of
+from storage.remote import SWAPS, at_once, version_prefix
+from storage.tables import TableVersion, current_versions
+
+CATALOG_SQL = "catalog.sql"
+FOOTER_BYTES = 1 << 16
 
 
 def _quoted(text: str) -> str:
@@ -24,33 +36,46 @@ def _identifier(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
+def _statements(version: TableVersion, schema: pa.Schema, files: Sequence[str]) -> list[str]:
+    """What makes one view."""
+    manifest = version.manifest
+    view = f"{_identifier(manifest.benchmark)}.{_identifier(manifest.table)}"
+    description = (schema.metadata or {}).get(b"description", b"").decode()
+    said = [
+        f"CREATE SCHEMA IF NOT EXISTS {_identifier(manifest.benchmark)}",
+        f"CREATE OR REPLACE VIEW {view} AS SELECT * FROM "
+        f"read_parquet([{', '.join(_quoted(file) for file in files)}])",
+        f"COMMENT ON VIEW {view} IS {_quoted(description)}",
+    ]
+    for field in schema:
+        metadata = field.metadata or {}
+        comment = metadata.get(b"description", b"").decode()
+        if unit := metadata.get(b"unit", b"").decode():
+            comment += f" [{unit}]"
+        said.append(f"COMMENT ON COLUMN {view}.{_identifier(field.name)} IS {_quoted(comment)}")
+    return said
+
+
 def refresh_catalog(lake: Path) -> Path:
     """Write the catalogue of every current table anew."""
     final = catalog_path(lake)
     with locked(lake, "catalog", 60.0), explained(final):
+        if (bucket := bucket_of(lake)) is None:
+            versions = current_versions(lake)
+        else:
+            versions = [
+                version
+                for version in _push_sql(bucket, lake)
+                if all(place.exists() for place in version.places)
+            ]
         temporary = temporary_name(final)
         try:
             with duckdb.connect(str(temporary)) as connection:
-                for version in current_versions(lake):
-                    manifest = version.manifest
-                    schema = pq.read_schema(version.files[0])
-                    view = f"{_identifier(manifest.benchmark)}.{_identifier(manifest.table)}"
-                    files = ", ".join(_quoted(str(file)) for file in version.files)
-                    connection.execute(
-                        f"CREATE SCHEMA IF NOT EXISTS {_identifier(manifest.benchmark)}"
-                    )
-                    connection.execute(
-                        f"CREATE VIEW {view} AS SELECT * FROM read_parquet([{files}])"
-                    )
-                    description = (schema.metadata or {}).get(b"description", b"").decode()
-                    connection.execute(f"COMMENT ON VIEW {view} IS {_quoted(description)}")
-                    for field in schema:
-                        metadata = field.metadata or {}
-                        comment = metadata.get(b"description", b"").decode()
-                        if unit := metadata.get(b"unit", b"").decode():
-                            comment += f" [{unit}]"
-                        column = f"{view}.{_identifier(field.name)}"
-                        connection.execute(f"COMMENT ON COLUMN {column} IS {_quoted(comment)}")
+                for version in versions:
+                    schema = _local_schema(version.places[0])
+                    files = [str(file) for file in version.places]
+                    for statement in _statements(version, schema, files):
+                        connection.execute(statement)
             temporary.replace(final)
         except duckdb.IOException as error:
             raise LakeError(
@@ -60,3 +85,68 @@ def refresh_catalog(lake: Path) -> Path:
         finally:
             temporary.unlink(missing_ok=True)
     return final
+
+
+def catalog_for(lake: Path, sql: str) -> Path:
+    """The catalogue to run a query on; of a bucket the tables that it names are fetched first."""
+    if bucket_of(lake) is None:
+        return catalog_path(lake)
+    names: set[str] = set()
+    # A query that is wrong names nothing here; running it says what is wrong.
+    with duckdb.connect() as connection, suppress(duckdb.Error):
+        for statement in connection.extract_statements(sql):
+            names |= connection.get_table_names(statement.query, qualified=True)
+    wanted = {name.replace('"', "").replace(".", "/") for name in names}
+    for version in current_versions(lake):
+        if version.name in wanted:
+            _ = version.files
+    return refresh_catalog(lake)
+
+
+def _push_sql(bucket: Bucket, lake: Path) -> list[TableVersion]:
+    """Put `catalog.sql` and give the versions in it.
+
+    Whoever wrote it since we read the pointers makes us read them again: it never goes back.
+    """
+    for _ in range(SWAPS):
+        before = bucket.get(CATALOG_SQL)
+        versions = current_versions(lake)
+        schemas = at_once(lambda version: _schema(bucket, version), versions)
+        said = []
+        for version, schema in zip(versions, schemas, strict=True):
+            manifest = version.manifest
+            prefix = version_prefix(manifest.benchmark, manifest.table, manifest.key)
+            files = [f"{bucket.address}/{prefix}/{part.file}" for part in manifest.parts]
+            said += _statements(version, schema, files)
+        data = "".join(f"{line};\n" for line in said).encode()
+        if before is not None and before.data == data:
+            return versions
+        if bucket.replace(CATALOG_SQL, data, before):
+            return versions
+    raise LakeError(
+        f"{bucket.address}/{CATALOG_SQL} is written by others all the time; run the same command "
+        "again. The tables themselves are committed."
+    )
+
+
+def _local_schema(path: Path) -> pa.Schema:
+    try:
+        return pq.read_schema(path)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise LakeError(
+            f"cannot read {path}: {error}; run `novelty verify --drop`, then build again"
+        ) from None
+
+
+def _schema(bucket: Bucket, version: TableVersion) -> pa.Schema:
+    """From the cache, or from the footer in the bucket: no need for the whole file."""
+    if version.places[0].exists():
+        return _local_schema(version.places[0])
+    manifest = version.manifest
+    prefix = version_prefix(manifest.benchmark, manifest.table, manifest.key)
+    part = manifest.parts[0]
+    tail = bucket.tail(f"{prefix}/{part.file}", part.bytes, FOOTER_BYTES)
+    needed = int.from_bytes(tail[-8:-4], "little") + 8
+    if needed > len(tail):
+        tail = bucket.tail(f"{prefix}/{part.file}", part.bytes, needed)
+    return pq.read_schema(pa.BufferReader(tail))

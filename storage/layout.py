@@ -9,9 +9,15 @@
 <lake>/.novelty/hashes.sqlite                        digests of raw files by (path, size, mtime)
 <lake>/.novelty/builds/<benchmark>.json              what the last finished build saw
 <lake>/.novelty/locks/<name>.lock
+<lake>/.novelty/remote.json                          only in the cache of a lake in a bucket
+
+A lake in a bucket (s3://bucket/prefix) is worked on through a local cache folder of this same
+layout. In the bucket `current` is the object `current.json`, and there are no locks, hashes or
+checkpoints; `storage/remote.py` says how the two agree.
 """
 
 import hashlib
+import json
 import os
 import re
 from pathlib import Path
@@ -19,13 +25,60 @@ from typing import Any
 
 import orjson
 
+from schemas.errors import ConfigError, LakeError
+from storage.atomic import write_bytes
+
 MANIFEST = "_manifest.json"  # readers of whole folders skip names with an underscore
 DEFAULT_LAKE = "lake"
 
 
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/.*|)")
+
+
 def lake_root(given: str | Path | None = None) -> Path:
-    """The lake folder: the argument, else NOVELTY_LAKE, else ./lake; always absolute."""
-    return Path(given or os.environ.get("NOVELTY_LAKE") or DEFAULT_LAKE).expanduser().absolute()
+    """The lake folder: the argument, else NOVELTY_LAKE, else ./lake; always absolute.
+
+    Of a lake in a bucket it is this machine's cache folder. A `Path` made of s3://bucket has lost
+    a slash; both forms are understood.
+    """
+    chosen = str(given or os.environ.get("NOVELTY_LAKE") or DEFAULT_LAKE)
+    match = _SCHEME.fullmatch(chosen)
+    if match is None:
+        return Path(chosen).expanduser().absolute()
+    parts = [part for part in match[2].split("/") if part]
+    if match[1].lower() != "s3" or not parts or {".", ".."} & set(parts):
+        raise ConfigError(
+            f"lake {chosen!r} is no folder and no bucket; write a path or s3://bucket/prefix"
+        )
+    return _cache_of("s3://" + "/".join(parts))
+
+
+def lake_address(lake: Path) -> str:
+    """What names the lake on any machine: s3://bucket/prefix, or the folder itself."""
+    try:
+        return str(json.loads(remote_path(lake).read_bytes())["address"])
+    except (FileNotFoundError, NotADirectoryError):
+        return str(lake)
+    except (ValueError, KeyError, TypeError):
+        raise LakeError(
+            f"{remote_path(lake)} does not name a bucket; remove the folder {lake}, it is a cache"
+        ) from None
+
+
+def endpoint_url() -> str:
+    """The S3 server that the environment names; "" for Amazon's own."""
+    names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+    return next((os.environ[name] for name in names if os.environ.get(name)), "")
+
+
+def _cache_of(address: str) -> Path:
+    """The cache folder of a bucket; another server with a bucket of that name has another."""
+    root = Path(os.environ.get("NOVELTY_CACHE") or "~/.cache/novelty").expanduser().absolute()
+    name = f"{file_slug(address[5:])}-{content_key([endpoint_url(), address])[:10]}"
+    lake = root / "lakes" / name
+    if not remote_path(lake).exists():
+        write_bytes(remote_path(lake), json.dumps({"address": address}).encode() + b"\n")
+    return lake
 
 
 def content_key(value: Any) -> str:
@@ -41,6 +94,10 @@ def file_slug(name: str) -> str:
 
 def inner(lake: Path) -> Path:
     return lake / ".novelty"
+
+
+def remote_path(lake: Path) -> Path:
+    return inner(lake) / "remote.json"
 
 
 def hash_cache_path(lake: Path) -> Path:

@@ -44,7 +44,7 @@ def _encodings(schema: pa.Schema) -> tuple[list[str], dict[str, str]]:
 
 
 def _group_starts(frame: pl.DataFrame, table: Table, bytes_per_row: float) -> list[int]:
-    """Row numbers at which a row group starts, and the end."""
+    """Row numbers at which a row group starts, and the end; without rows there is no group."""
     most = max(1, min(table.row_group_rows, int(LARGEST_GROUP_BYTES / max(bytes_per_row, 1))))
     edges = [0, frame.height]
     if table.row_group_by is not None and frame.height:
@@ -54,7 +54,7 @@ def _group_starts(frame: pl.DataFrame, table: Table, bytes_per_row: float) -> li
     edges = sorted(set(edges))
     for start, stop in itertools.pairwise(edges):
         starts += range(start, stop, most)
-    return [*(starts or [0]), frame.height]
+    return [*starts, frame.height]
 
 
 def write_parquet(frame: pl.DataFrame, table: Table, path: Path) -> PartFile:
@@ -77,7 +77,7 @@ def write_parquet(frame: pl.DataFrame, table: Table, path: Path) -> PartFile:
         data_page_version="1.0",
     ) as writer:
         for start, stop in itertools.pairwise(starts):
-            writer.write_table(data.slice(start, stop - start), row_group_size=max(stop - start, 1))
+            writer.write_table(data.slice(start, stop - start), row_group_size=stop - start)
     keys = frame.select(table.key)
     return PartFile(
         table=table.name,

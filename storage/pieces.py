@@ -1,12 +1,13 @@
 """Pieces: what one stage made from one shard, named by the content key of everything that went in.
 
 A piece is a folder of Parquet files (one per table, plus `quarantine`) with its manifest. It exists
-whole or not at all, so its presence is the only "done" mark that there is.
+whole or not at all, so its presence is the only "done" mark that there is. In the cache of a lake
+in a bucket it may have its manifest alone; a file is then fetched when its path is asked for.
 """
 
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import polars as pl
@@ -16,24 +17,36 @@ from schemas.manifest import Input, OtherFile, PartFile, PieceManifest
 from schemas.table import Table
 from storage.atomic import new_directory, step
 from storage.filehash import sha256_file
-from storage.layout import MANIFEST, piece_path
+from storage.layout import MANIFEST, lake_root, piece_path
+from storage.objects import bucket_of
 from storage.parquet import read_parquet, write_parquet
+from storage.remote import at_once, commit_piece, fetch_piece_file, pull_piece
 
 
 @dataclass(frozen=True)
 class Part:
     """A reference to one file of a piece, cheap to pass between processes.
 
-    `table` is the table that a Parquet file holds rows of, or the name of any other file.
+    `table` is the table that a Parquet file holds rows of, or the name of any other file. `lake`
+    is the address of a lake in a bucket: another machine has the file in its own cache.
     """
 
-    path: Path
+    place: Path
     sha256: str
     rows: int
     bytes: int
     table: str
     shard: str
     piece: str
+    lake: str = ""
+
+    @property
+    def path(self) -> Path:
+        """The file on this machine, fetched if need be."""
+        if not self.lake:
+            return self.place
+        file = OtherFile(file=self.place.name, sha256=self.sha256, bytes=self.bytes)
+        return fetch_piece_file(lake_root(self.lake), self.piece, file)
 
     def read(self, columns: list[str] | None = None) -> pl.DataFrame:
         return read_parquet([self.path], columns)
@@ -47,6 +60,7 @@ class Piece:
     folder: Path
     manifest: PieceManifest
     made_now: bool = False
+    lake: str = ""
 
     @property
     def shard(self) -> str:
@@ -59,13 +73,14 @@ class Piece:
         for part in self.manifest.parts:
             if part.table == table:
                 return Part(
-                    path=self.folder / part.file,
+                    place=self.folder / part.file,
                     sha256=part.sha256,
                     rows=part.rows,
                     bytes=part.bytes,
                     table=table,
                     shard=self.shard,
                     piece=self.manifest.address,
+                    lake=self.lake,
                 )
         raise LakeError(f"piece {self.manifest.address} has no table {table}")
 
@@ -73,18 +88,32 @@ class Piece:
         """A file that is no table."""
         for entry in self.manifest.files:
             if entry.file == name:
-                path, address = self.folder / name, self.manifest.address
-                return Part(path, entry.sha256, 0, entry.bytes, name, self.shard, address)
+                place, address = self.folder / name, self.manifest.address
+                return Part(
+                    place, entry.sha256, 0, entry.bytes, name, self.shard, address, self.lake
+                )
         raise LakeError(f"piece {self.manifest.address} has no file {name}")
 
 
 def find_piece(lake: Path, benchmark: str, stage: str, key: str) -> Piece | None:
+    """The piece, if it is committed; of a bucket its manifest is fetched, at most one request."""
     folder = piece_path(lake, benchmark, stage, key)
+    bucket = bucket_of(lake)
     try:
         data = (folder / MANIFEST).read_bytes()
     except FileNotFoundError:
-        return None
-    return Piece(folder, PieceManifest.model_validate_json(data))
+        if bucket is None or not pull_piece(bucket, lake, benchmark, stage, key):
+            return None
+        data = (folder / MANIFEST).read_bytes()
+    address = bucket.address if bucket is not None else ""
+    return Piece(folder, PieceManifest.model_validate_json(data), lake=address)
+
+
+def find_pieces(lake: Path, benchmark: str, stage: str, keys: Sequence[str]) -> list[Piece | None]:
+    """The pieces of many keys, in their order; of a bucket many are asked for together."""
+    if bucket_of(lake) is None:
+        return [find_piece(lake, benchmark, stage, key) for key in keys]
+    return at_once(lambda key: find_piece(lake, benchmark, stage, key), keys)
 
 
 def write_piece(
@@ -109,7 +138,9 @@ def write_piece(
         manifest = manifest.model_copy(update={"parts": parts, "files": others})
         (temporary / MANIFEST).write_text(manifest.model_dump_json(indent=1) + "\n")
         step("piece_manifest_written")
+        if (bucket := bucket_of(lake)) is not None:
+            commit_piece(bucket, temporary, manifest)
     written = find_piece(lake, manifest.benchmark, manifest.stage, manifest.key)
     if written is None:
         raise LakeError(f"{folder} vanished while it was written; run the same command again")
-    return Piece(written.folder, written.manifest, made_now=True)
+    return replace(written, made_now=True)

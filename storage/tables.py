@@ -2,7 +2,8 @@
 
 A version hard-links the parts it shares with earlier ones, so committing costs what changed. The
 `current` symlink is swapped last; part names carry their hash, so a reader who listed the old
-version can never open a file of the new one under the same name.
+version can never open a file of the new one under the same name. Of a lake in a bucket the pointer
+is asked for each time; the cache has the manifest, and a part when it is read.
 """
 
 import itertools
@@ -17,10 +18,27 @@ from schemas.errors import LakeError
 from schemas.manifest import PartFile, TableManifest, VersionPart
 from schemas.table import Table
 from storage.atomic import link_or_copy, new_directory, step, swap_symlink
-from storage.layout import MANIFEST, content_key, current_path, file_slug, versions_path
+from storage.layout import (
+    MANIFEST,
+    content_key,
+    current_path,
+    file_slug,
+    lake_address,
+    versions_path,
+)
 from storage.locks import locked
+from storage.objects import bucket_of
 from storage.parquet import read_parquet, write_parquet
 from storage.pieces import Piece
+from storage.remote import (
+    fetch_files,
+    publish_version,
+    pull_manifests,
+    pull_version,
+    pull_versions,
+    push_lost_pieces,
+    version_prefix,
+)
 
 
 @dataclass(frozen=True)
@@ -33,7 +51,24 @@ class TableVersion:
         return f"{self.manifest.benchmark}/{self.manifest.table}"
 
     @property
+    def lake(self) -> Path:
+        """Four folders up; `novelty diff` also opens folders that are in no lake."""
+        parents = self.folder.parents
+        return parents[min(3, len(parents) - 1)]
+
+    @property
     def files(self) -> list[Path]:
+        """The parts on this machine, fetched if need be."""
+        paths = self.places
+        if (bucket := bucket_of(self.lake)) is not None:
+            prefix = version_prefix(self.manifest.benchmark, self.manifest.table, self.manifest.key)
+            parts = [(part, f"{prefix}/{part.file}") for part in self.manifest.parts]
+            fetch_files(bucket, self.folder, parts)
+        return paths
+
+    @property
+    def places(self) -> list[Path]:
+        """Where the parts stand, fetched or not."""
         return [self.folder / part.file for part in self.manifest.parts]
 
     def read(self, columns: list[str] | None = None) -> pl.DataFrame:
@@ -50,7 +85,8 @@ def _in_key_order(
         for (_, before), (_, after) in itertools.pairwise(parts)
     )
     if not apart and len(parts) > 1:
-        keys = read_parquet([piece.folder / part.file for piece, part in parts], list(table.key))
+        files = [piece.part(table.name).path for piece, _ in parts]
+        keys = read_parquet(files, list(table.key))
         repeated = keys.filter(pl.struct(table.key).is_duplicated())
         if repeated.height:
             raise LakeError(
@@ -83,9 +119,14 @@ def commit_table(
         }
     )
     folder = versions_path(lake, benchmark, table.name) / key
+    bucket = bucket_of(lake)
     with locked(lake, f"{benchmark}.{table.name}", lock_wait):
         if not folder.exists():
             _write_version(folder, benchmark, table, key, parts, pieces)
+        if bucket is not None:
+            used = {p.manifest.address: p.manifest for p in pieces if p.has(table.name)}
+            push_lost_pieces(bucket, lake, list(used.values()))
+            publish_version(bucket, lake, read_manifest(folder), used)
         swap_symlink(current_path(lake, benchmark, table.name), f"versions/{key}")
     return TableVersion(folder, read_manifest(folder))
 
@@ -102,7 +143,8 @@ def _write_version(
         listed = []
         for number, (piece, part) in enumerate(parts):
             name = f"{number:05d}-{file_slug(piece.shard)}-{part.sha256[:12]}.parquet"
-            link_or_copy(piece.folder / part.file, temporary / name)
+            if not piece.lake or (piece.folder / part.file).exists():
+                link_or_copy(piece.folder / part.file, temporary / name)
             listed.append(
                 VersionPart(
                     file=name,
@@ -153,18 +195,40 @@ def read_manifest(folder: Path) -> TableManifest:
 
 
 def current_version(lake: Path, benchmark: str, table: str) -> TableVersion:
-    link = current_path(lake, benchmark, table)
-    try:
-        folder = link.parent / os.readlink(link)
-    except OSError:
-        raise LakeError(
-            f"no table {benchmark}/{table} in {lake}; `novelty status` lists what there is, "
-            f"`novelty build {benchmark}` makes it"
-        ) from None
-    return TableVersion(folder, read_manifest(folder))
+    bucket = bucket_of(lake)
+    there = bucket is None or pull_version(bucket, lake, benchmark, table)
+    if there and current_path(lake, benchmark, table).is_symlink():
+        return _local_version(lake, benchmark, table)
+    raise LakeError(
+        f"no table {benchmark}/{table} in {lake_address(lake)}; `novelty status` lists what there "
+        f"is, `novelty build {benchmark}` makes it"
+    )
 
 
 def current_versions(lake: Path, benchmark: str | None = None) -> list[TableVersion]:
     """The current version of every table in the lake, by name."""
-    links = sorted(lake.glob(f"{benchmark or '[!.]*'}/*/current"))
-    return [current_version(lake, link.parts[-3], link.parts[-2]) for link in links]
+    if (bucket := bucket_of(lake)) is not None:
+        names = pull_versions(bucket, lake, benchmark)
+    else:
+        links = sorted(lake.glob(f"{benchmark or '[!.]*'}/*/current"))
+        names = [(link.parts[-3], link.parts[-2]) for link in links]
+    return [_local_version(lake, *name) for name in names]
+
+
+def all_versions(lake: Path, benchmark: str, table: str) -> list[TableVersion]:
+    """Every version of a table that `gc` left, the newest first."""
+    if (bucket := bucket_of(lake)) is not None:
+        pull_manifests(bucket, lake, benchmark, table)
+    manifests = [
+        path
+        for path in versions_path(lake, benchmark, table).glob(f"*/{MANIFEST}")
+        if not path.parent.name.startswith(".")
+    ]
+    manifests.sort(key=lambda path: (-path.stat().st_mtime_ns, path.parent.name))
+    return [TableVersion(path.parent, read_manifest(path.parent)) for path in manifests]
+
+
+def _local_version(lake: Path, benchmark: str, table: str) -> TableVersion:
+    link = current_path(lake, benchmark, table)
+    folder = link.parent / os.readlink(link)
+    return TableVersion(folder, read_manifest(folder))

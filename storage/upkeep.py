@@ -6,7 +6,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath, PurePosixPath
 
 import pyarrow.parquet as pq
 
@@ -22,24 +22,48 @@ from storage.layout import (
     inner,
     pieces_path,
 )
+from storage.objects import bucket_of
 from storage.pieces import find_piece
+from storage.remote import at_once, push_file
+from storage.remote_upkeep import (
+    GRACE_HOURS,
+    Garbage,
+    drop_objects,
+    garbage_of,
+    remove_objects,
+    verify_objects,
+)
 from storage.tables import TableVersion, current_versions
 
 
 @dataclass(frozen=True)
 class Damage:
     table: str
-    file: Path
+    file: PurePath
+    """A `Path` on this machine, or the name of an object in the bucket."""
     problem: str
 
 
 def verify_version(version: TableVersion) -> list[Damage]:
-    """Re-hash every file of a version and compare with the manifest."""
+    """Re-hash every file of a version and compare with the manifest.
+
+    Of a bucket every object is read, and of the cache what it has.
+    """
+    if (bucket := bucket_of(version.lake)) is not None:
+        problems = verify_objects(bucket, version.manifest)
+        damage = [Damage(version.name, PurePosixPath(name), said) for name, said in problems]
+        return damage + [
+            entry for entry in _verify_folder(version) if entry.problem != "is missing"
+        ]
+    return _verify_folder(version)
+
+
+def _verify_folder(version: TableVersion) -> list[Damage]:
     found = []
     listed = {part.file for part in version.manifest.parts} | {MANIFEST}
     for part in version.manifest.parts:
         path = version.folder / part.file
-        problem = None
+        problem: str | None = None
         if not path.exists():
             problem = "is missing"
         elif path.stat().st_size != part.bytes:
@@ -59,6 +83,10 @@ def verify_version(version: TableVersion) -> list[Damage]:
 def drop_damaged(lake: Path, version: TableVersion, damage: list[Damage]) -> None:
     """Remove the damaged parts' pieces and the version, so that the next build makes them again."""
     bad = {entry.file.name for entry in damage}
+    # Damage in the cache alone is no reason to drop objects: they are fetched again.
+    in_bucket = {entry.file.name for entry in damage if not isinstance(entry.file, Path)}
+    if in_bucket and (bucket := bucket_of(lake)) is not None:
+        drop_objects(bucket, version.manifest, in_bucket)
     for part in version.manifest.parts:
         if part.file in bad and part.piece is not None:
             shutil.rmtree(pieces_path(lake) / part.piece, ignore_errors=True)
@@ -69,15 +97,13 @@ def drop_damaged(lake: Path, version: TableVersion, damage: list[Damage]) -> Non
 def ancestors_of(lake: Path, version: TableVersion) -> list[PieceManifest]:
     """Manifests of all pieces a version was made from, directly or not."""
     found: dict[str, PieceManifest] = {}
-    waiting = [part.piece for part in version.manifest.parts if part.piece]
+    waiting = {part.piece for part in version.manifest.parts if part.piece}
     while waiting:
-        address = waiting.pop()
-        if address in found:
-            continue
-        piece = find_piece(lake, *address.split("/"))
-        if piece is not None:
-            found[address] = piece.manifest
-            waiting += [i.piece for i in piece.manifest.inputs if i.piece]
+        pieces = at_once(lambda address: find_piece(lake, *address.split("/")), waiting)
+        manifests = [piece.manifest for piece in pieces if piece is not None]
+        found |= {manifest.address: manifest for manifest in manifests}
+        inputs = {i.piece for manifest in manifests for i in manifest.inputs if i.piece}
+        waiting = inputs - found.keys()
     return [found[address] for address in sorted(found)]
 
 
@@ -94,6 +120,7 @@ class Status:
 def write_build_record(lake: Path, record: BuildRecord) -> None:
     path = build_record_path(lake, record.benchmark)
     write_bytes(path, record.model_dump_json(indent=1).encode() + b"\n")
+    push_file(lake, path)
 
 
 def read_build_record(lake: Path, benchmark: str) -> BuildRecord | None:
@@ -254,6 +281,20 @@ def _owner_lives(path: Path) -> bool:
     except PermissionError:
         return True
     return True
+
+
+def find_remote_garbage(lake: Path, grace_hours: float = GRACE_HOURS) -> list[Garbage]:
+    """What nothing current needs in the lake's bucket; nothing for a lake that is a folder."""
+    if (bucket := bucket_of(lake)) is None:
+        return []
+    versions = current_versions(lake)
+    kept = {piece.address: piece for v in versions for piece in ancestors_of(lake, v)}
+    return garbage_of(bucket, [version.manifest for version in versions], kept, grace_hours)
+
+
+def remove_remote_garbage(lake: Path, garbage: list[Garbage]) -> None:
+    if garbage and (bucket := bucket_of(lake)) is not None:
+        remove_objects(bucket, garbage)
 
 
 def remove(paths: list[Path]) -> None:

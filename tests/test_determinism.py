@@ -45,3 +45,30 @@ def test_surroundings_do_not_show(tmp_path, workers, reverse, zone, seed, thread
     assert {k: v for k, v in mine.items() if k.endswith(".parquet")} == {
         k: v for k, v in theirs.items() if k.endswith(".parquet")
     }
+
+
+LINEAR_ALGEBRA = """
+import hashlib
+import numpy as np
+from tasks.threads import one_blas_thread
+
+one_blas_thread()
+from scipy.linalg import cholesky
+
+rows = np.random.default_rng(0).random((600, 1024))
+products = rows.T @ rows + np.eye(1024)
+print(hashlib.sha256(products.tobytes() + cholesky(products, lower=True).tobytes()).hexdigest())
+"""
+
+
+def test_linear_algebra_does_not_depend_on_the_number_of_threads():
+    said = {
+        subprocess.run(
+            [sys.executable, "-c", LINEAR_ALGEBRA],
+            env=os.environ | {"OPENBLAS_NUM_THREADS": threads},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for threads in ("1", "2")
+    }
+    assert len(said) == 1

@@ -5,7 +5,7 @@ import signal
 import sys
 from pathlib import Path
 
-from storage import atomic, pieces, tables
+from storage import atomic, pieces, remote, tables
 from tests.toy import build_toy
 
 lake, raw, wanted, number = sys.argv[1:]
@@ -20,6 +20,6 @@ def kill_here(name: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-for module in (atomic, pieces, tables):
+for module in (atomic, pieces, remote, tables):
     module.step = kill_here
 build_toy(Path(lake), Path(raw), workers=1)

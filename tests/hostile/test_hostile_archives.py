@@ -67,10 +67,13 @@ def central(data: bytearray, name: str) -> int:
 
 def refuse(tmp_path: Path, name: str, data: bytes, match: str, limits=None) -> None:
     """Refused by reading everything and by unpacking, and nothing is left outside or inside."""
-    path = tmp_path / name
+    # Two levels down, so that what climbs out lands in a folder that is this test's alone.
+    box = tmp_path / "outer" / "box"
+    box.mkdir(parents=True, exist_ok=True)
+    path = box / name
     path.write_bytes(data)
     options = {} if limits is None else {"limits": limits}
-    before = sorted(tmp_path.parent.rglob("*"))
+    before = sorted(tmp_path.rglob("*"))
     opener = ZipArchive if name.endswith(".zip") else TarArchive
     with pytest.raises(ArchiveError) as caught:
         archive = opener(path, **options)
@@ -81,8 +84,8 @@ def refuse(tmp_path: Path, name: str, data: bytes, match: str, limits=None) -> N
     # The folder is named after the test, and must not be what matches.
     assert re.search(match, said.removeprefix(f"{path}: ")), said
     with pytest.raises(ArchiveError):
-        extract(path, tmp_path / "into", **options)
-    assert sorted(tmp_path.parent.rglob("*")) == before
+        extract(path, box / "into", **options)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 BAD_NAMES = [

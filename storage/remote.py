@@ -1,0 +1,371 @@
+"""A lake in a bucket: how its objects and this machine's cache folder agree.
+
+Enters: pieces and table versions that were just made here, or names of what others made. Leaves:
+objects in the bucket, or files in the cache. S3 has no rename, so a manifest is the commit mark:
+
+- A piece: its files are put first, under names that carry their hash; then its manifest, only if
+  there is none. If another machine was first, its piece counts and ours is forgotten. Only then
+  does the piece appear in the cache, so what the cache has was committed to the bucket.
+- A table version: parts are copied inside the store, then the manifest is put, then the pointer
+  `current.json` is swapped if it still is what was read (compare-and-swap on the e-tag).
+
+There is no lock object. Whatever a builder writes before the swap has a name made of its content,
+so two builders write the same bytes or different names; and the swap is one object, so a reader
+sees one builder's version or the other's, never a mixture. A lock would only add a holder that
+dies. A store that ignores the conditions keeps all this but the order of two swaps.
+
+Manifests are fetched when they are asked for, files when they are read (`fetch_files`), each
+checked by its SHA-256. `step` marks where the crash tests kill.
+"""
+
+import os
+import random
+import shutil
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import orjson
+
+from schemas.errors import LakeError
+from schemas.manifest import PieceManifest, TableManifest
+from storage.atomic import explained, new_directory, step, swap_symlink, temporary_name, write_bytes
+from storage.filehash import sha256_file
+from storage.layout import (
+    MANIFEST,
+    build_record_path,
+    current_path,
+    piece_path,
+    versions_path,
+)
+from storage.objects import Bucket, Found, bucket_of
+
+AT_ONCE = 16
+LARGEST_COPY = 5 << 30  # S3 copies no larger object in one request
+SWAPS = 50
+PIECES = ".novelty/pieces"
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class File(Protocol):
+    """A file that a manifest lists."""
+
+    @property
+    def file(self) -> str: ...
+    @property
+    def sha256(self) -> str: ...
+    @property
+    def bytes(self) -> int: ...
+
+
+def at_once(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+    """Requests wait for the network, so many go out together."""
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return list(pool.map(function, items))
+
+
+def files_of(manifest: PieceManifest) -> list[File]:
+    return [*manifest.parts, *manifest.files]
+
+
+def piece_prefix(address: str) -> str:
+    return f"{PIECES}/{address}"
+
+
+def piece_object(address: str, file: File) -> str:
+    """A piece's file in the bucket: two machines that made other bytes do not overwrite them."""
+    return f"{piece_prefix(address)}/{file.sha256[:16]}-{file.file}"
+
+
+def version_prefix(benchmark: str, table: str, key: str) -> str:
+    return f"{benchmark}/{table}/versions/{key}"
+
+
+def pointer_name(benchmark: str, table: str) -> str:
+    return f"{benchmark}/{table}/current.json"
+
+
+def commit_piece(bucket: Bucket, folder: Path, manifest: PieceManifest) -> None:
+    """Put a piece that stands in `folder`, which is still temporary; the first manifest wins."""
+    files = files_of(manifest)
+    for file in files:
+        bucket.put(piece_object(manifest.address, file), folder / file.file)
+        step("piece_file_put")
+    name = f"{piece_prefix(manifest.address)}/{MANIFEST}"
+    ours = (folder / MANIFEST).read_bytes()
+    if not bucket.create(name, ours):
+        theirs = _required(bucket, name)
+        if theirs.data != ours:
+            # The stage gave other bytes here: theirs are fetched when they are read.
+            write_bytes(folder / MANIFEST, theirs.data)
+            for file in files:
+                (folder / file.file).unlink()
+    step("piece_manifest_put")
+
+
+def pull_piece(bucket: Bucket, lake: Path, benchmark: str, stage: str, key: str) -> bool:
+    """Bring a piece's manifest to the cache; False if there is none. One request."""
+    _inside(bucket, benchmark, stage, key)
+    found = bucket.get(f"{piece_prefix(f'{benchmark}/{stage}/{key}')}/{MANIFEST}")
+    if found is None:
+        return False
+    _keep_manifest(piece_path(lake, benchmark, stage, key), found)
+    return True
+
+
+def push_lost_pieces(bucket: Bucket, lake: Path, manifests: Sequence[PieceManifest]) -> None:
+    """Put again what the cache has and the bucket lost (another machine's `gc`)."""
+    stages = {(manifest.benchmark, manifest.stage) for manifest in manifests}
+    there: set[str] = set()
+    for listed in at_once(lambda s: bucket.listing(piece_prefix("/".join(s))), stages):
+        there |= listed.keys()
+    for manifest in manifests:
+        if f"{piece_prefix(manifest.address)}/{MANIFEST}" in there:
+            continue
+        folder = piece_path(lake, *manifest.address.split("/"))
+        if not all(_is_whole(folder / file.file, file) for file in files_of(manifest)):
+            forget_piece(lake, manifest.address)
+            raise _lost(bucket, manifest.address)
+        commit_piece(bucket, folder, manifest)
+
+
+def _is_whole(path: Path, file: File) -> bool:
+    return path.exists() and sha256_file(path) == file.sha256
+
+
+def forget_piece(lake: Path, address: str) -> None:
+    """Remove a piece from the cache."""
+    shutil.rmtree(piece_path(lake, *address.split("/")), ignore_errors=True)
+
+
+def publish_version(
+    bucket: Bucket, lake: Path, manifest: TableManifest, pieces: dict[str, PieceManifest]
+) -> None:
+    """Put a version and make it the current one."""
+    prefix = version_prefix(manifest.benchmark, manifest.table, manifest.key)
+    folder = versions_path(lake, manifest.benchmark, manifest.table) / manifest.key
+    data = (folder / MANIFEST).read_bytes()
+    there = bucket.listing(prefix)
+    missing = [
+        part
+        for part in manifest.parts
+        if (listed := there.get(f"{prefix}/{part.file}")) is None or listed.bytes != part.bytes
+    ]
+    sources = {
+        (address, file.sha256): piece_object(address, file)
+        for address, piece in pieces.items()
+        for file in piece.parts
+    }
+
+    def place(part: File) -> None:
+        target = f"{prefix}/{part.file}"
+        source = sources.get((getattr(part, "piece", None) or "", part.sha256))
+        copied = source and part.bytes < LARGEST_COPY and bucket.copy(source, target)
+        if not copied:
+            if source and not (folder / part.file).exists():
+                _fetch(bucket, folder / part.file, part, source)
+            bucket.put(target, folder / part.file)
+        step("version_part_put")
+
+    at_once(place, missing)
+    if f"{prefix}/{MANIFEST}" not in there or _current(bucket, manifest) != manifest.key:
+        # An old version that becomes current again gets a young manifest: other machines' `gc`
+        # must not take it before the swap.
+        bucket.put(f"{prefix}/{MANIFEST}", data)
+        step("version_manifest_put")
+    swap_pointer(bucket, manifest.benchmark, manifest.table, manifest.key)
+
+
+def _current(bucket: Bucket, manifest: TableManifest) -> Any:
+    found = bucket.get(pointer_name(manifest.benchmark, manifest.table))
+    return read_pointer(found).get("version")
+
+
+def read_pointer(found: Found | None) -> dict[str, Any]:
+    """What a pointer says; nothing if it is absent or broken, so that a build can mend it."""
+    try:
+        said = orjson.loads(found.data) if found else {}
+    except ValueError:
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def swap_pointer(bucket: Bucket, benchmark: str, table: str, key: str) -> None:
+    """Make `key` the current version. `number` counts the swaps, `previous` is what it replaced."""
+    name = pointer_name(benchmark, table)
+    for _ in range(SWAPS):
+        before = bucket.get(name)
+        old = read_pointer(before)
+        if old.get("version") == key:
+            return
+        pointer = {
+            "version": key,
+            "previous": old.get("version"),
+            "number": old.get("number", 0) + 1,
+            "path": f"versions/{key}",
+        }
+        step("before_pointer")
+        if bucket.replace(name, orjson.dumps(pointer, option=orjson.OPT_INDENT_2), before):
+            step("after_pointer")
+            return
+        time.sleep(random.uniform(0.01, 0.1))
+    raise LakeError(
+        f"{bucket.address}/{name} is swapped by others all the time; run the same command again"
+    )
+
+
+def pull_version(bucket: Bucket, lake: Path, benchmark: str, table: str) -> bool:
+    """Bring the current version's manifest to the cache; False if the table is not there."""
+    name = pointer_name(benchmark, table)
+    found = bucket.get(name)
+    if found is None:
+        return False
+    key = read_pointer(found).get("version")
+    if not isinstance(key, str):
+        raise LakeError(
+            f"{bucket.address}/{name} is no pointer; build {benchmark} again to mend it"
+        )
+    _inside(bucket, key)
+    folder = versions_path(lake, benchmark, table) / key
+    if not (folder / MANIFEST).exists():
+        manifest = bucket.get(f"{version_prefix(benchmark, table, key)}/{MANIFEST}")
+        if manifest is None:
+            raise LakeError(
+                f"version {key} of {benchmark}/{table} is missing in {bucket.address}; build "
+                f"{benchmark} again to mend it"
+            )
+        _keep_manifest(folder, manifest)
+    swap_symlink(current_path(lake, benchmark, table), f"versions/{key}")
+    return True
+
+
+def pull_manifests(bucket: Bucket, lake: Path, benchmark: str, table: str) -> None:
+    """Bring the manifests of a table's versions, old ones too, to the cache."""
+
+    def pull(key: str) -> None:
+        folder = versions_path(lake, benchmark, table) / key
+        name = f"{version_prefix(benchmark, table, key)}/{MANIFEST}"
+        # Without a manifest it is a version that someone is putting now.
+        if not (folder / MANIFEST).exists() and (found := bucket.get(name)) is not None:
+            _keep_manifest(folder, found)
+
+    keys = bucket.folders(f"{benchmark}/{table}/versions")
+    _inside(bucket, *keys)
+    at_once(pull, keys)
+
+
+def pull_versions(
+    bucket: Bucket, lake: Path, benchmark: str | None = None
+) -> list[tuple[str, str]]:
+    """Bring every current manifest and build record to the cache; names the tables."""
+    chosen = [benchmark] if benchmark else bucket.folders("")
+    chosen = [name for name in chosen if not name.startswith(".")]
+    names = [
+        (chosen[number], table)
+        for number, tables in enumerate(at_once(bucket.folders, chosen))
+        for table in tables
+    ]
+    there = at_once(lambda name: pull_version(bucket, lake, *name), names)
+    tables = [name for name, found in zip(names, there, strict=True) if found]
+    at_once(lambda name: pull_record(bucket, lake, name), sorted({name for name, _ in tables}))
+    return tables
+
+
+def pull_record(bucket: Bucket, lake: Path, benchmark: str) -> None:
+    """Bring the record of a benchmark's last build to the cache."""
+    path = build_record_path(lake, benchmark)
+    if (found := bucket.get(str(path.relative_to(lake)))) is not None:
+        write_bytes(path, found.data)
+
+
+def push_file(lake: Path, path: Path) -> str:
+    """Put a file of the cache under the same name; its address, or the path of a plain lake."""
+    if (bucket := bucket_of(lake)) is None:
+        return str(path)
+    name = str(path.relative_to(lake))
+    bucket.put(name, path)
+    return f"{bucket.address}/{name}"
+
+
+def pull_folder(lake: Path, name: str) -> None:
+    """Bring every object of a small folder to the cache; nothing for a lake that is a folder."""
+    if (bucket := bucket_of(lake)) is None:
+        return
+    for found in bucket.listing(name):
+        _inside(bucket, *found.split("/"))
+        if (content := bucket.get(found)) is not None:
+            write_bytes(lake / found, content.data)
+
+
+def fetch_files(bucket: Bucket, folder: Path, wanted: Sequence[tuple[File, str]]) -> None:
+    """Bring files, given with their objects' names, to a folder of the cache unless there."""
+    _inside(bucket, *(file.file for file, _ in wanted))
+    missing = [(file, name) for file, name in wanted if not (folder / file.file).exists()]
+    at_once(lambda pair: _fetch(bucket, folder / pair[0].file, *pair), missing)
+
+
+def fetch_piece_file(lake: Path, address: str, file: File) -> Path:
+    """A file of a piece in this machine's cache, fetched unless it is there."""
+    bucket = bucket_of(lake)
+    folder = piece_path(lake, *address.split("/"))
+    if bucket is None or (folder / file.file).exists():
+        return folder / file.file
+    if pull_piece(bucket, lake, *address.split("/")):
+        fetch_files(bucket, folder, [(file, piece_object(address, file))])
+        return folder / file.file
+    forget_piece(lake, address)
+    raise _lost(bucket, address)
+
+
+def _lost(bucket: Bucket, address: str) -> LakeError:
+    return LakeError(
+        f"piece {address} is gone from {bucket.address}; run the same command again to make it anew"
+    )
+
+
+def _fetch(bucket: Bucket, path: Path, file: File, name: str) -> None:
+    with explained(path):
+        temporary = temporary_name(path)
+        try:
+            digest = bucket.digest(name, temporary)
+            if digest is None:
+                raise LakeError(
+                    f"{bucket.address}/{name} is missing; `novelty verify --drop` removes what is "
+                    "damaged, and a build makes it again"
+                )
+            if digest != file.sha256:
+                raise LakeError(
+                    f"{bucket.address}/{name} has sha256 {digest[:16]}…, expected "
+                    f"{file.sha256[:16]}…; `novelty verify --drop` removes what is damaged, and a "
+                    "build makes it again"
+                )
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def _inside(bucket: Bucket, *names: str) -> None:
+    """Names from a bucket become names of files here: none may lead out of the cache."""
+    for name in names:
+        if name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:
+            raise LakeError(
+                f"{bucket.address} has a manifest or object with the name {name!r}, which leads "
+                "out of the lake; find out who wrote it before you use this bucket"
+            )
+
+
+def _keep_manifest(folder: Path, found: Found) -> None:
+    """A folder of the cache with the manifest alone, as old as it is in the bucket."""
+    with new_directory(folder) as temporary:
+        (temporary / MANIFEST).write_bytes(found.data)
+        os.utime(temporary / MANIFEST, (found.modified.timestamp(),) * 2)
+
+
+def _required(bucket: Bucket, name: str) -> Found:
+    found = bucket.get(name)
+    if found is None:
+        raise LakeError(f"{bucket.address}/{name} vanished; run the same command again")
+    return found
