@@ -1,6 +1,10 @@
-"""Progress of long work: a bar on a terminal, a plain line now and then elsewhere."""
+"""Progress of long work: a bar on a terminal, a plain line now and then elsewhere.
+
+A stage in a process of its own prints lines: the terminal's bar belongs to the build.
+"""
 
 import contextlib
+import multiprocessing
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +15,7 @@ def progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
     """Gives `advance(count)`; prints nothing for work that is over at once."""
     if total == 0:
         yield lambda count: None
-    elif sys.stderr.isatty():
+    elif sys.stderr.isatty() and multiprocessing.parent_process() is None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 

@@ -7,16 +7,15 @@ cache cannot promise that (a path argument gives stale data after the file chang
 with caching off and the skip happens here, before a task is even submitted.
 """
 
-import ctypes
 import importlib
-import multiprocessing
 import os
+import queue
 import shutil
-import signal
 import sys
+import tempfile
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,7 +24,7 @@ from typing import Any
 import polars as pl
 
 from schemas.config import Settings
-from schemas.errors import NativeError, RecordError, TooManyRejects
+from schemas.errors import LakeError, RecordError, TooManyRejects
 from schemas.manifest import BuildRecord, Input, PieceManifest, SourceListing
 from schemas.table import Table
 from schemas.tables import QUARANTINE
@@ -33,11 +32,17 @@ from storage.catalog import refresh_catalog
 from storage.filehash import HashCache
 from storage.layout import content_key, hash_cache_path, lake_root, work_path
 from storage.locks import locked
-from storage.pieces import Part, Piece, find_piece, write_piece
+from storage.pieces import Part, Piece, find_piece, find_pieces, write_piece
 from storage.raw import RawFile, RawSource, open_raw
-from storage.tables import TableVersion, commit_table
-from storage.upkeep import write_build_record
+from storage.tables import TableVersion, commit_table, current_version
+from storage.upkeep import read_build_record, write_build_record
+from tasks.estimates import DryRun, DryRunEnds, current_dry_run, note_time
+from tasks.places import Cluster, make_on_cluster, make_shard
 from tasks.progress import progress
+from tasks.threads import one_blas_thread
+
+GROWTH_SECONDS = 5.0
+"""How often a build looks whether its cluster has grown while no shard gets done."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +74,8 @@ class Shard:
     """A unit of work: its name, what it is made from, and whatever else the function needs to know.
 
     `about` must be JSON and is part of the content key; `source` (a raw root) is not, nor is
-    `work`: a folder for checkpoints that outlives a killed run, set when a build runs the stage.
+    `work`: a folder for checkpoints that outlives a killed run, set when a build runs the stage,
+    nor `earlier`: what a stage that `reuses` made of the shard of this name in the last build.
     """
 
     name: str
@@ -78,6 +84,7 @@ class Shard:
     source: str | None = None
     about: Any = None
     work: Path | None = None
+    earlier: Piece | None = None
 
     def inputs(self) -> list[Input]:
         raw = [Input(name=file.name, digest=file.digest, size=file.size) for file in self.files]
@@ -104,7 +111,11 @@ class Stage:
         retries: int,
         tags: Sequence[str],
         alone: bool,
+        apart: bool,
+        reuses: bool,
     ):
+        if alone and apart:
+            raise AssertionError(f"stage {function.__name__}: it is alone or apart, not both")
         self.function = function
         self.name = function.__name__
         self.code = f"{function.__module__}:{function.__name__}"
@@ -113,6 +124,8 @@ class Stage:
         self.retries = retries
         self.tags = tuple(tags)
         self.alone = alone
+        self.apart = apart
+        self.reuses = reuses
         self.__doc__ = function.__doc__
 
     def __call__(self, shard: Shard, settings: Settings) -> Produced:
@@ -143,6 +156,8 @@ class Stage:
         piece = find_piece(lake, benchmark, self.name, key)
         if piece is not None:
             return piece
+        one_blas_thread()
+        start = time.perf_counter()
         work = work_path(lake, benchmark, self.name, key)
         produced = self(replace(shard, work=work), settings)
         writes = self.writes(settings)
@@ -172,6 +187,7 @@ class Stage:
         )
         frames[QUARANTINE.name] = (QUARANTINE, quarantine)
         piece = write_piece(lake, manifest, frames, produced.files)
+        note_time(lake, manifest, time.perf_counter() - start)
         shutil.rmtree(work, ignore_errors=True)
         return piece
 
@@ -225,17 +241,22 @@ def stage(
     retries: int = 0,
     tags: Sequence[str] = (),
     alone: bool = False,
+    apart: bool = False,
+    reuses: bool = False,
 ) -> Callable[[Callable[[Shard, Any], Produced]], Stage]:
     """Declare a stage: the tables it writes, or a function from its settings to them.
 
     Raise `version` when the function's output changes for the same input. `retries` only where the
     work is I/O: anything else fails the same way again. `alone` shards run one after another, each
     in a process of its own: for work that uses all cores, global random state or much memory
-    (torch), and whose native code may crash.
+    (torch), and whose native code may crash. `apart` shards run in a process of their own too, as
+    many at once as there are workers: for the same work on one thread (`torch.set_num_threads(1)`).
+    A stage that `reuses` finds its last piece in `shard.earlier` and may take over rows of it whose
+    inputs did not change: only where a row made anew would be the same to the bit.
     """
 
     def wrap(function: Callable[[Shard, Any], Produced]) -> Stage:
-        return Stage(function, writes, version, retries, tags, alone)
+        return Stage(function, writes, version, retries, tags, alone, apart, reuses)
 
     return wrap
 
@@ -248,34 +269,6 @@ def stage_version(code: str) -> int | None:
     except ImportError:
         return None
     return found.version if isinstance(found, Stage) else None
-
-
-def _make_shard(
-    name: str, code: str, lake: str, benchmark: str, shard: Shard, settings: Settings
-) -> Piece:
-    """One shard by reference only, so that it can run on another machine; `name` is for display."""
-    module, function = code.split(":")
-    found: Stage = getattr(importlib.import_module(module), function)
-    if found.alone and multiprocessing.parent_process() is None:
-        return _in_own_process(_make_shard, name, code, lake, benchmark, shard, settings)
-    return found.make(Path(lake), benchmark, shard, settings)
-
-
-def _in_own_process(function: Callable[..., Piece], name: str, *arguments: Any) -> Piece:
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=context, initializer=_die_with_parent) as pool:
-        try:
-            return pool.submit(function, name, *arguments).result()
-        except BrokenProcessPool:
-            raise NativeError(
-                f"{name}: its process died; what it printed is above. The same command goes on "
-                "from the last checkpoint"
-            ) from None
-
-
-def _die_with_parent() -> None:
-    """A build killed with -9 leaves no training behind."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1 = PR_SET_PDEATHSIG
 
 
 def _inside_flow() -> bool:
@@ -292,7 +285,7 @@ class Build:
 
     Use as a context manager: it holds the benchmark's lock, and at the end publishes what the
     stages made, the quarantine table and the catalogue. If the block fails, what was committed
-    stays committed and the old tables stay current.
+    stays committed and the old tables stay current. In a dry run (`tasks.estimates`) it only plans.
     """
 
     benchmark: str
@@ -302,6 +295,7 @@ class Build:
     workers: int = field(default_factory=lambda: max(1, os.cpu_count() or 1))
     pieces: list[Piece] = field(default_factory=list)
     versions: dict[str, TableVersion] = field(default_factory=dict)
+    dry: DryRun | None = field(default_factory=current_dry_run)
 
     def __post_init__(self) -> None:
         self._sources: dict[str, SourceListing] = {}
@@ -309,36 +303,63 @@ class Build:
         self._stack = ExitStack()
 
     def __enter__(self) -> "Build":
+        if self.dry is not None:
+            return self
         wait = float(os.environ.get("NOVELTY_LOCK_WAIT", "0"))
         self._stack.enter_context(locked(self.lake, self.benchmark, wait))
         return self
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         try:
-            if kind is None:
+            if self.dry is not None:
+                self._end_dry_run(self.dry, error)
+            elif kind is None:
                 self.finish()
         finally:
             self._stack.close()
 
+    def _end_dry_run(self, dry: DryRun, error: Any) -> None:
+        """Leave the flow: whatever it does after the build needs the tables."""
+        if error is None:
+            last = read_build_record(self.lake, self.benchmark)
+            dry.published = last is not None and _apart_from_lake(last) == _apart_from_lake(
+                self._record()
+            )
+            raise DryRunEnds
+        if dry.incomplete and isinstance(error, Exception) and not isinstance(error, DryRunEnds):
+            dry.unplanned_after = dry.plans[-1].stage  # it asks for rows that are not there yet
+            raise DryRunEnds from error
+
     def source(self, path: Path, **options: Any) -> RawSource:
         """Open a raw folder or archive; its listing is kept so that `status` can tell changes."""
-        opened = open_raw(path, HashCache(hash_cache_path(self.lake)), **options)
+        opened = open_raw(path, HashCache(self._hash_cache()), **options)
         files = {file.name: file.digest for file in opened.files()}
         self._sources[opened.root] = SourceListing(
             root=opened.root, files=len(files), digest=content_key(files)
         )
         return opened
 
+    def _hash_cache(self) -> Path:
+        if self.dry is None or self.lake.is_dir():
+            return hash_cache_path(self.lake)
+        folder = self._stack.enter_context(tempfile.TemporaryDirectory())  # makes no lake
+        return hash_cache_path(Path(folder))
+
     def run(self, stage: Stage, shards: Iterable[Shard], settings: Settings) -> list[Piece]:
         """The pieces of all shards, in shard order; only those not yet committed are made."""
         shards = list(shards)
-        found = [
-            find_piece(
-                self.lake, self.benchmark, stage.name, stage.key(self.benchmark, shard, settings)
-            )
-            for shard in shards
-        ]
+        keys = [stage.key(self.benchmark, shard, settings) for shard in shards]
+        found = find_pieces(self.lake, self.benchmark, stage.name, keys)
+        if self.dry is not None:
+            at_once = 1 if stage.alone else self.workers
+            what = (self.lake, self.benchmark, stage, shards, found, settings, at_once)
+            planned = self.dry.plan(*what)
+            self.pieces += planned
+            return planned
         missing = [number for number, piece in enumerate(found) if piece is None]
+        if stage.reuses and missing:
+            earlier = self._earlier(stage, settings)
+            shards = [replace(shard, earlier=earlier.get(shard.name)) for shard in shards]
         run = self._run_with_prefect if _inside_flow() else self._run_plainly
         for number, piece in run(stage, shards, missing, settings):
             found[number] = piece
@@ -349,6 +370,23 @@ class Build:
         self.pieces += pieces
         return pieces
 
+    def _earlier(self, stage: Stage, settings: Settings) -> dict[str, Piece]:
+        """Pieces behind the current version that the same code made with the same settings."""
+        try:
+            version = current_version(self.lake, self.benchmark, stage.writes(settings)[0].name)
+        except LakeError:
+            return {}
+        addresses = [part.piece.split("/") for part in version.manifest.parts if part.piece]
+        keys = [key for _, name, key in addresses if name == stage.name]
+        wanted = (stage.code, stage.version, settings.model_dump(mode="json"))
+        return {
+            piece.shard: piece
+            for piece in find_pieces(self.lake, self.benchmark, stage.name, keys)
+            if piece is not None
+            and (piece.manifest.code, piece.manifest.stage_version, piece.manifest.settings)
+            == wanted
+        }
+
     def _run_plainly(
         self, stage: Stage, shards: list[Shard], missing: list[int], settings: Settings
     ) -> Iterable[tuple[int, Piece]]:
@@ -358,11 +396,9 @@ class Build:
         ):
 
             def make(shard: Shard) -> Piece:
-                if not stage.alone:
+                if not (stage.alone or stage.apart):
                     return stage.make(self.lake, self.benchmark, shard, settings)
-                return _make_shard(
-                    shard.name, stage.code, str(self.lake), self.benchmark, shard, settings
-                )
+                return make_shard(stage.code, str(self.lake), self.benchmark, shard, settings)
 
             waiting = {pool.submit(make, shards[number]): number for number in missing}
             try:
@@ -379,11 +415,19 @@ class Build:
             return
         from prefect import task
         from prefect.cache_policies import NO_CACHE
-        from prefect.futures import as_completed as prefect_as_completed
-        from prefect.utilities.annotations import quote
+        from prefect.context import FlowRunContext
 
-        make = task(
-            _make_shard,
+        runner = getattr(FlowRunContext.get(), "task_runner", None)
+        cluster: Cluster | None = getattr(runner, "cluster", None)
+
+        def make(name: str, number: int) -> Piece:
+            shard = shards[number]
+            if cluster is not None:
+                return make_on_cluster(cluster, stage, self.lake, self.benchmark, shard, settings)
+            return make_shard(stage.code, str(self.lake), self.benchmark, shard, settings)
+
+        make_one = task(
+            make,
             name=stage.name,
             description=stage.__doc__,
             task_run_name=f"{stage.name}/{{name}}",
@@ -393,24 +437,30 @@ class Build:
             retries=stage.retries,
             retry_delay_seconds=2,
         )
+        done: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        waiting: dict[Any, int] = {}
+        left = list(reversed(missing))
         with progress(stage.name, len(missing)) as advance:
-            futures = {}
-            for number in missing:
-                shard = shards[number]
-                future = make.submit(
-                    shard.name,
-                    stage.code,
-                    str(self.lake),
-                    self.benchmark,
-                    quote(shard),
-                    quote(settings),
-                )
-                futures[future] = number
-                if stage.alone:
-                    future.wait()
-            for future in prefect_as_completed(list(futures)):
-                yield futures[future], future.result()
+            while left or waiting:
+                while left and len(waiting) < self._at_once(stage, cluster):
+                    number = left.pop()
+                    future = make_one.submit(shards[number].name, number)
+                    waiting[future.task_run_id] = number
+                    future.add_done_callback(done.put)
+                try:
+                    future = done.get(timeout=GROWTH_SECONDS if left else None)
+                except queue.Empty:
+                    continue
+                yield waiting.pop(future.task_run_id), future.result()
                 advance(1)
+
+    def _at_once(self, stage: Stage, cluster: Cluster | None) -> int:
+        """How many of a stage's shards may be under way now; a cluster may have grown."""
+        if cluster is not None:
+            return max(1, cluster.workers() if stage.alone else 2 * cluster.threads())
+        if stage.alone:
+            return 1
+        return self.workers if stage.apart else 4 * self.workers
 
     def _check_rejects(self, stage: Stage, pieces: list[Piece]) -> None:
         rows_in = sum(piece.manifest.rows_in for piece in pieces)
@@ -464,10 +514,18 @@ class Build:
         self.versions[QUARANTINE.name] = commit_table(
             self.lake, self.benchmark, QUARANTINE, self.pieces
         )
-        record = BuildRecord(
+        write_build_record(self.lake, self._record())
+        refresh_catalog(self.lake)
+
+    def _record(self) -> BuildRecord:
+        return BuildRecord(
             benchmark=self.benchmark,
             settings=self.settings.model_dump(mode="json") if self.settings is not None else {},
             sources=sorted(self._sources.values(), key=lambda source: source.root),
         )
-        write_build_record(self.lake, record)
-        refresh_catalog(self.lake)
+
+
+def _apart_from_lake(record: BuildRecord) -> BuildRecord:
+    """Where a lake stands does not matter: it may have been moved."""
+    settings = {name: value for name, value in record.settings.items() if name != "lake"}
+    return record.model_copy(update={"settings": settings})

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import polars as pl
 
-from storage.layout import catalog_path, current_path, lake_root
-from storage.tables import current_versions
+from storage.catalog import CATALOG_SQL
+from storage.layout import catalog_path, current_path, lake_address, lake_root
+from storage.tables import TableVersion, current_versions
 from storage.upkeep import Lineage, Status
 
 
@@ -39,11 +40,23 @@ def show_tables(lake: str | Path | None, benchmark: str | None = None) -> None:
             f"{manifest.rows:,}",
             f"{manifest.bytes:,}",
             f"{manifest.quarantined:,}",
-            f"{current_path(root, manifest.benchmark, manifest.table)}/*.parquet",
+            f"{_where(root, version)}/*.parquet",
         )
     console = _console()
     console.print(shown)
-    console.print(f"catalogue: {catalog_path(root)}")
+    console.print(f"catalogue: {lake_address(root)}/{_catalogue(root)}")
+
+
+def _where(lake: Path, version: TableVersion) -> str:
+    """A bucket has no links, so there the version itself is named."""
+    manifest = version.manifest
+    if lake_address(lake) == str(lake):
+        return str(current_path(lake, manifest.benchmark, manifest.table))
+    return f"{lake_address(lake)}/{version.name}/versions/{manifest.key}"
+
+
+def _catalogue(lake: Path) -> str:
+    return catalog_path(lake).name if lake_address(lake) == str(lake) else CATALOG_SQL
 
 
 def show_frame(frame: pl.DataFrame) -> None:
@@ -79,7 +92,9 @@ def show_statuses(lake: Path, found: list[Status]) -> None:
         )
     console = _console()
     console.print(shown)
-    console.print(f"{len(found)} tables in {lake}, {sum(bool(s.stale) for s in found)} stale")
+    console.print(
+        f"{len(found)} tables in {lake_address(lake)}, {sum(bool(s.stale) for s in found)} stale"
+    )
 
 
 def show_lineage(chain: dict[str, Lineage]) -> None:

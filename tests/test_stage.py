@@ -1,6 +1,10 @@
 """A stage runs once, loses no record, and redoes only what a change touches."""
 
 import json
+import os
+import pickle
+import time
+from pathlib import Path
 
 import polars as pl
 import pytest
@@ -8,7 +12,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from schemas.config import Settings
-from schemas.errors import LakeError, LockedError, TooManyRejects
+from schemas.errors import (
+    ConfigError,
+    LakeError,
+    LockedError,
+    NativeError,
+    RecordError,
+    TooManyRejects,
+)
 from storage.locks import locked
 from storage.tables import current_version
 from tasks.stage import Build, Produced, Shard, stage, stage_version
@@ -140,6 +151,67 @@ def test_second_builder_is_told_who_builds(tmp_path):
             pass
 
 
+def company(shard: Shard, wait_seconds: float) -> Produced:
+    """One row: this process and how many shards were under way with this one at most."""
+    folder = Path(shard.about)
+    folder.mkdir(parents=True, exist_ok=True)
+    mine = folder / shard.name
+    mine.touch()
+    most, deadline = 0, time.monotonic() + wait_seconds
+    while most < 2 and time.monotonic() < deadline:
+        most = max(most, len(list(folder.iterdir())))
+        time.sleep(0.02)
+    if wait_seconds < 5:  # a shard that must be alone leaves; one that waits for company stays
+        mine.unlink()
+    row = [(f"{shard.name} in {os.getpid()}", 0, float(most), "a")]
+    return Produced({"readings": pl.DataFrame(row, schema=READINGS.polars_schema, orient="row")}, 1)
+
+
+@stage(writes=(READINGS,), apart=True)
+def one_apart(shard: Shard, settings: Settings) -> Produced:
+    return company(shard, 30)
+
+
+@stage(writes=(READINGS,), alone=True)
+def one_alone(shard: Shard, settings: Settings) -> Produced:
+    return company(shard, 0.3)
+
+
+@stage(writes=(READINGS,), apart=True)
+def dies(shard: Shard, settings: Settings) -> Produced:
+    if shard.name == "user":
+        raise ConfigError("that cannot be")
+    os._exit(3)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "most"), [(one_apart, 2.0), (one_alone, 1.0)], ids=["apart", "alone"]
+)
+def test_shards_in_processes_of_their_own(tmp_path, chosen, most):
+    """Apart: two at once. Alone: never two. Either way no shard shares a process."""
+    with Build("toy", tmp_path / "lake", workers=2) as build:
+        shards = [Shard(name, about=str(tmp_path / "here")) for name in ("one", "two")]
+        build.run(chosen, shards, Settings())
+    rows = build.versions["readings"].read()
+    assert set(rows["value"]) == {most}
+    processes = {int(name.split()[-1]) for name in rows["file"]}
+    assert len(processes) == 2
+    assert os.getpid() not in processes
+
+
+def test_errors_of_processes_of_their_own(tmp_path):
+    with pytest.raises(ConfigError, match="that cannot be"), Build("toy", tmp_path) as build:
+        build.run(dies, [Shard("user")], Settings())
+    with pytest.raises(NativeError, match="native: its process died"):
+        with Build("toy", tmp_path) as build:
+            build.run(dies, [Shard("native")], Settings())
+
+
+def test_a_stage_is_alone_or_apart():
+    with pytest.raises(AssertionError, match="alone or apart"):
+        stage(writes=(READINGS,), alone=True, apart=True)(lambda shard, settings: None)
+
+
 def test_manifests_tell_where_rows_come_from(tmp_path):
     write_raw(tmp_path / "raw")
     build = build_toy(tmp_path / "lake", tmp_path / "raw")
@@ -177,3 +249,8 @@ def test_rows_in_are_rows_out_plus_quarantined(tmp_path_factory, files):
     count = sum(len(body) for body in files)
     quarantine = build.versions["quarantine"].read().filter(pl.col("table") == "readings")
     assert build.versions["readings"].manifest.rows + quarantine.height == count
+
+
+def test_a_record_error_crosses_processes():
+    error = pickle.loads(pickle.dumps(RecordError("too_large", "9 bytes, expected 5")))
+    assert (error.rule, error.message, str(error)) == ("too_large", *["9 bytes, expected 5"] * 2)

@@ -5,37 +5,17 @@ that begin with an underscore. Nothing is imported until a detector is asked for
 module must not import torch before `fit` or `score` (configs and content keys need only settings).
 """
 
-import pkgutil
-from importlib import import_module
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from schemas.errors import ConfigError, SourceError
 from tasks.detectors.base import Detector, read_header, read_tensors
+from tasks.plugins import Plugins
 
-_NOT_DETECTORS = {"base", "training"}
-
-
-def detector_names() -> tuple[str, ...]:
-    found = (module.name for module in pkgutil.iter_modules(__path__))
-    return tuple(sorted(n for n in found if not n.startswith("_") and n not in _NOT_DETECTORS))
-
-
-def find_detector(name: str) -> type[Detector]:
-    """The class of the detector called `name`."""
-    if name not in detector_names():
-        raise ConfigError(f"no detector {name!r}; there are: {', '.join(detector_names())}")
-    module = import_module(f"{__name__}.{name}")
-    for value in vars(module).values():
-        if (
-            isinstance(value, type)
-            and issubclass(value, Detector)
-            and value.__module__ == module.__name__
-            and getattr(value, "name", None) == name
-        ):
-            return value
-    raise ConfigError(f"tasks/detectors/{name}.py defines no Detector with name = {name!r}")
+_FILES = Plugins(__name__, __path__, "detector", Detector, helpers=("training",))
+detector_names = _FILES.names
+find_detector = _FILES.find
 
 
 def load_detector(path: Path, *, device: str = "auto", base: Detector | None = None) -> Detector:

@@ -1,0 +1,117 @@
+"""Where a shard is made: in this process, in one of its own, or on a worker of a cluster.
+
+Enters: a shard by reference (the stage's "module:function", the lake, the shard, its settings).
+Leaves: its piece, committed to the lake. A cluster gives nothing back but that it is done: the
+piece is found in the lake, which every worker must therefore see under the same address.
+"""
+
+import ctypes
+import importlib
+import multiprocessing
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from schemas.config import Settings
+from schemas.errors import ConfigError, LakeError, NativeError
+from storage.layout import lake_address, lake_root
+from storage.pieces import Piece, find_piece
+
+SEEN_WITHIN_SECONDS = 90.0
+"""How long a committed piece may stay unseen: network file systems remember absence for a while."""
+
+_ALONE = threading.Lock()
+
+
+class Cluster(Protocol):
+    """Worker processes elsewhere, each with some threads."""
+
+    def run(self, name: str, gpu: bool, function: Callable[..., None], *arguments: Any) -> None:
+        """Wait until the function has run on some worker; one with a GPU if it is to be so."""
+
+    def gpus(self) -> bool:
+        """Whether any worker declares a GPU."""
+
+    def workers(self) -> int:
+        """How many workers there are now."""
+
+    def threads(self) -> int:
+        """How many functions they run at once."""
+
+
+def make_shard(code: str, lake: str, benchmark: str, shard: Any, settings: Settings) -> Piece:
+    """The piece of one shard, made on this machine as the stage demands."""
+    stage = _stage_of(code)
+    if stage.apart:
+        return in_own_process(_make_here, shard.name, code, lake, benchmark, shard, settings)
+    if stage.alone:
+        with _ALONE:  # a worker of a cluster may have several threads
+            return in_own_process(_make_here, shard.name, code, lake, benchmark, shard, settings)
+    return _make_here(code, lake, benchmark, shard, settings)
+
+
+def _make_here(code: str, lake: str, benchmark: str, shard: Any, settings: Settings) -> Piece:
+    return _stage_of(code).make(lake_root(lake), benchmark, shard, settings)
+
+
+def _stage_of(code: str) -> Any:
+    module, function = code.split(":")
+    return getattr(importlib.import_module(module), function)
+
+
+def make_on_cluster(
+    cluster: Cluster, stage: Any, lake: Path, benchmark: str, shard: Any, settings: Settings
+) -> Piece:
+    """The piece of one shard, made on some worker of the cluster."""
+    key = stage.key(benchmark, shard, settings)
+    gpu = "gpu" in stage.tags and cluster.gpus()
+    what = (stage.code, lake_address(lake), benchmark, shard, settings, key)
+    cluster.run(f"{stage.name}/{shard.name}", gpu, _make_on_worker, *what)
+    deadline = time.monotonic() + SEEN_WITHIN_SECONDS
+    while (piece := find_piece(lake, benchmark, stage.name, key)) is None:
+        if time.monotonic() > deadline:
+            raise LakeError(
+                f"{stage.name}/{shard.name} was made on the cluster, but {lake} here does not show "
+                "it: choose a lake that every worker sees under the same address"
+            )
+        time.sleep(0.2)
+    return replace(piece, made_now=True)
+
+
+def _make_on_worker(
+    code: str, lake: str, benchmark: str, shard: Any, settings: Settings, key: str
+) -> None:
+    if _stage_of(code).key(benchmark, shard, settings) != key:
+        raise ConfigError(
+            f"worker {socket.gethostname()} has another version of {code} than the flow: install "
+            "the same version of this project on every worker and start the workers again"
+        )
+    make_shard(code, lake, benchmark, shard, settings)
+
+
+def in_own_process(function: Callable[..., Piece], name: str, *arguments: Any) -> Piece:
+    """What the function returns; what it raises comes out here, and its death as NativeError."""
+    # A worker of a cluster is a daemon process itself, which multiprocessing forbids to have
+    # children because they would outlive it. Ours die with it.
+    multiprocessing.current_process().daemon = False
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context, initializer=_die_with_parent) as pool:
+        try:
+            return pool.submit(function, *arguments).result()
+        except BrokenProcessPool:
+            raise NativeError(
+                f"{name}: its process died; what it printed is above. The same command goes on "
+                "from the last checkpoint"
+            ) from None
+
+
+def _die_with_parent() -> None:
+    """A build killed with -9 leaves no training behind."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1 = PR_SET_PDEATHSIG
