@@ -1,8 +1,6 @@
-"""KOWL-718: read the Kinetics lists, unify them, cut them into open-world increments."""
+"""KOWL-718: Kinetics lists to open-world increments, videos to features, predictors evaluated."""
 
-from prefect import flow
-
-from flows.runner import publish_report
+from flows.runner import benchmark_flow, publish_report
 from schemas.config import Settings
 from schemas.kowl import Config
 from storage.layout import lake_root
@@ -16,14 +14,25 @@ from tasks.kowl.build import (
     read_lists,
     unify_releases,
 )
+from tasks.kowl.evaluation import (
+    evaluate_predictor,
+    group_clips,
+    plan_groups,
+    plan_runs,
+    run_settings,
+)
+from tasks.kowl.features import extract_features, plan_features
 from tasks.kowl.videos import plan_video_shards, validate_videos
+from tasks.predictors import find_predictor
 from tasks.stage import Build
 
 
-@flow(name="kowl", flow_run_name="kowl", validate_parameters=False)
+@benchmark_flow
 def build(config: Config) -> None:
-    """Lists to one table to increments (KOWL-718 sections 3 and 4)."""
+    """Lists to one table to increments to features to predictors (KOWL-718 sections 3 to 5)."""
     lake = lake_root(config.lake)
+    for name in config.evaluation.predictors:
+        find_predictor(name)  # a wrong name is said before any work
     with Build("kowl", lake, config, config.max_reject_share) as build:
         source = build.source(config.lists)
         releases = find_releases(source, config.releases)
@@ -41,5 +50,26 @@ def build(config: Config) -> None:
         if config.videos:
             files = build.source(config.videos)
             videos = plan_video_shards(files, build.read("clips"), build.read("listings"))
-            build.run(validate_videos, videos, config.validation)
+            validated = build.run(validate_videos, videos, config.validation)
+            if config.features.extractor != "none":
+                clips = plan_features(files.root, validated, config.features)
+                build.run(extract_features, clips, config.features)
+
+        if config.evaluation.predictors:
+            evaluate(build, config)
     publish_report(lake, "kowl")
+
+
+def evaluate(build: Build, config: Config) -> None:
+    """Every predictor at every amount of feedback, with the ablations (KOWL-718 section 5)."""
+    choice = config.evaluation
+    if choice.ava:
+        shown = plan_groups(build.source(choice.ava), build.table("increments"))
+        build.run(group_clips, shown, Settings())
+    runs = plan_runs(
+        choice,
+        build.table(f"features_{config.features.extractor}"),
+        build.table("increments"),
+        build.table("clip_groups"),
+    )
+    build.run(evaluate_predictor, runs, run_settings(choice, config.features))

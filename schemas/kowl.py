@@ -221,7 +221,163 @@ VIDEOS = Table(
     key=("sample_id",),
 )
 
-TABLES = (LISTINGS, CLIPS, LABELS, LABEL_CHANGES, INCREMENTS, CLASSES, UNASSIGNED, VIDEOS)
+EXTRACTORS = {"efficientnet": 1280, "x3d": 8192, "timesformer": 768}
+"""Feature extractors and the length of their vectors: a mean over frames, four temporal crops of
+2048 each, and one class token."""
+TRANSFORMS = (
+    "color_invert",
+    "color_jitter",
+    "gaussian_blur",
+    "gaussian_noise",
+    "perspective",
+    "rotation",
+    "vertical_flip",
+)
+PLAIN = "none"
+
+
+def features_table(extractor: str) -> Table:
+    """The feature vectors of one extractor."""
+    return Table(
+        name=f"features_{extractor}",
+        description=f"Feature vectors of clips by {extractor}, plain and under visual transforms.",
+        columns=(
+            Column("sample_id", pa.string(), "Clip"),
+            Column(
+                "transform",
+                pa.string(),
+                "Visual transform of the frames before extraction; `none` is the clip as it is",
+                allowed=(PLAIN, *TRANSFORMS),
+            ),
+            Column("embedding", pa.list_(pa.float32(), EXTRACTORS[extractor]), "Feature vector"),
+        ),
+        key=("sample_id", "transform"),
+    )
+
+
+_EVALUATED = (
+    Column("extractor", pa.string(), "Features that the predictor saw", allowed=(*EXTRACTORS,)),
+    Column("predictor", pa.string(), "Predictor, by the name of its file in tasks/predictors"),
+    Column(
+        "feedback",
+        pa.float64(),
+        "Share of each increment's train samples whose labels were given, after increment 0",
+        minimum=0,
+        maximum=1,
+    ),
+    Column("seed", pa.int32(), "Seed of the run"),
+    Column("increment", pa.int32(), "Increment", minimum=0),
+)
+_RUN = ("extractor", "predictor", "feedback", "seed", "increment")
+_PHASE = Column(
+    "phase",
+    pa.string(),
+    "Before or after the increment's labels were given",
+    allowed=("pre_feedback", "post_feedback"),
+)
+_EVALUATED_SPLIT = Column(
+    "split", pa.string(), "Split, with the transform of its clips: `test`, `test+rotation`"
+)
+_GROUP = (
+    Column("grouping", pa.string(), "`all`, or what the AVA key frames of the clip show"),
+    Column("group", pa.string(), "Group of that grouping; empty for `all`"),
+)
+
+CLIP_GROUPS = Table(
+    name="clip_groups",
+    description="What the AVA key frames inside a clip show; `N/A` where none is annotated.",
+    columns=(
+        Column("sample_id", pa.string(), "Clip"),
+        Column(
+            "grouping",
+            pa.string(),
+            "action_type (PM person movement, OM object manipulation, PI person interaction), "
+            "number of actions, number of people, or mean area of the people in thirds",
+            allowed=("action_type", "actions", "area", "people"),
+        ),
+        Column("group", pa.string(), "Group; a clip may be in several of one grouping"),
+    ),
+    key=("sample_id", "grouping", "group"),
+)
+
+MEASURES = Table(
+    name="measures",
+    description="The open-world evaluation: one row per measure of each increment and phase.",
+    columns=(
+        *_EVALUATED,
+        _PHASE,
+        Column(
+            "scope",
+            pa.string(),
+            "This increment alone, or all post-feedback counts so far",
+            allowed=("increment", "cumulative"),
+        ),
+        _EVALUATED_SPLIT,
+        Column(
+            "known_set",
+            pa.string(),
+            "Known are the labels really given to the predictor, or all released so far",
+            allowed=("none", "novel_to_predictor", "novel_to_evaluator"),
+        ),
+        Column(
+            "reduction",
+            pa.string(),
+            "How labels were merged before measuring",
+            allowed=("raw", "classification", "detection", "recognition"),
+        ),
+        *_GROUP,
+        Column("metric", pa.string(), "accuracy, mcc, nmi, top_k or reaction time"),
+        Column("value", pa.float64(), "Its value; null where it is not defined", nullable=True),
+        Column("n", pa.int64(), "Samples it was measured on", minimum=0),
+    ),
+    key=(
+        *_RUN,
+        *("phase", "scope", "split", "known_set", "reduction", "grouping", "group", "metric"),
+    ),
+)
+
+CONFUSION = Table(
+    name="confusion",
+    description="Ordered confusion counts, zero ones left out: how often a label came at a rank.",
+    columns=(
+        *_EVALUATED,
+        _PHASE,
+        _EVALUATED_SPLIT,
+        *_GROUP,
+        Column("rank", pa.int32(), "1 is the most probable label", minimum=1),
+        Column("target", pa.string(), "True label"),
+        Column("predicted", pa.string(), "Predicted label; unknown_N was discovered"),
+        Column("count", pa.int64(), "Samples", minimum=1),
+    ),
+    key=(*_RUN, "phase", "split", "grouping", "group", "rank", "target", "predicted"),
+)
+
+FEEDBACK = Table(
+    name="feedback",
+    description="Train samples whose label the predictor was given, in the order it asked for.",
+    columns=(
+        *_EVALUATED,
+        Column("position", pa.int32(), "Place in the order", minimum=0),
+        Column("sample_id", pa.string(), "Clip"),
+    ),
+    key=(*_RUN, "position"),
+)
+
+TABLES = (
+    LISTINGS,
+    CLIPS,
+    LABELS,
+    LABEL_CHANGES,
+    INCREMENTS,
+    CLASSES,
+    UNASSIGNED,
+    VIDEOS,
+    *(features_table(extractor) for extractor in EXTRACTORS),
+    CLIP_GROUPS,
+    MEASURES,
+    CONFUSION,
+    FEEDBACK,
+)
 
 
 class Release(Settings):
@@ -295,13 +451,135 @@ class SampleSettings(DecodeSettings):
         return self
 
 
+SAMPLING = {
+    "efficientnet": SampleSettings(step=1, count=1, crops=8, crop=256),
+    "x3d": SampleSettings(),
+    "timesformer": SampleSettings(step=32, count=8, crops=1),
+}
+"""How the frames of each extractor are sampled; crops of one frame are spread over the clip."""
+
+Transform = Literal[
+    "none",
+    "color_invert",
+    "color_jitter",
+    "gaussian_blur",
+    "gaussian_noise",
+    "perspective",
+    "rotation",
+    "vertical_flip",
+]
+
+
+class TransformSettings(Settings):
+    """Strength of the transforms; defaults as released, where the release tells."""
+
+    brightness: float = Field(0.5, ge=0, le=1)
+    """color_jitter: the factor is uniform in 1 - this ... 1 + this."""
+    hue: float = Field(0.3, ge=0, le=0.5)
+    """color_jitter: the shift is uniform in - this ... this, in turns of the colour wheel."""
+    blur_sigma_low: float = Field(0.1, gt=0)
+    """gaussian_blur: least standard deviation, in pixels."""
+    blur_sigma_high: float = Field(0.2, gt=0)
+    """gaussian_blur: largest one. Up to 0.25 no 8-bit value changes; commit 28dbcf6 had 5."""
+    blur_width: int = Field(5, ge=1)
+    """gaussian_blur: width of the kernel, odd; not published, 5 in commit 28dbcf6."""
+    blur_height: int = Field(9, ge=1)
+    """gaussian_blur: height of the kernel, odd; not published, 9 in commit 28dbcf6."""
+    noise_mean: float = 0.0
+    """gaussian_noise: mean, in units of 0 ... 255."""
+    noise_std: float = Field(10.0, ge=0)
+    """gaussian_noise: standard deviation, in units of 0 ... 255."""
+    noise_channels: Literal["shared", "independent"] = "shared"
+    """gaussian_noise: one value for a pixel, as released, or one for each of its colours."""
+    rotation_low: float = Field(0.0, ge=-360, le=360)
+    """rotation: least angle, in degrees counter-clockwise; not published."""
+    rotation_high: float = Field(180.0, ge=-360, le=360)
+    """rotation: largest angle; not published, 0 ... 180 in a trial script of the release."""
+    distortion: float = Field(0.5, ge=0, le=1)
+    """perspective: how far corners move in, as a share of half the width and height."""
+    fill: Literal["black", "random"] = "black"
+    """rotation, perspective: colour outside of the picture; a random one is drawn per clip."""
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> "TransformSettings":
+        if self.blur_sigma_low > self.blur_sigma_high:
+            raise ValueError("blur_sigma_low is larger than blur_sigma_high")
+        if self.rotation_low > self.rotation_high:
+            raise ValueError("rotation_low is larger than rotation_high")
+        if self.blur_width % 2 == 0 or self.blur_height % 2 == 0:
+            raise ValueError("blur_width and blur_height must be odd")
+        return self
+
+
+class FeatureSettings(Settings):
+    """Feature vectors of the usable videos."""
+
+    extractor: Literal["none", "efficientnet", "x3d", "timesformer"] = "none"
+    """Network; efficientnet brings its ImageNet weights, the others need a checkpoint."""
+    checkpoint: Path | None = Field(None, exclude=True)
+    """Weights of X3D-M (PySlowFast, pytorchvideo, X3D-Multigrid) or TimeSformer (FAIR, HF)."""
+    transforms: tuple[Transform, ...] = ("none",)
+    """Visual transforms, each a set of features of its own; `none` is the plain clip."""
+    strength: TransformSettings = TransformSettings()
+    frames: int | None = Field(None, ge=1)
+    """Frames per clip for efficientnet (default 8), or per temporal crop for timesformer (8)."""
+    seed: int = Field(0, ge=0)
+    """Seed of the transforms' draws."""
+    device: str = "auto"
+    """`auto`, `cpu` or `cuda`."""
+    threads: int = Field(2, ge=1)
+    """CPU threads of torch."""
+    batch: int = Field(8, ge=1)
+    """Clips per forward pass."""
+    mixed_precision: bool = False
+    """bfloat16 where a GPU has it."""
+
+    @model_validator(mode="after")
+    def _weights_are_named(self) -> "FeatureSettings":
+        if self.extractor in ("x3d", "timesformer") and self.checkpoint is None:
+            raise ValueError(f"{self.extractor} needs features.checkpoint, a file of its weights")
+        if self.extractor == "x3d" and self.frames is not None:
+            raise ValueError("x3d takes 16 frames in each of 4 crops; leave features.frames out")
+        return self
+
+    def sampling(self) -> SampleSettings:
+        """The frames that the extractor takes."""
+        chosen = SAMPLING[self.extractor]
+        if self.frames is None:
+            return chosen
+        if self.extractor == "efficientnet":
+            return chosen.model_copy(update={"crops": self.frames})
+        return chosen.model_copy(update={"count": self.frames})
+
+
+class EvaluationChoice(Settings):
+    """The open-world evaluation of predictors on the features."""
+
+    predictors: tuple[str, ...] = ()
+    """Predictors by name: ann, gmm_finch, evm."""
+    preset: str = "paper"
+    """Named settings of the predictors: paper, released or small."""
+    feedback: tuple[float, ...] = (0.0, 0.5, 1.0)
+    """Shares of an increment's train labels that are given, one run each."""
+    seeds: tuple[int, ...] = (0,)
+    """One run for each."""
+    top_k: int = Field(5, ge=1)
+    """Ranks of the ordered confusion counts."""
+    experience_limit: int | None = Field(None, ge=1)
+    """Most samples of a split that a predictor keeps, the oldest go first (default: all)."""
+    experience_per_label: int | None = Field(None, ge=1)
+    """Most labelled samples of a label and split that it keeps."""
+    ava: Path | None = Field(None, exclude=True)
+    """Folder with AVA-Kinetics lists and their action list (pbtxt), for the ablation by them."""
+
+
 class Config(Settings):
     """KOWL-718: Kinetics lists to one table to open-world increments."""
 
     lists: Path
     """Folder with the release lists, such as kinetics600_train.csv.gz."""
     lake: Path | None = None
-    """Lake folder (default: NOVELTY_LAKE, else ./lake)."""
+    """Lake: a folder or s3://bucket/prefix (default: NOVELTY_LAKE, else ./lake)."""
     videos: Path | None = None
     """Folder or archive of video files: decodes each once (table videos)."""
     releases: tuple[Release, ...] = ()
@@ -322,6 +600,8 @@ class Config(Settings):
     validate_as_test: bool = False
     """Use `validate` as the test of a release without labelled test clips, as the paper does."""
     validation: VideoSettings = VideoSettings()
+    features: FeatureSettings = FeatureSettings()
+    evaluation: EvaluationChoice = EvaluationChoice()
     max_reject_share: float = Field(0.25, ge=0, le=1)
     """Share of list lines that may go to quarantine before the build stops."""
 
@@ -332,4 +612,19 @@ class Config(Settings):
     @classmethod
     def demo(cls, sample: Path) -> "Config":
         """The configuration of `make demo`."""
-        return cls(lists=sample / "lists", videos=sample / "videos")
+        return cls(
+            lists=sample / "lists",
+            videos=sample / "videos",
+            features=FeatureSettings(
+                extractor="efficientnet", frames=2, transforms=("none", "color_invert")
+            ),
+            evaluation=EvaluationChoice(predictors=("ann", "gmm_finch"), preset="small"),
+        )
+
+    @model_validator(mode="after")
+    def _needs_are_there(self) -> "Config":
+        if self.features.extractor != "none" and self.videos is None:
+            raise ValueError("features need videos: name their folder with --videos")
+        if self.evaluation.predictors and self.features.extractor == "none":
+            raise ValueError("predictors need features: choose features.extractor")
+        return self

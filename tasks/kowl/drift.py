@@ -4,11 +4,14 @@ In: rows of two reads of a list, or of a whole release (`tasks.kowl.lists.ROWS`)
 change of a clip (added, removed, relabelled, moved to another split) and the counts.
 """
 
+from pathlib import Path
 from typing import NamedTuple
 
 import polars as pl
 
-from tasks.kowl.lists import KEY
+from schemas.errors import SourceError
+from schemas.kowl import Split
+from tasks.kowl.lists import KEY, SPLIT_SPELLINGS, read_list
 
 CHANGES = ("added", "removed", "relabelled", "moved")
 
@@ -67,3 +70,18 @@ def compare_snapshots(before: pl.DataFrame, after: pl.DataFrame) -> Drift:
             ),
         ).cast(pl.Int64),
     )
+
+
+def compare_lists(before: Path, after: Path, split: Split | None = None) -> Drift:
+    """Two files of one list; without a split column the split is read off the file's name."""
+    return compare_snapshots(*(_rows(path, split) for path in (before, after)))
+
+
+def _rows(path: Path, split: Split | None) -> pl.DataFrame:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise SourceError(f"cannot read the list {path}: {error.strerror}") from error
+    spelled = [word for word in SPLIT_SPELLINGS if word in path.name.lower().split(".")[0]]
+    found = split or (SPLIT_SPELLINGS[max(spelled, key=len)] if spelled else None)
+    return read_list(data, name=path.name, release="snapshot", split=found).rows

@@ -230,9 +230,12 @@ def plan_video_shards(
 # ---------------------------------------------------------------- what decodes
 
 
-@stage(writes=(VIDEOS,), version=1)
+@stage(writes=(VIDEOS,), version=1, reuses=True)
 def validate_videos(shard: Shard, settings: VideoSettings) -> Produced:
-    """Decode the videos of some clips to their end and record what was found."""
+    """Decode the videos of some clips to their end and record what was found.
+
+    A good file that the last build decoded is not decoded again; a bad one gets another chance.
+    """
     if shard.name == UNMATCHED:
         rejects = [Reject(*refused) for refused in shard.about]
         return Produced({}, len(rejects), rejects)
@@ -243,8 +246,11 @@ def validate_videos(shard: Shard, settings: VideoSettings) -> Produced:
         for sample, name in shard.about
         if name is None
     ]
+    known = _decoded_before(shard)
+    rows += [row | {"sample_id": sample_of[name]} for name, row in known.items()]
     rejects = []
-    for found in on_disk(shard.source or "", list(files), settings.max_archived_bytes):
+    new = [name for name in files if name not in known]
+    for found in on_disk(shard.source or "", new, settings.max_archived_bytes):
         for name, facts in validate(found, settings).items():
             if isinstance(facts, RecordError):
                 rejects.append(Reject.of(sample_of[name], facts))
@@ -259,6 +265,17 @@ def validate_videos(shard: Shard, settings: VideoSettings) -> Produced:
             rows.append(about | facts)
     frame = pl.DataFrame(rows, schema=VIDEOS.polars_schema)
     return Produced({VIDEOS.name: frame}, len(shard.about), rejects)
+
+
+def _decoded_before(shard: Shard) -> dict[str, dict[str, Any]]:
+    """Rows of the last build by file: usable then, and the same bytes under the same name now."""
+    if shard.earlier is None:
+        return {}
+    digests = {given.name: given.digest for given in shard.earlier.manifest.inputs}
+    same = [file.name for file in shard.files if digests.get(file.name) == file.digest]
+    rows = shard.earlier.part(VIDEOS.name).read()
+    good = rows.filter(pl.col("file").is_in(same), pl.col("status").is_in(USABLE))
+    return {row["file"]: row for row in good.iter_rows(named=True)}
 
 
 def on_disk(root: str, names: Sequence[str], limit: int) -> Iterator[dict[str, Path | RecordError]]:

@@ -7,6 +7,7 @@ saved as one safetensors file whose metadata holds its name, settings and record
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,7 +71,7 @@ class Prediction(NamedTuple):
     probabilities: np.ndarray
 
 
-class Predictor:
+class Predictor(ABC):
     """Subclasses set the class variables and implement the methods that begin with `_`,
     `state` and `restore`."""
 
@@ -124,7 +125,7 @@ class Predictor:
         if self.discovers:
             self.discover(train.unlabelled())
 
-    def discover(self, features: np.ndarray) -> None:
+    def discover(self, features: np.ndarray) -> None:  # noqa: B027 (most discover nothing)
         """Look for new classes among all samples seen so far that have no label.
 
         A predictor that does so sets `discovers`.
@@ -148,6 +149,7 @@ class Predictor:
                 f"predictor {self.name}: features are {features.shape}, expected (N, {self.width})"
             )
 
+    @abstractmethod
     def _fit(
         self,
         train: Examples,
@@ -157,21 +159,20 @@ class Predictor:
         seed: Sequence[int],
     ) -> None:
         """`train` is labelled throughout, `before` were the known labels, `valid` may be None."""
-        raise NotImplementedError
 
-    def _predict(self, features: np.ndarray) -> Prediction:
-        raise NotImplementedError
+    @abstractmethod
+    def _predict(self, features: np.ndarray) -> Prediction: ...
 
+    @abstractmethod
     def state(self) -> dict[str, np.ndarray | torch.Tensor]:
         """The arrays that `fit` learned."""
-        raise NotImplementedError
 
     def record(self) -> dict[str, Any]:
         """What else was learned, as JSON."""
         return {}
 
-    def restore(self, state: Mapping[str, torch.Tensor], record: Mapping[str, Any]) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def restore(self, state: Mapping[str, torch.Tensor], record: Mapping[str, Any]) -> None: ...
 
     def header(self) -> dict[str, Any]:
         return {

@@ -107,6 +107,8 @@ BAD_VIDEOS = {
     "windsurfing": f"header says {FRAMES} frames, fewer decode",
 }
 ORIGINAL_SPLITS = ("train", "train", "validate", "test", "train")
+# Which new clips of a known class have a video: one of each split.
+LATER_VIDEOS = (1, 2, 3)
 WEB_PAGE = (
     b"<!DOCTYPE html><html><head><title>Video unavailable</title></head><body></body></html>\n"
 )
@@ -154,8 +156,8 @@ def write_kowl(
     """About `clips_per_class` new clips for each class and release, the first few with a video.
 
     A class has videos for the first `videos_per_class` clips of the release that introduces it and
-    for one clip of the release after it. The six extra clips of `BAD_VIDEOS` are listed always, and
-    good when `bad_records` is off.
+    for one fewer of each later release, of all splits. The six extra clips of `BAD_VIDEOS` are
+    always listed, and good when `bad_records` is off.
     """
     clips = [
         _clip(seed, number, release, str(k))
@@ -193,8 +195,9 @@ def _videos(videos_per_class: int) -> Iterator[tuple[int, tuple[int, int]]]:
         present = [release for release in range(3) if names[release]]
         for k in range(videos_per_class):
             yield number, (present[0], k)
-        for release in present[1:2]:
-            yield number, (release, 0)
+        for release in present[1:]:
+            for k in LATER_VIDEOS[: max(0, videos_per_class - 1)]:
+                yield number, (release, k)
 
 
 # ---------------------------------------------------------------- lists

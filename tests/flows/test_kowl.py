@@ -1,13 +1,14 @@
 """The KOWL flow end to end: on sample lists through Prefect, on the real lists without it."""
 
 import csv
+import shutil
 
 import polars as pl
 import pytest
 
 from schemas.config import Settings
 from schemas.errors import SourceError
-from schemas.kowl import Config, UnifySettings
+from schemas.kowl import Config, EvaluationChoice, FeatureSettings, UnifySettings
 from storage.raw import open_raw
 from storage.tables import current_version
 from tasks.kowl.build import (
@@ -37,6 +38,85 @@ def built(tmp_path_factory, prefect_api):
     write_kowl(root / "raw", videos_per_class=0)
     build(Config(lists=root / "raw" / "lists", lake=root / "lake"))
     return root
+
+
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory, prefect_api):
+    """Videos, features of one frame, one predictor with no and with all feedback."""
+    from flows.kowl import build
+
+    root = tmp_path_factory.mktemp("kowl_videos")
+    write_kowl(root / "raw", clips_per_class=8, videos_per_class=3)
+    for folder in sorted((root / "raw" / "videos").iterdir())[::2]:
+        shutil.rmtree(folder)  # link rot of every second class, for speed
+    config = Config(
+        lists=root / "raw" / "lists",
+        videos=root / "raw" / "videos",
+        lake=root / "lake",
+        features=FeatureSettings(extractor="efficientnet", frames=1, threads=1),
+        evaluation=EvaluationChoice(predictors=("gmm_finch",), preset="small", feedback=(0, 1)),
+    )
+    build(config)
+    return root, config
+
+
+def test_every_usable_video_has_features_and_every_increment_measures(evaluated):
+    lake = evaluated[0] / "lake"
+    videos, features = table(lake, "videos"), table(lake, "features_efficientnet")
+    usable = videos.filter(pl.col("status").is_in(["ok", "frame_count_lie"]))
+    assert features["sample_id"].to_list() == usable["sample_id"].to_list()
+    measures = table(lake, "measures")
+    shown = table(lake, "increments").join(features, on="sample_id")
+    assert set(measures["increment"]) == set(shown["increment"])
+    assert sorted(set(measures["feedback"])) == [0, 1]
+    counts = table(lake, "confusion").filter((pl.col("rank") == 1) & (pl.col("grouping") == "all"))
+    after = counts.filter((pl.col("phase") == "post_feedback") & (pl.col("feedback") == 1))
+    assert after["count"].sum() == shown.height
+
+
+def test_all_feedback_beats_none_after_the_last_increment(evaluated):
+    measures = table(evaluated[0] / "lake", "measures").filter(
+        (pl.col("increment") == pl.col("increment").max())
+        & (pl.col("scope") == "cumulative")
+        & (pl.col("metric") == "accuracy")
+        & (pl.col("reduction") == "raw")
+        & (pl.col("grouping") == "all")
+        & (pl.col("split") == "validate")
+    )
+    none, everything = measures.sort("feedback")["value"]
+    assert everything > none
+
+
+def test_a_second_evaluation_does_nothing(evaluated, capsys):
+    from flows.kowl import build
+
+    build(evaluated[1])
+    lines = capsys.readouterr().err.splitlines()
+    assert lines and all(": 0 of" in line for line in lines if line.startswith("kowl/"))
+
+
+def test_protocol_tests_are_made_of_the_lake(evaluated, tmp_path):
+    from schemas.condda import TestSettings
+    from tasks.condda.build import plan_tests, read_features
+    from tasks.condda.from_lake import tests_of_lake
+
+    settings = TestSettings(
+        tests=2, rows=12, round_size=4, novelty_mix=0.3, splits=("train", "validate", "test")
+    )
+    made = tests_of_lake(evaluated[0] / "lake", "kowl", tmp_path, settings)
+    source = open_raw(tmp_path)
+    assert made.height == len(plan_tests(source)) == 2
+    files = {file.name: file for file in source.files()}
+    test = made["test_id"][0]
+    training, features = read_features(tmp_path, files[f"features/{test}.npz"], "first")
+    assert features.values.shape == (12, 1280)
+    assert len(training.known) == made["known_classes"][0]
+    assert set(training.labels) <= set(range(len(training.known)))
+
+
+def test_report_shows_the_evaluation(evaluated):
+    page = (evaluated[0] / "lake" / "reports" / "kowl.html").read_text()
+    assert "Predictors over the increments" in page and "Do features separate" in page
 
 
 def test_every_clip_is_in_one_increment_or_says_why(built):

@@ -13,19 +13,21 @@ from polars.testing import assert_frame_equal
 
 from schemas.errors import ConfigError, SourceError
 from tasks.increments import assign_increments
+from tasks.kowl.ava import (
+    AVA_ROWS,
+    ava_groups,
+    groups_of_clips,
+    read_ava_rows,
+    read_ava_vocabulary,
+)
 from tasks.kowl.confusion import REDUCTIONS, reaction_time
 from tasks.kowl.evaluator import (
-    AVA_ROWS,
     COUNT_COLUMNS,
     MEASURE_COLUMNS,
     PREDICTIONS,
     EvaluationSettings,
     Features,
     OpenWorldRun,
-    ava_groups,
-    groups_of_clips,
-    read_ava_rows,
-    read_ava_vocabulary,
 )
 from tasks.predictors import find_predictor, predictor_names
 from tasks.predictors.base import Prediction, Predictor, Settings
@@ -93,6 +95,12 @@ class Memory(Predictor):
 
     def feedback_order(self, features, *, seed):
         return np.argsort(features[:, 0], kind="stable")
+
+    def state(self):
+        return {}
+
+    def restore(self, state, record):
+        pass
 
 
 def coded(table: pl.DataFrame) -> Features:

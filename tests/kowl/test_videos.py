@@ -418,6 +418,37 @@ def test_a_new_file_remakes_its_shard_only(sample, tmp_path: Path, monkeypatch) 
     assert good["sample_id"].to_list() == sorted([first, second])
 
 
+def test_in_a_remade_shard_only_new_and_bad_files_are_decoded(
+    sample, tmp_path: Path, monkeypatch
+) -> None:
+    _, clips, listings = sample
+    root = tmp_path / "videos"
+    root.mkdir()
+    good, changed, bad, new = (f"{name}.mp4" for name in clips["sample_id"].head(4))
+    for name in (good, changed):
+        write_video(root / name, counting_frames(20))
+    (root / bad).write_bytes(b"")
+    build(tmp_path / "lake", root, clips, listings)
+    write_video(root / changed, counting_frames(25))
+    write_video(root / new, counting_frames(20))
+    decoded: list[str] = []
+
+    def watched(found, settings):
+        decoded.extend(found)
+        return validate(found, settings)
+
+    monkeypatch.setattr(videos, "validate", watched)
+    run = build(tmp_path / "lake", root, clips, listings)
+    assert sorted(decoded) == sorted([changed, bad, new])
+    decoded.clear()
+    fresh = build(tmp_path / "fresh", root, clips, listings)
+    assert len(decoded) == 4
+    assert run.versions["videos"].manifest.parts == fresh.versions["videos"].manifest.parts
+    decoded.clear()
+    build(tmp_path / "lake", root, clips, listings, min_frames=9)
+    assert len(decoded) == 4, "with other settings nothing is known"
+
+
 def test_an_archive_gives_the_same_rows(made: Path, tmp_path: Path) -> None:
     names = sorted(path.name for path in made.iterdir())
     ids = {name: f"video{number:06d}" for number, name in enumerate(names)}

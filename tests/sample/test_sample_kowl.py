@@ -175,7 +175,7 @@ def test_bad_lines_are_bad(root: Path) -> None:
 def test_videos_decode(root: Path) -> None:
     bad = {record for record, _ in bad_kowl_records()}
     files = sorted((root / "videos").glob("*/*.mp4"))
-    assert 120 <= len(files) <= 210
+    assert 250 <= len(files) <= 400
     for path in files[::5]:
         if path.relative_to(root).as_posix() not in bad:
             frames = frames_of(path)
@@ -265,7 +265,7 @@ def test_same_bytes_in_another_process(root: Path, tmp_path: Path) -> None:
     call = "write_kowl(ROOT, videos_per_class=1)"
     child = tree_digest_of_child(call, "tasks.sample.kowl", tmp_path)
     mine = tree_digest(root)
-    assert len(child) > 80
+    assert len(child) > 50
     assert child.items() <= mine.items()
 
 

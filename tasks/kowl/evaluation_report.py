@@ -1,0 +1,359 @@
+"""What the open-world evaluation shows: measures over the increments, feedback, the ablations.
+
+Enters: the tables measures, increments and features. Leaves: report sections laid out like the
+paper's Figures 7 to 13 and its Table 3.
+"""
+
+import numpy as np
+import polars as pl
+
+from schemas.kowl import EXTRACTORS, PLAIN
+from tasks.kowl.separation import MOST_SAMPLES, separation
+from tasks.plots import COLOURS, DASHES, bar_panels, line_panels
+from tasks.report import Html, Read, Section, figure, folded, paragraph, table
+
+METRICS = {"accuracy": "Accuracy", "mcc": "Matthews correlation", "nmi": "Mutual information"}
+REACTION = {
+    "reaction_time_before": "Reaction time, before",
+    "reaction_time_inclusive": "Reaction time, inclusive",
+}
+REDUCTIONS = {
+    "classification": "unknown labels merged into one",
+    "detection": "known against unknown",
+    "recognition": "known labels merged into one, unknown ones kept apart",
+}
+KNOWN_SETS = {
+    "novel_to_evaluator": "what has been released so far counts as known",
+    "novel_to_predictor": "what the predictor was given labels of counts as known",
+}
+# Table 3: Matthews correlation at increment 0 of (train, validation, test).
+PAPER_TABLE_3 = {
+    ("x3d", "original network"): (0.8701, 0.7067, 0.6893),
+    ("x3d", "ann, 1 epoch"): (0.8414, 0.6929, 0.6740),
+    ("x3d", "ann, 1 epoch, with evm"): (0.5777, 0.4836, 0.4698),
+    ("timesformer", "original network"): (0.8988, 0.7548, 0.7361),
+    ("timesformer", "ann, 1 epoch"): (0.8566, 0.7410, 0.7237),
+    ("timesformer", "ann, 1 epoch, with evm"): (0.5552, 0.4995, 0.4938),
+}
+PAPER_CLASSES = 409
+
+
+def sections(read: Read) -> list[Section]:
+    """Features, predictors over the increments, nuisance transforms and AVA groups."""
+    found = [_separation(read)]
+    measures = read("measures", None, _shown())
+    if measures is not None and measures.height:
+        measures = measures.with_columns(_line().alias("line"))
+        found += [
+            _over_increments(measures),
+            _at_the_end(measures),
+            _beside_table_3(measures, read),
+            _transforms(measures),
+            _ava(measures),
+        ]
+    return [section for section in found if section is not None]
+
+
+def _shown() -> pl.Expr:
+    """Of the measures those that some section looks at: not groups and transforms at each step."""
+    plain = (pl.col("grouping") == "all") & ~pl.col("split").str.contains("+", literal=True)
+    ablated = (pl.col("scope") == "cumulative") & (pl.col("reduction") == "classification")
+    return plain | ablated
+
+
+def _line() -> pl.Expr:
+    percent = (pl.col("feedback") * 100).round(1)
+    return pl.concat_str(
+        "predictor", pl.lit(", feedback "), percent.cast(pl.Int64).cast(pl.String), pl.lit(" %")
+    )
+
+
+def _styles(measures: pl.DataFrame) -> dict[str, tuple[str, str]]:
+    """A colour for each predictor, a dash for each amount of feedback."""
+    lines = measures.select("line", "predictor", "feedback").unique().sort("predictor", "feedback")
+    predictors = lines["predictor"].unique().sort().to_list()
+    amounts = lines["feedback"].unique().sort(descending=True).to_list()
+    return {
+        line: (
+            COLOURS[predictors.index(predictor) % len(COLOURS)],
+            DASHES[amounts.index(feedback) % len(DASHES)],
+        )
+        for line, predictor, feedback in lines.iter_rows()
+    }
+
+
+def _held_out(measures: pl.DataFrame) -> str:
+    """The split without training samples that most increments have; test before validate."""
+    plain = ~pl.col("split").str.contains("+", literal=True) & (pl.col("split") != "train")
+    alone = pl.col("scope") == "increment"
+    covered = measures.filter(plain & alone).group_by("split").agg(pl.col("increment").n_unique())
+    return covered.sort("increment", "split", descending=[True, False])["split"][0]
+
+
+def _of(measures: pl.DataFrame, split: str, scope: str) -> pl.DataFrame:
+    return measures.filter(
+        (pl.col("split") == split) & (pl.col("scope") == scope) & (pl.col("grouping") == "all")
+    )
+
+
+# ---------------------------------------------------------------- features
+
+
+def _drawn(clips: pl.DataFrame) -> pl.DataFrame:
+    """Clips of labels with two or more, at most as many as `separation` compares."""
+    several = clips.filter(pl.len().over("label") > 1)
+    if several.height <= MOST_SAMPLES:
+        return several
+    chosen = np.random.default_rng(0).choice(several.height, MOST_SAMPLES, replace=False)
+    return several[np.sort(chosen)]
+
+
+def _separation(read: Read) -> Section | None:
+    labels = read("increments", ["sample_id", "label"])
+    rows = []
+    for extractor in EXTRACTORS:
+        name = f"features_{extractor}"
+        there = read(name, ["sample_id"], pl.col("transform") == PLAIN)
+        if there is None or labels is None:
+            continue
+        # A vector has thousands of numbers: only those of the samples that count are read.
+        counted = _drawn(there.join(labels, on="sample_id").sort("sample_id"))
+        wanted = pl.col("sample_id").is_in(counted["sample_id"].implode())
+        features = read(name, None, (pl.col("transform") == PLAIN) & wanted)
+        assert features is not None
+        plain = features.join(counted, on="sample_id").sort("sample_id")
+        found = separation(plain["embedding"].to_numpy(), plain["label"]) if len(plain) else None
+        if found:
+            rows.append({"extractor": extractor, **found._asdict()})
+    if not rows:
+        return None
+    said = paragraph(
+        "Before any predictor: how often the nearest other clip (by cosine) has the same label, "
+        "and how well cosine similarity tells pairs of one class from pairs of two (AUROC)."
+    )
+    return Section("Do features separate the classes?", [said, table(pl.DataFrame(rows))])
+
+
+# ---------------------------------------------------------------- increments
+
+
+def _over_increments(measures: pl.DataFrame) -> Section:
+    split = _held_out(measures)
+    styles = _styles(measures)
+    chosen = _of(measures, split, "increment")
+    parts: list[Html] = [
+        paragraph(
+            f"Clips of the split {split}. Hollow points stand before the feedback of an increment, "
+            "full ones after it, half a step later. Every sample has been predicted before any of "
+            "its increment's labels were given."
+        )
+    ]
+    for known_set, meaning in KNOWN_SETS.items():
+        figures = [
+            figure(
+                line_panels(_panels(chosen, known_set, reduction), styles, "Increment"),
+                f"{reduction.capitalize()}: {said}; {meaning}",
+            )
+            for reduction, said in REDUCTIONS.items()
+        ]
+        if known_set == "novel_to_evaluator":
+            parts += figures
+        else:
+            parts.append(folded(f"The same where {meaning}", *figures))
+    reaction = chosen.filter(
+        pl.col("metric").is_in(list(REACTION))
+        & (pl.col("known_set") == "novel_to_evaluator")
+        & (pl.col("phase") == "pre_feedback")
+        & pl.col("value").is_not_null()
+    )
+    if reaction.height:
+        drawn = reaction.select(
+            pl.col("metric").replace_strict(REACTION).alias("panel"),
+            "line",
+            "seed",
+            pl.col("increment").cast(pl.Float64).alias("x"),
+            pl.col("value").alias("y"),
+            pl.lit(True).alias("hollow"),
+        ).sort("panel", "line", "seed", "x")
+        parts.append(
+            figure(
+                line_panels(drawn, styles, "Increment", 2),
+                "Reaction time (equation 1): 0 = the first novel sample was noticed, 1 = none was; "
+                "with novel samples before the detection counted, or up to and with it",
+            )
+        )
+    return Section("Predictors over the increments", parts)
+
+
+def _panels(chosen: pl.DataFrame, known_set: str, reduction: str) -> pl.DataFrame:
+    after = (pl.col("phase") == "post_feedback").cast(pl.Float64) / 2
+    return (
+        chosen.filter(
+            (pl.col("known_set") == known_set)
+            & (pl.col("reduction") == reduction)
+            & pl.col("metric").is_in(list(METRICS))
+            & pl.col("value").is_not_null()
+        )
+        .select(
+            pl.col("metric").replace_strict(METRICS).alias("panel"),
+            "line",
+            "seed",
+            (pl.col("increment") + after).alias("x"),
+            pl.col("value").alias("y"),
+            (pl.col("phase") == "pre_feedback").alias("hollow"),
+        )
+        .sort("panel", "line", "seed", "x")
+    )
+
+
+def _at_the_end(measures: pl.DataFrame) -> Section:
+    """All post-feedback counts of all increments, one row a run."""
+    last = measures["increment"].max()
+    wide = (
+        measures.filter(
+            (pl.col("increment") == last)
+            & (pl.col("scope") == "cumulative")
+            & (pl.col("grouping") == "all")
+            & ~pl.col("split").str.contains("+", literal=True)
+            & (pl.col("known_set") == "novel_to_evaluator")
+            & pl.col("metric").is_in(list(METRICS))
+        )
+        .group_by("extractor", "predictor", "feedback", "split", "reduction", "metric")
+        .agg(pl.col("value").mean())
+        .with_columns(pl.concat_str("reduction", pl.lit(" "), "metric").alias("column"))
+        .pivot(
+            "column",
+            index=["extractor", "predictor", "feedback", "split"],
+            values="value",
+            sort_columns=True,
+        )
+        .sort("split", "extractor", "predictor", "feedback")
+    )
+    split = _held_out(measures)
+    together = _panels(_of(measures, split, "cumulative"), "novel_to_evaluator", "classification")
+    return Section(
+        "All increments so far",
+        [
+            paragraph(
+                "Post-feedback predictions of all increments up to each one together; known is "
+                "what had been released at the time."
+            ),
+            figure(
+                line_panels(together, _styles(measures), "Increment"),
+                f"Classification, split {split}, cumulative",
+            ),
+            table(
+                wide,
+                "After the last increment, mean over seeds",
+                groups=[("", 4), *((name, len(METRICS)) for name in sorted(REDUCTIONS))],
+                names={name: name.split(" ")[-1] for name in wide.columns[4:]},
+            ),
+        ],
+    )
+
+
+def _beside_table_3(measures: pl.DataFrame, read: Read) -> Section | None:
+    classes = read("classes")
+    extractors = set(measures["extractor"])
+    if classes is None or not extractors & {extractor for extractor, _ in PAPER_TABLE_3}:
+        return None
+    if (classes["increment_introduced"] == 0).sum() != PAPER_CLASSES:
+        return None
+    ours = (
+        measures.filter(
+            (pl.col("increment") == 0)
+            & (pl.col("scope") == "increment")
+            & (pl.col("grouping") == "all")
+            & (pl.col("reduction") == "raw")
+            & (pl.col("metric") == "mcc")
+            & pl.col("split").is_in(["train", "validate", "test"])
+        )
+        .group_by("extractor", "predictor", "split")
+        .agg(pl.col("value").mean())
+        .pivot("split", index=["extractor", "predictor"], values="value")
+        .select("extractor", pl.col("predictor").alias("method"), "train", "validate", "test")
+    )
+    paper = pl.DataFrame(
+        [(*key, *row) for key, row in PAPER_TABLE_3.items() if key[0] in extractors],
+        schema=["extractor", "method", "train", "validate", "test"],
+        orient="row",
+    ).with_columns(pl.concat_str(pl.lit("paper: "), "method").alias("method"))
+    both = pl.concat([ours.cast(paper.schema), paper]).sort("extractor", "method")
+    return Section("Beside the paper's Table 3", [table(both, "Matthews correlation, increment 0")])
+
+
+# ---------------------------------------------------------------- ablations
+
+
+def _colours(measures: pl.DataFrame) -> dict[str, str]:
+    return {line: COLOURS[n % len(COLOURS)] for n, line in enumerate(_styles(measures))}
+
+
+def _ablated(measures: pl.DataFrame) -> pl.DataFrame:
+    """Accuracy of classification over all post-feedback predictions."""
+    return measures.filter(
+        (pl.col("increment") == measures["increment"].max())
+        & (pl.col("scope") == "cumulative")
+        & (pl.col("reduction") == "classification")
+        & (pl.col("known_set") == "novel_to_evaluator")
+        & (pl.col("metric") == "accuracy")
+    )
+
+
+def _transforms(measures: pl.DataFrame) -> Section | None:
+    split = pl.col("split").str.splitn("+", 2)
+    chosen = _ablated(measures).filter(pl.col("grouping") == "all")
+    chosen = chosen.with_columns(
+        split.struct.field("field_0").alias("split"),
+        split.struct.field("field_1").fill_null(PLAIN).alias("transform"),
+    ).filter(pl.col("split") != "train")
+    if chosen["transform"].n_unique() < 2:
+        return None
+    bars = (
+        chosen.group_by("split", "transform", "line")
+        .agg(pl.col("value").mean())
+        .sort("split", "transform", "line")
+        .select(
+            pl.col("split").alias("panel"),
+            pl.col("transform").alias("name"),
+            pl.col("line").alias("kind"),
+            "value",
+        )
+    )
+    said = paragraph(
+        "The same clips under visual transforms, which change no label: predictors learned from "
+        "plain clips only. Classification accuracy over all increments."
+    )
+    drawn = figure(bar_panels(bars, _colours(measures), "Accuracy"), "Accuracy by transform")
+    return Section("Nuisance transforms", [said, drawn])
+
+
+def _ava(measures: pl.DataFrame) -> Section | None:
+    chosen = _ablated(measures).filter(
+        (pl.col("grouping") != "all") & (pl.col("split") == _held_out(measures))
+    )
+    if chosen.is_empty():
+        return None
+    bars = (
+        chosen.group_by("grouping", "group", "line")
+        .agg(pl.col("value").mean(), pl.col("n").first())
+        .with_columns(
+            pl.concat_str(
+                "group", pl.lit(" (n = "), pl.col("n").cast(pl.String), pl.lit(")")
+            ).alias("name")
+        )
+        .sort("grouping", pl.col("group").cast(pl.Int64, strict=False), "group", "line")
+        .select(
+            pl.col("grouping").str.replace_all("_", " ").alias("panel"),
+            "name",
+            pl.col("line").alias("kind"),
+            "value",
+        )
+    )
+    said = paragraph(
+        "Clips by what their AVA key frames show (PM person movement, OM object manipulation, PI "
+        "person interaction; area of the people in thirds). Classification accuracy over all "
+        "increments."
+    )
+    drawn = figure(bar_panels(bars, _colours(measures), "Accuracy"), "Accuracy by AVA group")
+    return Section("What the clips show", [said, drawn])

@@ -1,0 +1,176 @@
+"""The feature stage: shards, transforms, refusals; and what real videos give."""
+
+import numpy as np
+import polars as pl
+import pytest
+
+from schemas.config import make_config
+from schemas.errors import ConfigError, RecordError
+from schemas.kowl import Config, FeatureSettings
+from tasks.kowl import features as stage
+from tasks.kowl.features import extract_features, plan_features
+from tasks.kowl.separation import separation
+from tasks.kowl.videos import sample_videos
+from tasks.stage import Shard
+from tests.kowl.test_evaluation import Held
+from tests.shared import shared_path
+
+CPU = {"device": "cpu", "threads": 1}
+
+
+def videos(*rows: tuple[str, str]) -> pl.DataFrame:
+    return pl.DataFrame(
+        [(name, status, f"{name}.mp4", 20, "decord") for name, status in rows],
+        schema=["sample_id", "status", "file", "frames", "decoder"],
+        orient="row",
+    )
+
+
+class Planned:
+    def __init__(self, shard: str, rows: pl.DataFrame):
+        self.shard, self.rows = shard, rows
+
+    def part(self, table: str) -> Held:
+        return Held(table, self.rows)
+
+
+def test_shards_with_nothing_to_use_are_left_out():
+    pieces = [
+        Planned("a", videos(("x", "ok"), ("y", "missing"))),
+        Planned("b", videos(("z", "missing"))),
+    ]
+    settings = FeatureSettings(extractor="efficientnet", transforms=("none", "rotation"))
+    shards = list(plan_features("root", pieces, settings))
+    assert [shard.name for shard in shards] == ["a/none", "a/rotation"]
+
+
+@pytest.fixture
+def clips(monkeypatch):
+    """Frames without files: one clip fails, as if its file had changed."""
+    drawn = np.random.default_rng(0).integers(0, 256, (2, 1, 1, 256, 256, 3), dtype=np.uint8)
+
+    def sampled(root, rows, settings):
+        for number, name in enumerate(rows["sample_id"]):
+            gone = RecordError("frames_missing", "the file has changed")
+            yield name, gone if name == "gone" else drawn[number % 2]
+
+    monkeypatch.setattr(stage, "sample_videos", sampled)
+    return Held("videos", videos(("one", "ok"), ("gone", "ok"), ("two", "frame_count_lie")))
+
+
+def run(clips: Held, transform: str, **changed):
+    settings = FeatureSettings(extractor="efficientnet", frames=1, **CPU, **changed)
+    return extract_features(
+        Shard("s", parts=(clips,), source="", about={"transform": transform}), settings
+    )
+
+
+def test_every_usable_clip_gets_a_vector_or_a_reason(clips):
+    produced = run(clips, "none")
+    rows = produced.tables["features_efficientnet"]
+    assert rows["sample_id"].to_list() == ["one", "two"]
+    assert rows["embedding"].to_numpy().shape == (2, 1280)
+    assert [(r.record, r.rule) for r in produced.rejects] == [("gone, none", "frames_missing")]
+    assert produced.records == 3
+
+
+def test_features_follow_the_transform_and_not_the_batch(clips):
+    plain, alone, inverted = (
+        run(clips, transform, batch=batch).tables["features_efficientnet"]["embedding"].to_numpy()
+        for transform, batch in (("none", 8), ("none", 1), ("color_invert", 8))
+    )
+    np.testing.assert_allclose(plain, alone, rtol=1e-4, atol=1e-4)
+    assert np.abs(plain - inverted).max() > 0.1
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"features": {"extractor": "x3d"}, "videos": "."}, "needs features.checkpoint"),
+        ({"features": {"extractor": "efficientnet"}}, "features need videos"),
+        ({"evaluation": {"predictors": ["ann"]}}, "predictors need features"),
+        (
+            {"features": {"extractor": "x3d", "checkpoint": "x", "frames": 4}, "videos": "."},
+            "leave features.frames out",
+        ),
+    ],
+    ids=["checkpoint", "videos", "features", "frames"],
+)
+def test_what_is_missing_is_said_before_anything_runs(changed, said):
+    with pytest.raises(ConfigError, match=said):
+        make_config(Config, {"lists": ".", **changed})
+
+
+def test_separation_of_features_that_separate_and_of_noise():
+    rng = np.random.default_rng(0)
+    labels = pl.Series(np.repeat(["a", "b", "c"], 20))
+    centres = np.repeat(rng.normal(size=(3, 16)) * 10, 20, axis=0)
+    good = separation(centres + rng.normal(size=(60, 16)), labels)
+    assert good.nearest_neighbour == 1 and good.same_class_auroc == 1
+    noise = separation(rng.normal(size=(60, 16)), labels)
+    assert noise.nearest_neighbour < 0.6 and abs(noise.same_class_auroc - 0.5) < 0.1
+    assert separation(centres[:3], labels[:3]) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("extractor", "width"), [("x3d", 8192), ("timesformer", 768)])
+def test_the_papers_networks_run_from_a_checkpoint_of_official_names(tmp_path, extractor, width):
+    """Random weights in FAIR's layout, of full size; two real clips through the stage."""
+    import torch
+
+    from tasks.features import timesformer, x3d
+
+    if extractor == "x3d":
+        network = x3d.load_x3d(None, allow_random=True)
+        names = {n: x3d.theirs(n, x3d.PYSLOWFAST) for n in network.state_dict()}
+    else:
+        network = timesformer.load_timesformer(None, allow_random=True)
+        names = {n: timesformer.theirs(n, timesformer.LAYOUTS[0]) for n in network.state_dict()}
+    state = {names[name]: value for name, value in network.state_dict().items()}
+    torch.save({"model_state": state, "epoch": 1}, tmp_path / "official.pyth")
+    settings = FeatureSettings(
+        extractor=extractor, checkpoint=tmp_path / "official.pyth", batch=2, **CPU
+    )
+    root = shared_path("videos")
+    rows = pl.DataFrame(
+        {
+            "sample_id": ["one", "two"],
+            "file": [
+                "ucf101/Diving/v_Diving_g01_c01.avi",
+                "ucf101/BenchPress/v_BenchPress_g01_c01.avi",
+            ],
+            "frames": [259, 151],
+            "decoder": "decord",
+            "status": "ok",
+        }
+    )
+    shard = Shard("s", parts=(Held("videos", rows),), source=str(root), about={"transform": "none"})
+    produced = extract_features(shard, settings)
+    vectors = produced.tables[f"features_{extractor}"]["embedding"].to_numpy()
+    assert vectors.shape == (2, width) and not produced.rejects
+    assert np.isfinite(vectors).all() and np.abs(vectors[0] - vectors[1]).max() > 1e-3
+
+
+@pytest.mark.slow
+def test_real_clips_of_different_classes_separate():
+    """UCF101, HMDB51 and Kinetics clips of classes with two or more: measured in docs/kowl.md."""
+    root = shared_path("videos")
+    listed = pl.read_csv(root / "manifest.csv", infer_schema=False).filter(
+        pl.col("dataset").is_in(["kinetics400", "ucf101", "hmdb51"])
+        & pl.col("frames_decoded_opencv").is_not_null()
+    )
+    rows = listed.select(
+        pl.col("file").alias("sample_id"),
+        "file",
+        pl.col("frames_decoded_opencv").cast(pl.Int32).alias("frames"),
+        pl.lit("opencv").alias("decoder"),
+    )
+    settings = FeatureSettings(extractor="efficientnet", frames=4, **CPU)
+    frames = dict(sample_videos(str(root), rows, settings.sampling()))
+    assert not [name for name, found in frames.items() if isinstance(found, RecordError)]
+    vectors = stage._EXTRACTORS["efficientnet"](settings)(np.stack([*frames.values()]))
+    labels = dict(listed.select("file", "label").iter_rows())
+    found = separation(vectors, pl.Series([labels[name] for name in frames]))
+    print(found)
+    assert found.samples >= 30 and found.classes >= 8
+    assert found.nearest_neighbour >= 0.75 and found.same_class_auroc >= 0.88  # chance 0.15, 0.5
