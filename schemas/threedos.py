@@ -1,0 +1,316 @@
+"""3DOS: its tables and the settings of its stages.
+
+A shape is named as `tasks.threedos.lists` says: `shapenet/<synset>/<model>`,
+`modelnet40/<class>_<NNNN>`, `scanobjectnn/<...>`, `<source>/<path without suffix>`.
+"""
+
+from pathlib import Path
+from typing import Literal
+
+import polars as pl
+import pyarrow as pa
+from pydantic import Field, model_validator
+
+from schemas.config import Settings
+from schemas.table import Column, Reference, Rule, Table
+from schemas.tables import SPLIT_NAMES
+
+Normalisation = Literal["unit_sphere", "unit_cube"]
+NORMALISATIONS: tuple[Normalisation, ...] = ("unit_sphere", "unit_cube")
+SHAPE_KINDS = ("mesh", "voxels", "scan")
+POINTS = 4096
+
+_BOX = tuple(
+    Column(
+        f"{end}_{axis}",
+        pa.float64(),
+        f"Bounding box of the vertices in use, {word} {axis}",
+        unit="raw length",
+    )
+    for end, word in (("min", "least"), ("max", "largest"))
+    for axis in "xyz"
+)
+
+SHAPES = Table(
+    name="shapes",
+    description="One row per shape that was read: what it is and what its surface is like.",
+    columns=(
+        Column("shape_id", pa.string(), "Stable id, such as `modelnet40/chair_0001`"),
+        Column("source", pa.string(), "Source it was read from, such as `modelnet40_resampled`"),
+        Column("class", pa.string(), "Class; for ShapeNet the synset id"),
+        Column(
+            "split",
+            pa.string(),
+            "Official split, if the source or its lists say",
+            nullable=True,
+            allowed=SPLIT_NAMES,
+        ),
+        Column("file", pa.string(), "Raw file, relative to the source folder or archive"),
+        Column(
+            "row",
+            pa.int32(),
+            "0-based row in a file of many shapes (h5, npz); else null",
+            nullable=True,
+            minimum=0,
+        ),
+        Column("kind", pa.string(), "What the raw record is", allowed=SHAPE_KINDS),
+        Column("vertices", pa.int32(), "Vertices of the mesh, or points of the scan", minimum=1),
+        Column("faces", pa.int32(), "Triangles after repair; null for a scan", nullable=True),
+        Column(
+            "area",
+            pa.float64(),
+            "Area of the surface; null for a scan",
+            unit="raw length squared",
+            nullable=True,
+            minimum=0,
+        ),
+        *_BOX,
+        Column(
+            "watertight",
+            pa.bool_(),
+            "Whether every edge has exactly two faces once equal vertices are merged; null for a "
+            "scan",
+            nullable=True,
+        ),
+        Column(
+            "background",
+            pa.float64(),
+            "Share of the scan's points that its mask calls background; null without a mask",
+            nullable=True,
+            minimum=0,
+            maximum=1,
+        ),
+        Column("repaired", pa.string(), "What was repaired; null if nothing was", nullable=True),
+        Column("digest", pa.string(), "SHA-256 of the raw file, or of the row's numbers"),
+    ),
+    key=("shape_id",),
+    rules=(
+        Rule(
+            "box_order",
+            pl.all_horizontal(pl.col(f"min_{a}") <= pl.col(f"max_{a}") for a in "xyz"),
+            "the bounding box is inside out",
+        ),
+    ),
+)
+
+
+def point_clouds_table(points: int) -> Table:
+    """The table of clouds of that many points; its columns differ in the length of `points`."""
+    return Table(
+        name="point_clouds",
+        description=(
+            "One normalised point cloud per shape, in the order of farthest-point sampling: the "
+            "first k points are the k farthest ones, so one cloud serves every density."
+        ),
+        columns=(
+            Column("shape_id", pa.string(), "Shape"),
+            Column(
+                "normalisation",
+                pa.string(),
+                "unit_sphere: largest norm 1; unit_cube: largest coordinate 1; both around the "
+                "mean of the points",
+                allowed=NORMALISATIONS,
+            ),
+            *(
+                Column(f"center_{axis}", pa.float64(), f"Subtracted from {axis}", unit="raw length")
+                for axis in "xyz"
+            ),
+            Column("scale", pa.float64(), "Divided by", unit="raw length"),
+            Column(
+                "count",
+                pa.int32(),
+                "Points of its own; a scan with fewer than there is room for starts again after "
+                "them",
+                unit="point",
+                minimum=1,
+                maximum=points,
+            ),
+            Column(
+                "points",
+                pa.list_(pa.float32(), 3 * points),
+                "x, y, z of the first point, then of the second, and so on",
+            ),
+        ),
+        key=("shape_id",),
+        rules=(Rule("scale_positive", pl.col("scale") > 0, "the cloud has no extent"),),
+        references=(Reference(("shape_id",), "shapes", ("shape_id",)),),
+        row_group_rows=256,
+    )
+
+
+POINT_CLOUDS = point_clouds_table(POINTS)
+
+SPLITS = Table(
+    name="splits",
+    description="Which shape is in which split of which open-set track, known or unknown.",
+    columns=(
+        Column("track", pa.string(), "Track, such as `SN1`, `SR2` or `SR12`"),
+        Column("shape_id", pa.string(), "Shape; the lists may name more than were read"),
+        Column("class", pa.string(), "Class; for ShapeNet the synset id"),
+        Column(
+            "label",
+            pa.int32(),
+            "Label among the known ones; null if unknown",
+            nullable=True,
+            minimum=0,
+        ),
+        Column("split", pa.string(), "Split", allowed=SPLIT_NAMES),
+        Column("role", pa.string(), "Role in this track", allowed=("known", "unknown")),
+        Column("group", pa.string(), "Set of classes that it belongs to, such as `SN2`"),
+    ),
+    key=("track", "split", "shape_id"),
+    rules=(
+        Rule(
+            "label_of_known",
+            (pl.col("role") == "known") == pl.col("label").is_not_null(),
+            "known shapes have a label, unknown ones have none",
+        ),
+    ),
+)
+
+MEMBERS = Table(
+    name="members",
+    description="One row per shape that an official list names, whether its file is there or not.",
+    columns=(
+        Column("shape_id", pa.string(), "Shape"),
+        Column("source", pa.string(), "Data set, such as `shapenet`"),
+        Column("class", pa.string(), "Class; for ShapeNet the synset id"),
+        Column("class_name", pa.string(), "Name of a synset", nullable=True),
+        Column("split", pa.string(), "Official split", allowed=SPLIT_NAMES),
+    ),
+    key=("shape_id",),
+)
+
+OUTPUTS = Table(
+    name="outputs",
+    description="What one forward pass left of each shape: logits and penultimate features.",
+    columns=(
+        Column("track", pa.string(), "Track"),
+        Column("method", pa.string(), "How the network was trained, a file of tasks/threedos"),
+        Column("network", pa.string(), "Point network; `none` for a method with its own"),
+        Column("seed", pa.int32(), "Seed of training"),
+        Column("points", pa.int32(), "Points that the network saw", minimum=1),
+        Column("split", pa.string(), "Split", allowed=SPLIT_NAMES),
+        Column("shape_id", pa.string(), "Shape"),
+        Column("class", pa.string(), "Class; of a known shape all classes of its label"),
+        Column(
+            "label", pa.int32(), "Place among the trained labels; null if unknown", nullable=True
+        ),
+        Column("group", pa.string(), "Set of classes that it belongs to"),
+        Column("logits", pa.list_(pa.float32()), "One per trained label", nullable=True),
+        Column("features", pa.list_(pa.float32()), "Penultimate features", nullable=True),
+        Column(
+            "novelty", pa.float64(), "Score of the method's own, higher = more novel", nullable=True
+        ),
+    ),
+    key=("track", "method", "network", "seed", "points", "split", "shape_id"),
+)
+
+TABLES = (MEMBERS, SHAPES, POINT_CLOUDS, SPLITS, OUTPUTS)
+
+
+class ShapeSettings(Settings):
+    """Raw shapes to point clouds of one size."""
+
+    points: int = Field(POINTS, ge=1)
+    """Points of a stored cloud; lower densities are its beginnings."""
+    candidates: int = Field(16_384, ge=1)
+    """Points drawn uniformly by area, of which the farthest ones are kept."""
+    normalisation: Normalisation = "unit_sphere"
+    """unit_sphere as in the released code, or unit_cube as the paper says."""
+    background: Literal["keep", "drop"] = "keep"
+    """Points that a scan's mask calls background: keep them (OBJ_BG) or drop them (OBJ_ONLY)."""
+    seed: int = Field(0, ge=0)
+    """Seed of the sampling; each shape draws by it and by its own id."""
+    max_file_bytes: int = Field(256 << 20, ge=1)
+    """A mesh, or an h5 or npz file inside an archive, that is larger is refused."""
+    seconds_per_shape: float = Field(60, gt=0)
+    """A reader that needs longer is killed."""
+    memory_bytes: int = Field(4 << 30, ge=1 << 28)
+    """Memory of the process that reads shapes."""
+
+    @model_validator(mode="after")
+    def _candidates_suffice(self) -> "ShapeSettings":
+        if self.candidates < self.points:
+            raise ValueError(
+                f"candidates is {self.candidates}, expected at least points, which is {self.points}"
+            )
+        return self
+
+
+class ListSettings(Settings):
+    """Which of the official lists are read, and how."""
+
+    shapenet_list: Literal["auto", "all.csv", "sncore"] = "auto"
+    """ShapeNet's list: all.csv, or the json beside the released h5; auto takes the one there is."""
+    missing_models: str = ""
+    """CSV in the lists folder (synsetId, modelId) of models without a file; empty: none."""
+    scan_split: Literal["main_split", "split1", "split2", "split3", "split4"] = "main_split"
+    """Which of the five divisions of ScanObjectNN."""
+
+
+class TrackSettings(Settings):
+    """How the tracks are cut."""
+
+    cellphones: Literal["merged", "dropped"] = "merged"
+    """Cellphones are telephones (the paper), or in no set (what the released loader does)."""
+
+
+class DetectionChoice(Settings):
+    """Networks trained on the known classes of each track, and scores of what they leave."""
+
+    methods: tuple[str, ...] = ()
+    """Ways to train: cross_entropy, cosine_proto, subcenter_arcface, supcon, arpl, ... or all."""
+    networks: tuple[str, ...] = ("dgcnn",)
+    """Point networks: dgcnn, pointnet2, pointnext."""
+    scores: tuple[str, ...] = ("all",)
+    """Post-hoc scores by the names of their files in tasks/posthoc, or all that apply."""
+    tracks: tuple[str, ...] = ()
+    """Tracks to train on (default: every one that has enough clouds)."""
+    preset: Literal["paper", "small"] = "small"
+    """Named settings of training."""
+    epochs: int | None = Field(None, ge=1)
+    """Epochs, where they are not the preset's."""
+    points: tuple[int, ...] = ()
+    """Points at evaluation, one run of scores each (default: as in training)."""
+    seeds: tuple[int, ...] = (0,)
+    """Seeds of training, one network each; the paper's are 1, 41 and 13718."""
+    device: str = "auto"
+    """`auto`, `cpu` or `cuda`."""
+
+
+class Config(Settings):
+    """3DOS: meshes and scans to point clouds to open-set tracks."""
+
+    source: dict[str, Path] = Field({})
+    """KIND=folder or archive, repeatable: shapenet, modelnet40, scanobjectnn, ... or a new NAME."""
+    lists: Path | None = None
+    """Folder of official lists; alone enough to build the splits."""
+    lake: Path | None = None
+    """Lake: a folder or s3://bucket/prefix (default: NOVELTY_LAKE, else ./lake)."""
+    tracks: tuple[str, ...] = ()
+    """Tracks by name (default: all, your own too); one whose shapes are not there is left out."""
+    track_file: Path | None = None
+    """YAML of tracks of your own."""
+    listing: ListSettings = ListSettings()
+    shapes: ShapeSettings = ShapeSettings()
+    splits: TrackSettings = TrackSettings()
+    detection: DetectionChoice = DetectionChoice()
+    max_reject_share: float = Field(0.25, ge=0, le=1)
+    """Share of shapes that may go to quarantine before the build stops."""
+
+    @model_validator(mode="after")
+    def _something_is_named(self) -> "Config":
+        if not self.source and self.lists is None:
+            raise ValueError("name a source (--source modelnet40=DIR) or lists (--lists DIR)")
+        return self
+
+    @classmethod
+    def demo(cls, sample: Path) -> "Config":
+        """The configuration of `make demo`."""
+        kinds = ("modelnet40", "scanobjectnn", "shapenet")
+        return cls(
+            source={kind: sample / kind for kind in kinds},
+            shapes=ShapeSettings(points=1024, candidates=4096),
+            detection=DetectionChoice(methods=("cross_entropy",), tracks=("MN1",), epochs=20),
+        )

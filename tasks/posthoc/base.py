@@ -1,0 +1,309 @@
+"""What a post-hoc score is: cached logits and features in, one novelty a sample out.
+
+`Outputs` are what one forward pass left: logits f (N, C) and penultimate features g (N, D), taken
+BEFORE the last BatchNorm and activation (spec threedos 1.5). `Reference` is what a score may learn
+from: outputs of the training and validation samples and the `Head` that makes f of g. The spec's
+scores (1.6) are normalities; here a score is NOVELTY, its negative: higher = more novel.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from schemas.config import Settings
+from schemas.errors import ConfigError, NoveltyError, SourceError
+from tasks.detectors.base import read_header, read_tensors, write_tensors
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+NEEDS = frozenset({"logits", "features", "head", "train", "valid"})
+
+# Numbers of a block that is worked on at a time, in float64: 32 MB.
+_BLOCK = 2**22
+# Rows by which a reference's head is tried on its outputs, and the difference that is let pass:
+# outputs of mixed precision differ by about a thousandth of the largest logit.
+_TRIED, _TOLERANCE = 64, 1e-2
+
+
+@dataclass(frozen=True, eq=False)
+class Outputs:
+    """`logits` (N, C) and `features` (N, D), float32, a row per sample; one may be absent."""
+
+    logits: np.ndarray | None = None
+    features: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        given = {name: getattr(self, name) for name in ("logits", "features")}
+        given = {name: array for name, array in given.items() if array is not None}
+        for name, array in given.items():
+            if array.ndim != 2 or not array.shape[1] or array.dtype not in (np.float32, np.float64):
+                raise ConfigError(
+                    f"{name} are {array.dtype} {array.shape}, expected float32 (samples, columns)"
+                )
+            if not np.isfinite(array).all():
+                row = int(np.flatnonzero(~np.isfinite(array).all(1))[0])
+                raise NoveltyError(
+                    f"{name} of row {row} are not all finite; the network diverged, train it again "
+                    "with a lower rate"
+                )
+        lengths = {name: len(array) for name, array in given.items()}
+        if len(set(lengths.values())) != 1:
+            raise ConfigError(f"outputs: found rows {lengths}, expected as many logits as features")
+
+    def __len__(self) -> int:
+        array = self.features if self.logits is None else self.logits
+        assert array is not None
+        return len(array)
+
+
+@dataclass(frozen=True, eq=False)
+class BatchNorm:
+    """A BatchNorm as it is at evaluation: four tensors (D,)."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor
+    mean: torch.Tensor
+    var: torch.Tensor
+    eps: float = 1e-5
+
+
+@dataclass(frozen=True, eq=False)
+class Head:
+    """The last layers: logits = weight @ z + bias, z = activation(batch norm(g)).
+
+    `weight` (C, D), `bias` (C,); `slope` of the activation below zero: 0.2 is DGCNN's leaky ReLU,
+    0 a ReLU, 1 no activation. Works in the precision and on the device of g.
+    """
+
+    weight: torch.Tensor
+    bias: torch.Tensor
+    norm: BatchNorm | None = None
+    slope: float = 1.0
+
+    def __post_init__(self) -> None:
+        shapes = {"bias": (tuple(self.bias.shape), tuple(self.weight.shape[:1]))}
+        if self.norm is not None:
+            for name in ("weight", "bias", "mean", "var"):
+                found = tuple(getattr(self.norm, name).shape)
+                shapes[f"batch norm {name}"] = found, tuple(self.weight.shape[1:])
+        wrong = {name: pair for name, pair in shapes.items() if pair[0] != pair[1]}
+        if self.weight.ndim != 2 or wrong:
+            raise ConfigError(
+                f"head: a weight {tuple(self.weight.shape)} does not go with "
+                + ", ".join(f"{n} {f} (expected {e})" for n, (f, e) in wrong.items())
+            )
+
+    @classmethod
+    def of(cls, linear: nn.Linear, norm: nn.BatchNorm1d | None = None, slope: float = 1.0) -> Head:
+        """The head made of these layers; later changes of the layers do not reach it."""
+        import torch
+
+        def copied(tensor: torch.Tensor | None, missing: torch.Tensor) -> torch.Tensor:
+            return missing if tensor is None else tensor.detach().cpu().clone()
+
+        weight = linear.weight.detach().cpu().clone()
+        bias = copied(linear.bias, torch.zeros(len(weight)))
+        if norm is None:
+            return cls(weight, bias, None, slope)
+        if norm.running_mean is None or norm.running_var is None:
+            raise ConfigError("head: the BatchNorm keeps no running mean; train it with one")
+        zeros, ones = torch.zeros(norm.num_features), torch.ones(norm.num_features)
+        kept = BatchNorm(
+            copied(norm.weight, ones),
+            copied(norm.bias, zeros),
+            copied(norm.running_mean, zeros),
+            copied(norm.running_var, ones),
+            norm.eps,
+        )
+        return cls(weight, bias, kept, slope)
+
+    @property
+    def classes(self) -> int:
+        return self.weight.shape[0]
+
+    @property
+    def width(self) -> int:
+        return self.weight.shape[1]
+
+    def activated(self, g: torch.Tensor) -> torch.Tensor:
+        """z (N, D), the input of the last Linear."""
+        from torch.nn import functional
+
+        if self.norm is not None:
+            mean, var, weight, bias = (
+                getattr(self.norm, name).to(g) for name in ("mean", "var", "weight", "bias")
+            )
+            g = functional.batch_norm(g, mean, var, weight, bias, eps=self.norm.eps)
+        return functional.leaky_relu(g, self.slope)
+
+    def __call__(self, g: torch.Tensor) -> torch.Tensor:
+        """Logits (N, C)."""
+        from torch.nn import functional
+
+        return functional.linear(self.activated(g), self.weight.to(g), self.bias.to(g))
+
+    def save(self, path: Path) -> None:
+        tensors = {"weight": self.weight, "bias": self.bias}
+        header: dict[str, Any] = {"slope": self.slope, "eps": None}
+        if self.norm is not None:
+            header["eps"] = self.norm.eps
+            for name in ("weight", "bias", "mean", "var"):
+                tensors[f"norm.{name}"] = getattr(self.norm, name)
+        write_tensors(path, tensors, {"head": header})
+
+    @classmethod
+    def load(cls, path: Path) -> Head:
+        header = read_header(path)
+        if "head" not in header:
+            raise SourceError(f"{path} holds no head but {sorted(header)}; name another file")
+        tensors = read_tensors(path)
+        slope, eps = header["head"]["slope"], header["head"]["eps"]
+        parts = [tensors[f"norm.{n}"] for n in ("weight", "bias", "mean", "var") if eps is not None]
+        norm = BatchNorm(*parts, eps) if parts else None
+        return cls(tensors["weight"], tensors["bias"], norm, slope)
+
+
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """What scores are fitted on; each score names the parts that it needs.
+
+    `train_labels` are int64, the class of each row of `train`.
+    """
+
+    train: Outputs | None = None
+    train_labels: np.ndarray | None = None
+    valid: Outputs | None = None
+    head: Head | None = None
+
+    def __post_init__(self) -> None:
+        labels = self.train_labels
+        if labels is not None and (
+            self.train is None or labels.shape != (len(self.train),) or labels.dtype != np.int64
+        ):
+            raise ConfigError(
+                f"reference: train labels are {labels.dtype} {labels.shape}, expected int64, "
+                "one for each row of train"
+            )
+        for name in ("train", "valid"):
+            outputs = getattr(self, name)
+            if outputs is not None and not len(outputs):
+                raise ConfigError(f"reference: {name} has no rows; leave it out or fill it")
+            if outputs is not None and self.head is not None:
+                _try_head(self.head, outputs, name)
+
+
+def _try_head(head: Head, outputs: Outputs, name: str) -> None:
+    """Refuse features that were taken at another layer than the head expects."""
+    import torch
+
+    logits, features = outputs.logits, outputs.features
+    if features is None:
+        return
+    if features.shape[1] != head.width:
+        raise ConfigError(
+            f"reference: features of {name} have {features.shape[1]} columns, the head takes "
+            f"{head.width}; both must come from the same network"
+        )
+    if logits is None:
+        return
+    found = head(torch.from_numpy(features[:_TRIED].copy())).numpy()
+    given = logits[:_TRIED]
+    if found.shape != given.shape or np.abs(found - given).max() > _TOLERANCE * max(
+        1.0, float(np.abs(given).max())
+    ):
+        raise ConfigError(
+            f"reference: the logits of {name} are not what the head makes of its features; take "
+            "features before the last BatchNorm and activation, in evaluation mode"
+        )
+
+
+class PostHoc(ABC):
+    """Subclasses set `name`, `needs`, `configuration` and implement `_score`, perhaps `_fit`."""
+
+    name: ClassVar[str]
+    needs: ClassVar[frozenset[str]]
+    configuration: ClassVar[type[Settings]] = Settings
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        if settings is None:
+            settings = self.configuration()
+        if type(settings) is not self.configuration:
+            raise ConfigError(
+                f"score {self.name} takes {self.configuration.__module__}."
+                f"{self.configuration.__name__}, not {type(settings).__name__}"
+            )
+        self.settings: Any = settings
+        self._fitted = not self.needs & {"head", "train", "valid"}
+
+    def fit(self, reference: Reference) -> None:
+        """Take what the score needs of the reference; the same reference gives the same score."""
+        for part in sorted(self.needs & {"head", "train", "valid"}):
+            if getattr(reference, part) is None:
+                raise ConfigError(f"score {self.name} needs {part}, which the reference lacks")
+        self._fit(reference)
+        self._fitted = True
+
+    def score(self, outputs: Outputs) -> np.ndarray:
+        """One float64 per sample, higher = more novel."""
+        self._check(outputs)
+        scores = self._score(outputs)
+        assert scores.shape == (len(outputs),) and scores.dtype == np.float64
+        bad = np.flatnonzero(~np.isfinite(scores))
+        if bad.size:
+            raise NoveltyError(
+                f"score {self.name}: {bad.size} values are not finite, first row {bad[0]}; the "
+                "outputs are too large, train the network again with a lower rate"
+            )
+        return scores
+
+    def predicted(self, outputs: Outputs) -> np.ndarray:
+        """The known class of each sample, int64: the largest logit unless the score says else."""
+        return self.array(outputs, "logits").argmax(1).astype(np.int64)
+
+    def array(self, outputs: Outputs, part: str) -> np.ndarray:
+        array = getattr(outputs, part)
+        if array is None:
+            raise ConfigError(f"score {self.name} needs {part}, which the outputs lack")
+        return array
+
+    def _check(self, outputs: Outputs) -> None:
+        if not self._fitted:
+            raise ConfigError(f"score {self.name} is not fitted; call fit with a reference first")
+        for part in sorted(self.needs & {"logits", "features"}):
+            self.array(outputs, part)
+
+    def _fit(self, reference: Reference) -> None:  # noqa: B027 (many scores learn nothing)
+        """See `fit`; what is needed is there."""
+
+    @abstractmethod
+    def _score(self, outputs: Outputs) -> np.ndarray:
+        """See `score`; what is needed is there."""
+
+
+class RowWise(PostHoc):
+    """A score of each row by itself, computed in float64, some rows at a time."""
+
+    def _score(self, outputs: Outputs) -> np.ndarray:
+        import torch
+
+        arrays = [
+            self.array(outputs, part) for part in ("logits", "features") if part in self.needs
+        ]
+        step = max(1, _BLOCK // max(array.shape[1] for array in arrays))
+        scores = np.empty(len(outputs))
+        for start in range(0, len(outputs), step):
+            rows = slice(start, start + step)
+            blocks = [torch.from_numpy(array[rows].astype(np.float64)) for array in arrays]
+            scores[rows] = self._novelty(*blocks).numpy()
+        return scores
+
+    @abstractmethod
+    def _novelty(self, *blocks: torch.Tensor) -> torch.Tensor:
+        """Novelty (rows,) of float64 logits, of features, or of both in this order, as needed."""

@@ -1,0 +1,23 @@
+"""Cosine to the training samples (spec threedos 1.6, SubArcFace, SupCon).
+
+novelty = -(0.5 + 0.5 * the largest cosine of g to a training g); the predicted class is that
+sample's.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from tasks.nearest import Metric
+from tasks.posthoc.base import Outputs
+from tasks.posthoc.nearest import Nearest
+
+
+class Cosine(Nearest):
+    name: ClassVar[str] = "cosine"
+    metric: ClassVar[Metric] = "cosine"
+
+    def _score(self, outputs: Outputs) -> np.ndarray:
+        return 0.5 * super()._score(outputs) - 1

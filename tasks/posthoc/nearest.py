@@ -1,0 +1,52 @@
+"""CE(L2) (spec threedos 1.6): novelty = Euclidean distance of g to the nearest training g.
+
+Features are not normalised. 3DOS's normality is 1 / d; the order is the same, and d = 0 is finite.
+The predicted class is the neighbour's.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from schemas.config import Settings
+from schemas.errors import ConfigError
+from tasks.nearest import Metric, Neighbours, nearest
+from tasks.posthoc.base import Outputs, PostHoc, Reference
+
+
+class Configuration(Settings):
+    k: int = Field(1, ge=1)
+    """The distance to the k-th nearest training sample is taken; the class is the first's."""
+
+
+class Nearest(PostHoc):
+    name: ClassVar[str] = "nearest"
+    needs: ClassVar[frozenset[str]] = frozenset({"features", "train"})
+    configuration: ClassVar[type[Settings]] = Configuration
+    metric: ClassVar[Metric] = "euclidean"
+    train: np.ndarray
+    labels: np.ndarray | None
+
+    def _fit(self, reference: Reference) -> None:
+        assert reference.train is not None
+        self.train = self.array(reference.train, "features")
+        self.labels = reference.train_labels
+
+    def neighbours(self, outputs: Outputs) -> Neighbours:
+        """The k nearest training samples; who wants scores and classes saves a search with it."""
+        self._check(outputs)
+        features = self.array(outputs, "features")
+        return nearest(features, self.train, k=self.settings.k, metric=self.metric)
+
+    def _score(self, outputs: Outputs) -> np.ndarray:
+        return self.neighbours(outputs).distance[:, -1]
+
+    def predicted(self, outputs: Outputs) -> np.ndarray:
+        if self._fitted and self.labels is None:
+            raise ConfigError(f"score {self.name}: the reference has no train_labels to predict by")
+        neighbours = self.neighbours(outputs)
+        assert self.labels is not None
+        return self.labels[neighbours.index[:, 0]]

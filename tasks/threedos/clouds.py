@@ -1,0 +1,90 @@
+"""Clouds of a track as arrays: splits and point clouds in, (N, P, 3) with labels out."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+
+from schemas.errors import SourceError
+
+# Raw meshes of ModelNet40 stand on the xy plane; everything else has y up.
+Z_UP = ("modelnet40",)
+
+
+class TrackClouds(NamedTuple):
+    """Rows of one split. `label` is the place among the labels that training has; -1 if unknown.
+
+    `about`: shape_id, class (of known shapes all classes of the label), novel, group.
+    """
+
+    clouds: np.ndarray
+    labels: np.ndarray
+    about: pl.DataFrame
+
+
+def upright(points: np.ndarray, source: str) -> np.ndarray:
+    """Points (..., 3) with y up."""
+    if source not in Z_UP:
+        return points
+    x, y, z = np.moveaxis(points, -1, 0)
+    return np.stack([x, z, -y], -1)
+
+
+def label_names(splits: pl.DataFrame) -> dict[int, str]:
+    """Labels that have training shapes, in order, with the names of their classes."""
+    known = splits.filter((pl.col("split") == "train") & pl.col("label").is_not_null())
+    named = known.group_by("label").agg(pl.col("class").unique().sort().str.join("+"))
+    return dict(named.sort("label").iter_rows())
+
+
+def load_clouds(
+    splits: pl.DataFrame,
+    shapes: pl.DataFrame,
+    clouds: pl.DataFrame,
+    names: Mapping[int, str],
+    split: str,
+) -> TrackClouds:
+    """The shapes of one split of one track that have a cloud, by id.
+
+    A known shape whose label has no training shape is left out: nothing can be right about it.
+    """
+    trained = pl.col("label").is_null() | pl.col("label").is_in(list(names))
+    chosen = (
+        splits.filter((pl.col("split") == split) & trained)
+        .sort("shape_id")
+        .join(shapes.select("shape_id", "source"), on="shape_id", maintain_order="left")
+        .join(clouds.select("shape_id", "points"), on="shape_id", maintain_order="left")
+    )
+    width = clouds.schema["points"].shape[0]
+    points = chosen["points"].to_numpy().reshape(-1, width // 3, 3).astype(np.float32)
+    for source in Z_UP:
+        rows = (chosen["source"] == source).to_numpy()
+        points[rows] = upright(points[rows], source)
+    place = {label: number for number, label in enumerate(names)}
+    return TrackClouds(
+        points,
+        chosen["label"]
+        .replace_strict(place, default=-1, return_dtype=pl.Int64)
+        .to_numpy()
+        .astype(np.int64),
+        chosen.select(
+            "shape_id",
+            pl.col("label")
+            .replace_strict(dict(names), default=None, return_dtype=pl.String)
+            .fill_null(pl.col("class"))
+            .alias("class"),
+            (pl.col("role") == "unknown").alias("novel"),
+            "group",
+        ),
+    )
+
+
+def require_training(train: TrackClouds, track: str) -> None:
+    """A network needs two classes with two shapes each at the least."""
+    counts = np.bincount(train.labels) if len(train.labels) else np.zeros(0, int)
+    if (counts > 1).sum() < 2:
+        raise SourceError(
+            f"track {track}: {len(train.labels)} training shapes have a cloud, too few to train "
+            "on; name the sources of its shapes, or leave the track out with detection.tracks"
+        )

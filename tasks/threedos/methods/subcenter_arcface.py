@@ -1,0 +1,78 @@
+"""Sub-centre ArcFace: K directions a class, an angular margin on the own one (spec threedos 1.6).
+
+Logits are, for each class, the largest cosine over its sub-centres; 3DOS's score is the cosine of g
+to the nearest training g (`tasks.posthoc.cosine`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import Field
+
+from schemas.config import Settings
+from tasks.threedos.methods.base import Losses, Method
+from tasks.threedos.networks.heads import SMALL, HeadSettings, cosines, embedding, prototypes
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+class Configuration(HeadSettings):
+    """Sizes of the head, and the loss."""
+
+    subcenters: int = Field(3, ge=1)
+    """K, directions of each class."""
+    scale: float = Field(30.0, gt=0)
+    """s, factor of the cosines."""
+    margin: float = Field(0.5, ge=0, lt=math.pi / 2)
+    """m, radians added to the angle to the own class."""
+
+
+class SubcenterArcFace(Method):
+    name: ClassVar[str] = "subcenter_arcface"
+    presets: ClassVar[Mapping[str, Settings]] = {
+        "paper": Configuration(),
+        "small": Configuration(**SMALL),
+    }
+
+    @classmethod
+    def training(cls, preset: str, optimizer: str) -> dict[str, Any]:
+        return {"epochs": 500} if preset == "paper" else {}
+
+    def build(self) -> dict[str, nn.Module]:
+        inside, slope = self.network.width, self.network.slope
+        return {
+            "embedding": embedding(inside, self.settings, slope, bias=True),
+            "prototypes": prototypes(self.classes * self.settings.subcenters, self.settings),
+        }
+
+    def losses(self, clouds: torch.Tensor, labels: torch.Tensor) -> Losses:
+        from torch.nn import functional
+
+        found = self.logits(self.outputs(clouds)["features"]).float()
+        pushed = with_margin(found, labels, self.settings.margin)
+        loss = functional.cross_entropy(self.settings.scale * pushed, labels)
+        return {"loss": loss, "accuracy": (found.argmax(1) == labels).float().mean()}
+
+    def outputs(self, clouds: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"features": self.layers["embedding"](self.network.encode(clouds))}
+
+    def logits(self, g: torch.Tensor) -> torch.Tensor:
+        found = cosines(g, self.layers["prototypes"].weight)
+        return found.view(len(g), self.classes, -1).amax(2)
+
+
+def with_margin(found: torch.Tensor, labels: torch.Tensor, margin: float) -> torch.Tensor:
+    """Cosines with cos(angle + m) at the label; beyond angle pi - m, where that would rise again,
+    cos(angle) - m sin(m) (ArcFace without `easy_margin`)."""
+    import torch
+
+    own = found.gather(1, labels[:, None])
+    sine = (1 - own.square()).clamp(min=1e-12).sqrt()
+    pushed = own * math.cos(margin) - sine * math.sin(margin)
+    pushed = torch.where(own > -math.cos(margin), pushed, own - margin * math.sin(margin))
+    return found.scatter(1, labels[:, None], pushed)

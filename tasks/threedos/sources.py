@@ -1,0 +1,408 @@
+"""Which shapes a raw source holds: id, class, official split, file, row (spec threedos 1.1, 1.2).
+
+Enters: a folder or archive, its kind (`KINDS`) and the members that official lists name
+(`tasks.threedos.lists`). Leaves: a `Listing`. No mesh is read; of h5 and npz files only the number
+of rows and the labels are, in a child process. Every file ends as a shape, as a known companion
+(material, texture, list) or as a refusal: nothing is passed over in silence.
+
+ShapeNet goes by all.csv alone: 1,258 models stand under several synsets in the v2 tree.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import orjson
+import polars as pl
+
+from schemas.errors import ConfigError, RecordError, SourceError
+from schemas.threedos import ShapeSettings
+from storage.raw import RawFile, RawSource
+from tasks.native.pool import Limits, Outcome, run_batch
+from tasks.threedos.lists import LIST_FILES, SCAN_CLASSES, shape_id
+
+MODEL = re.compile(r"(?:.*/)?(?P<synset>\d{8})/(?P<model>[\w-]+)/models/model_normalized\.obj")
+MODEL_COMPANION = re.compile(
+    r"(?:.*/)?\d{8}/[\w-]+/"
+    r"(?:models/model_normalized\.(?:mtl|json|(?:solid\.|surface\.)?binvox)|(?:images|screenshots)/.*)"
+)
+OFF_TREE = re.compile(
+    r"(?:.*/)?(?P<class>[^/]+)/(?P<split>train|test)/(?P<stem>(?P=class)_\d{4,})\.off"
+)
+RESAMPLED = re.compile(r"(?:.*/)?(?P<class>[^/]+)/(?P<stem>(?P=class)_\d{4,})\.txt")
+FILE_LIST = re.compile(r"filelist\.txt|modelnet10_\w+\.txt")
+SCAN_BIN = re.compile(r"(?:.*/)?(?P<class>[^/]+)/(?P<stem>\w+_\d{5})\.bin")
+SCAN_H5 = re.compile(r"(?:.*/)?(?P<part>training|test)_objectdataset\.h5")
+SNCORE_H5 = re.compile(r"(?P<stem>(?:.*/)?sncore_(?P<split>train|val|test)_\d+)_points\.h5")
+OFFICIAL = {"train": "train", "training": "train", "val": "valid", "valid": "valid", "test": "test"}
+FOLDER_READERS = {
+    ".off": "off", ".obj": "obj", ".ply": "ply", ".stl": "stl", ".glb": "glb",
+    ".csv": "points", ".xyz": "points",
+}  # fmt: skip
+COMPANIONS = (".mtl", ".png", ".jpg", ".jpeg", ".bmp", ".tga", ".tif", ".tiff")
+MODELNET10 = (
+    "bathtub", "bed", "chair", "desk", "dresser", "monitor", "night_stand", "sofa", "table",
+    "toilet",
+)  # fmt: skip
+PROBES = {"h5": "tasks.threedos.scans:probe_h5", "npz": "tasks.threedos.scans:probe_npz"}
+
+
+class Entry(NamedTuple):
+    """A shape to load. `part` is the array of an h5 or npz file, `row` its row there."""
+
+    shape_id: str
+    class_: str
+    split: str | None
+    file: str
+    reader: str
+    part: str = ""
+    row: int | None = None
+
+
+class Refused(NamedTuple):
+    record: str
+    rule: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What one source holds. `files` are those that entries name."""
+
+    name: str
+    root: str
+    entries: tuple[Entry, ...]
+    refused: tuple[Refused, ...]
+    files: Mapping[str, RawFile] = field(repr=False)
+
+
+class _Found:
+    """Entries and refusals as they are gathered, and the files not yet accounted for."""
+
+    def __init__(
+        self,
+        name: str,
+        source: RawSource,
+        members: pl.DataFrame | None,
+        settings: ShapeSettings,
+        grid_classes: Sequence[str],
+    ):
+        self.name, self.source, self.settings = name, source, settings
+        self.grid_classes = grid_classes
+        self.files = {file.name: file for file in source.files()}
+        self.members: dict[str, tuple[str, str]] = {}
+        if members is not None:
+            self.members = {
+                shape: (class_, split)
+                for shape, class_, split in members.select("shape_id", "class", "split").rows()
+            }
+        self.entries: list[Entry] = []
+        self.refused = [Refused(s.name, "unreadable", s.reason) for s in source.skipped]
+        self.seen: set[str] = set()
+
+    def add(self, entry: Entry) -> None:
+        self.seen.add(entry.file)
+        self.entries.append(entry)
+
+    def refuse(self, record: str, rule: str, message: str) -> None:
+        self.seen.add(record)
+        self.refused.append(Refused(record, rule, message))
+
+    def split_of(self, shape: str) -> str | None:
+        return self.members[shape][1] if shape in self.members else None
+
+    def listing(self, expected: str, is_companion: Callable[[str], bool]) -> Listing:
+        """Refuse ids that come again and files that are nothing we know."""
+        first: dict[str, Entry] = {}
+        for entry in sorted(self.entries, key=lambda entry: (entry.file, entry.row or 0)):
+            if entry.shape_id in first:
+                message = f"{place(entry)}: {place(first[entry.shape_id])} has the same id"
+                self.refused.append(Refused(entry.shape_id, "duplicate_id", message))
+            else:
+                first[entry.shape_id] = entry
+        for name in sorted(self.files.keys() - self.seen):
+            if not is_companion(name) and not _is_list(name):
+                message = f"not a shape of this source; expected {expected}"
+                self.refused.append(Refused(name, "unrecognised_file", message))
+        if not first and not any(refused.rule != "unrecognised_file" for refused in self.refused):
+            raise SourceError(
+                f"no shape found in {self.source.root}: expected {expected}; name the folder or "
+                f"archive that holds them, or another kind of source than {self.name}"
+            )
+        used = {entry.file for entry in first.values()}
+        return Listing(
+            self.name,
+            self.source.root,
+            tuple(first.values()),
+            tuple(sorted(self.refused)),
+            {name: self.files[name] for name in sorted(used)},
+        )
+
+
+def list_shapes(
+    kind: str,
+    source: RawSource,
+    settings: ShapeSettings,
+    *,
+    name: str | None = None,
+    members: pl.DataFrame | None = None,
+    grid_classes: Sequence[str] = MODELNET10,
+) -> Listing:
+    """The shapes of one source. `members` are those of all lists, `name` another name than `kind`.
+
+    `grid_classes` are the names of the labels in a file of voxel grids.
+    """
+    if kind not in KINDS:
+        raise ConfigError(f"source kind {kind!r} is unknown; there are {', '.join(sorted(KINDS))}")
+    return KINDS[kind](_Found(name or kind, source, members, settings, grid_classes))
+
+
+def place(entry: Entry) -> str:
+    return entry.file if entry.row is None else f"{entry.file}#{entry.row}"
+
+
+def _is_list(name: str) -> bool:
+    base = name.rpartition("/")[2]
+    return any(re.fullmatch(pattern, base) for pattern in LIST_FILES.values())
+
+
+# ---------------------------------------------------------------- meshes and texts
+
+
+def _list_shapenet(found: _Found) -> Listing:
+    listed = {shape: row for shape, row in found.members.items() if shape.startswith("shapenet/")}
+    if not listed:
+        raise ConfigError(
+            "a shapenet source needs the official all.csv, since the tree repeats models under "
+            "several synsets; put it in the lists folder or beside the synset folders"
+        )
+    owner = {shape.rpartition("/")[2]: shape for shape in listed}
+    synsets: set[str] = set()
+    for name in found.files:
+        match = MODEL.fullmatch(name)
+        if match is None:
+            continue
+        synsets.add(match["synset"])
+        shape = shape_id("shapenet", match["synset"], match["model"])
+        if shape in listed:
+            found.add(Entry(shape, *listed[shape], name, "obj"))
+        elif match["model"] in owner:
+            found.refuse(
+                name, "other_synset", f"all.csv lists this model as {owner[match['model']]}"
+            )
+        else:
+            found.refuse(name, "unlisted_model", "all.csv does not list this model")
+    there = {entry.shape_id for entry in found.entries}
+    absent: dict[str, int] = {}
+    for shape, (synset, _) in listed.items():
+        if synset not in synsets:
+            absent[synset] = absent.get(synset, 0) + 1
+        elif shape not in there:
+            found.refuse(shape, "missing", "all.csv lists this model, the source has no file of it")
+    for synset, count in absent.items():
+        message = f"all.csv lists {count} models of this synset, the source has none of them"
+        found.refuse(shape_id("shapenet", synset), "missing_class", message)
+    return found.listing(
+        "<synset>/<model>/models/model_normalized.obj",
+        lambda name: MODEL_COMPANION.fullmatch(name) is not None,
+    )
+
+
+def _list_modelnet40(found: _Found) -> Listing:
+    for name in found.files:
+        if match := OFF_TREE.fullmatch(name):
+            shape = shape_id("modelnet40", match["stem"])
+            found.add(Entry(shape, match["class"], match["split"], name, "off"))
+    return found.listing("<class>/<train|test>/<class>_NNNN.off", lambda name: False)
+
+
+def _list_resampled(found: _Found) -> Listing:
+    for name in found.files:
+        if match := RESAMPLED.fullmatch(name):
+            shape = shape_id("modelnet40_resampled", match["stem"])
+            split = found.split_of(shape)
+            found.add(Entry(shape, match["class"], split, name, "points"))
+    return found.listing(
+        "<class>/<class>_NNNN.txt",
+        lambda name: FILE_LIST.fullmatch(name.rpartition("/")[2]) is not None,
+    )
+
+
+def _list_folder(found: _Found) -> Listing:
+    """`<class>/<file>`, or all files as `<split>/<class>/<file>` or `<class>/<split>/<file>`."""
+    paths = {name: PurePosixPath(name) for name in found.files}
+    paths = {n: path for n, path in paths.items() if path.suffix.lower() in FOLDER_READERS}
+    split_at = _split_level([path.parts[:-1] for path in paths.values()])
+    for name, path in paths.items():
+        folders = path.parts[:-1]
+        if not folders:
+            found.refuse(name, "no_class", "the file lies in no class folder; put it into one")
+            continue
+        class_, split = folders[-1], None
+        if split_at is not None and len(folders) < 2:
+            reason = "the file lies in no class of a split; put it into <split>/<class>"
+            found.refuse(name, "no_class", reason)
+            continue
+        if split_at is not None:
+            class_, split = folders[-3 - split_at], OFFICIAL[folders[split_at].lower()]
+        shape = shape_id(found.name, *path.with_suffix("").parts)
+        found.add(Entry(shape, class_, split, name, FOLDER_READERS[path.suffix.lower()]))
+    suffixes = ", ".join(FOLDER_READERS)
+    return found.listing(
+        f"<class>/<name> with one of the suffixes {suffixes}",
+        lambda name: PurePosixPath(name).suffix.lower() in COMPANIONS,
+    )
+
+
+def _split_level(folders: Iterable[tuple[str, ...]]) -> int | None:
+    """-1 or -2 if that folder of every file is called like a split; a class may be called train.
+
+    Some stray files that lie higher up do not turn a tree of splits into one of classes.
+    """
+    inner = [parts[-2:] for parts in folders if parts]
+    deep = [two for two in inner if len(two) == 2]
+    if 2 * len(deep) <= len(inner):
+        return None
+    for level in (-1, -2):
+        if all(two[level].lower() in OFFICIAL for two in deep):
+            return level
+    return None
+
+
+# ---------------------------------------------------------------- files of many shapes
+
+
+def _list_scanobjectnn(found: _Found) -> Listing:
+    for name in found.files:
+        if match := SCAN_BIN.fullmatch(name):
+            shape = shape_id("scanobjectnn", match["stem"])
+            class_, split = found.members.get(shape, (match["class"], None))
+            found.add(Entry(shape, class_, split, name, "bin"))
+    matches = {name: match for name in found.files if (match := SCAN_H5.fullmatch(name))}
+    for name, value in _probed(found, matches, "h5"):
+        part = matches[name]["part"]
+        labels = value.get("label")
+        if labels is None or len(labels) != value["rows"]:
+            found.refuse(name, "label_length", f"{value['rows']} clouds, expected a label for each")
+            continue
+        for row, label in enumerate(labels.tolist()):
+            shape = shape_id("scanobjectnn", part, f"{row:05d}")
+            if 0 <= label < len(SCAN_CLASSES):
+                class_ = SCAN_CLASSES[label]
+                found.add(Entry(shape, class_, OFFICIAL[part], name, "h5", "data", row))
+            else:
+                found.refuse(shape, "unknown_label", f"{name}#{row}: label {label} has no class")
+    return found.listing(
+        "training_objectdataset.h5 and test_objectdataset.h5, or <class>/<scene>_<object>.bin",
+        lambda name: False,
+    )
+
+
+def _list_sncore(found: _Found) -> Listing:
+    matches = {name: match for name in found.files if (match := SNCORE_H5.fullmatch(name))}
+    for name, value in _probed(found, matches, "h5"):
+        match = matches[name]
+        try:
+            synsets, models = (
+                _id_list(found.source, _beside(found, match["stem"], ids))
+                for ids in ("sids", "mids")
+            )
+        except RecordError as error:
+            found.refuse(name, error.rule, error.message)
+            continue
+        if not len(synsets) == len(models) == value["rows"]:
+            message = (
+                f"{value['rows']} clouds, {len(synsets)} synset ids and {len(models)} model ids"
+            )
+            found.refuse(name, "list_length", f"{message}; fetch all three again")
+            continue
+        split = OFFICIAL[match["split"]]
+        for row, (synset, model) in enumerate(zip(synsets, models, strict=True)):
+            shape = shape_id("sncore", synset, model)
+            found.add(Entry(shape, synset, split, name, "h5", "data", row))
+    return found.listing("sncore_<split>_4096_points.h5 with its json lists", lambda name: False)
+
+
+def _beside(found: _Found, stem: str, ids: str) -> str:
+    for name in (f"{stem}_{ids}.json", f"{stem}_points_{ids}.json"):
+        if name in found.files:
+            return name
+    raise RecordError("missing_list", f"{stem}_{ids}.json is not there; put it beside the h5 file")
+
+
+def _id_list(source: RawSource, name: str) -> list[str]:
+    try:
+        ids = orjson.loads(source.read(name))
+    except orjson.JSONDecodeError as error:
+        raise RecordError("bad_list", f"{name} is not JSON: {error}") from None
+    if not isinstance(ids, list) or not all(isinstance(word, str) for word in ids):
+        raise RecordError("bad_list", f"{name} is not a list of ids")
+    return ids
+
+
+def _list_voxels(found: _Found) -> Listing:
+    classes = found.grid_classes
+    names = {name: None for name in found.files if name.lower().endswith(".npz")}
+    for name, value in _probed(found, names, "npz"):
+        stem = PurePosixPath(name).with_suffix("").parts
+        for member, labels in value.items():
+            part = member.removeprefix("X_")
+            for row, label in enumerate(labels.tolist()):
+                shape = shape_id(found.name, *stem, part, f"{row:05d}")
+                if 0 <= label < len(classes):
+                    split = OFFICIAL.get(part)
+                    found.add(Entry(shape, classes[label], split, name, "npz", member, row))
+                else:
+                    message = f"{name}#{row}: label {label}, expected below {len(classes)}"
+                    found.refuse(shape, "unknown_label", message)
+    return found.listing("an .npz file with X_train, y_train and so on", lambda name: False)
+
+
+def _probed(
+    found: _Found, names: Iterable[str], reader: str
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What the probe says of each file; a file that it cannot read is refused."""
+    for name in sorted(names):
+        try:
+            with file_on_disk(found.source, name, found.settings.max_file_bytes) as path:
+                (outcome,) = _probe(path, reader, found.settings)
+        except RecordError as error:
+            found.refuse(name, error.rule, error.message)
+            continue
+        if outcome.value is None:
+            found.refuse(name, outcome.rule or "", outcome.message or "")
+            continue
+        found.seen.add(name)
+        yield name, outcome.value
+
+
+def _probe(path: Path, reader: str, settings: ShapeSettings) -> list[Outcome]:
+    limits = Limits(seconds_per_item=settings.seconds_per_shape, memory_bytes=settings.memory_bytes)
+    return list(run_batch(PROBES[reader], [{"path": str(path)}], limits=limits))
+
+
+@contextmanager
+def file_on_disk(source: RawSource, name: str, limit: int) -> Iterator[Path]:
+    """The path of a file of a folder, or of a copy of an archive's; the copy is then removed."""
+    if Path(source.root).is_dir():
+        yield Path(source.root, name)
+        return
+    with TemporaryDirectory(prefix="shapes-") as folder:
+        path = Path(folder, f"raw{PurePosixPath(name).suffix}")
+        path.write_bytes(source.read(name, limit=limit))
+        yield path
+
+
+KINDS: dict[str, Callable[[_Found], Listing]] = {
+    "shapenet": _list_shapenet,
+    "modelnet40": _list_modelnet40,
+    "modelnet40_resampled": _list_resampled,
+    "scanobjectnn": _list_scanobjectnn,
+    "sncore": _list_sncore,
+    "voxels": _list_voxels,
+    "folder": _list_folder,
+}

@@ -1,0 +1,167 @@
+"""The 3DOS flow end to end on sample shapes: clouds, tracks, a network, scores."""
+
+import shutil
+
+import polars as pl
+import pytest
+
+from schemas.errors import ConfigError
+from schemas.threedos import Config, DetectionChoice, ShapeSettings
+from storage.tables import current_version
+from tasks.sample.threedos import write_threedos
+from tests.shared import shared_path
+
+SMALL = ShapeSettings(points=128, candidates=512)
+
+
+def table(lake, name: str) -> pl.DataFrame:
+    return current_version(lake, "threedos", name).read()
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory, prefect_api):
+    from flows.threedos import build
+
+    root = tmp_path_factory.mktemp("threedos")
+    raw = root / "raw"
+    write_threedos(raw, train=8, test=4, scans_train=4, scans_test=2, models=4)
+    config = Config(
+        source={kind: raw / kind for kind in ("modelnet40", "scanobjectnn", "shapenet")},
+        lake=root / "lake",
+        shapes=SMALL,
+        detection=DetectionChoice(
+            methods=("cross_entropy",), tracks=("MN1", "SR1"), epochs=2, points=(64, 128)
+        ),
+    )
+    build(config)
+    return root, config
+
+
+def test_every_shape_has_a_cloud_and_every_bad_one_a_reason(built):
+    lake = built[0] / "lake"
+    shapes, clouds = table(lake, "shapes"), table(lake, "point_clouds")
+    assert shapes["shape_id"].to_list() == clouds["shape_id"].to_list()
+    assert clouds.schema["points"].shape == (3 * 128,)
+    quarantine = table(lake, "quarantine")
+    assert {"empty_file", "index_out_of_range", "non_finite_vertex", "other_synset"} <= set(
+        quarantine["rule"]
+    )
+
+
+def test_every_track_has_its_roles(built):
+    splits = table(built[0] / "lake", "splits")
+    tracks = {"MN1", "MN2", "SN1", "SN2", "SN3", "SR1", "SR2", "SR12", "SR13", "SR23"}
+    assert set(splits["track"]) == tracks
+    for (track,), rows in splits.group_by("track"):
+        assert set(rows.filter(split="test")["role"]) == {"known", "unknown"}, track
+        assert set(rows.filter(split="train")["role"]) == {"known"}, track
+        train, test = (set(rows.filter(split=s)["shape_id"]) for s in ("train", "test"))
+        assert not train & test, track
+
+
+def test_one_pass_gives_every_score_at_every_density(built):
+    lake = built[0] / "lake"
+    outputs, scores = table(lake, "outputs"), table(lake, "scores")
+    assert sorted(set(outputs["points"])) == [64, 128]
+    assert {"msp", "mls", "odin", "energy", "gradnorm", "react", "nearest", "cosine"} <= set(
+        scores["detector"]
+    )
+    tested = outputs.filter((pl.col("track") == "MN1") & (pl.col("split") == "test"))
+    one = scores.filter((pl.col("protocol") == "MN1") & (pl.col("detector") == "msp"))
+    assert one.height == tested.height
+    assert set(scores["protocol"]) == {"MN1", "SR1", "SR1 against SR2", "SR1 against SR3"}
+
+
+def test_each_unknown_set_is_evaluated_apart(built):
+    metrics = table(built[0] / "lake", "metrics")
+    assert set(metrics["convention"]) == {"threedos", "threedos-first-threshold", "openood"}
+    auroc = metrics.filter(
+        (pl.col("metric") == "auroc")
+        & (pl.col("convention") == "threedos")
+        & (pl.col("detector") == "msp")
+        & pl.col("backbone").str.ends_with("128 points")
+    )
+    assert set(auroc["protocol"]) == {"MN1", "SR1", "SR1 against SR2", "SR1 against SR3"}
+    assert auroc["value"].is_between(0, 1).all()
+
+
+def test_report_has_pictures_and_tables(built):
+    page = (built[0] / "lake" / "reports" / "threedos.html").read_text()
+    for title in ("Open-set tracks", "Beside the paper", "Density of points"):
+        assert title in page
+
+
+def test_a_second_run_does_nothing_and_a_new_mesh_costs_one_shard(built, capsys):
+    from flows.threedos import build
+
+    root, config = built
+    build(config)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines and all(": 0 of" in line for line in lines if line.startswith("threedos/"))
+    raw = root / "raw" / "modelnet40" / "chair" / "train"
+    shutil.copy(next(raw.glob("chair_0*.off")), raw / "chair_0999.off")
+    build(config.model_copy(update={"detection": DetectionChoice()}))
+    (line,) = (x for x in capsys.readouterr().err.splitlines() if "/sample_shapes:" in x)
+    assert ": 1 of" in line
+
+
+def test_nothing_named_is_said():
+    with pytest.raises(ValueError, match="name a source"):
+        Config()
+
+
+def test_a_track_of_ones_own(tmp_path, prefect_api):
+    from flows.threedos import build
+
+    raw = tmp_path / "raw"
+    write_threedos(raw, train=6, test=3, scans_train=1, scans_test=1, models=1, bad_records=False)
+    tracks = tmp_path / "mine.yaml"
+    tracks.write_text(
+        "tracks:\n"
+        "  - name: MINE\n"
+        "    known: [chair, [desk, table]]\n"
+        "    unknown: [car]\n"
+        "    train: {modelnet40: train}\n"
+        "    test: {modelnet40: test}\n"
+    )
+    config = Config(
+        source={"modelnet40": raw / "modelnet40"},
+        lake=tmp_path / "lake",
+        shapes=SMALL,
+        track_file=tracks,
+        tracks=("MINE",),
+    )
+    build(config)
+    splits = table(tmp_path / "lake", "splits")
+    labels = dict(splits.filter(role="known").select("class", "label").unique().iter_rows())
+    assert labels == {"chair": 0, "desk": 1, "table": 1}
+    with pytest.raises(ConfigError, match="no track is called NONE"):
+        build(config.model_copy(update={"tracks": ("NONE",)}))
+
+
+def test_lists_alone_give_the_official_counts(tmp_path, prefect_api):
+    """The 63 models that ShapeNet v2 lacks are named by a list, as the paper's totals need it."""
+    from flows.threedos import build
+    from schemas.threedos import ListSettings
+
+    lists = tmp_path / "lists"
+    shutil.copytree(shared_path("shapes/lists"), lists)
+    shutil.copy(shared_path("shapes/expected/shapenet_missing63.csv"), lists)
+    config = Config(
+        lists=lists,
+        lake=tmp_path / "lake",
+        listing=ListSettings(missing_models="shapenet_missing63.csv"),
+    )
+    build(config)
+    splits = table(tmp_path / "lake", "splits")
+    counts = {
+        (track, split, role): rows.height
+        for (track, split, role), rows in splits.group_by("track", "split", "role")
+    }
+    from tasks.threedos.report import OFFICIAL
+
+    for track, (train, valid, known, unknown) in OFFICIAL.items():
+        assert counts[track, "train", "known"] == train, track
+        assert counts[track, "valid", "known"] == valid, track
+        assert counts[track, "test", "known"] == known, track
+        assert counts[track, "test", "unknown"] == unknown, track
