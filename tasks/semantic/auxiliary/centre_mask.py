@@ -1,0 +1,45 @@
+"""Control without a second loss: a square of the picture's middle is hidden from the class step.
+
+Spec semantic 2, "Random-centre mask": 16 x 16 inside the central 21 x 21 of a 32 x 32 picture; the
+released code does not have it. The region begins at pixel 5 (5.5 would be the middle); the mask has
+the mean colour, which is 0 after normalising, and is laid on the cropped picture.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from tasks.semantic.auxiliary.base import Auxiliary
+
+if TYPE_CHECKING:
+    import torch
+
+
+class CentreMask(Auxiliary):
+    name: ClassVar[str] = "centre_mask"
+
+    def pictures(self) -> int:
+        return 0
+
+    def class_view(self, pictures: torch.Tensor) -> torch.Tensor:
+        import torch
+
+        count, height, width = len(pictures), *pictures.shape[2:]
+        device = pictures.device
+        rows, columns = (
+            self.covered(side, torch.rand(count, device=device)) for side in (height, width)
+        )
+        hidden = rows[:, None, :, None] & columns[:, None, None, :]
+        return pictures.masked_fill(hidden, 0.0)
+
+    def covered(self, side: int, draws: torch.Tensor) -> torch.Tensor:
+        """(B, side) places under the mask along one side; `draws` (B,) are uniform in 0..1."""
+        import torch
+
+        mask = self.setup.mask
+        length, region, offset = (
+            round(share * side) for share in (mask.side, mask.region, mask.offset)
+        )
+        starts = offset + (draws * (region - length + 1)).long().clamp(max=region - length)
+        places = torch.arange(side, device=draws.device)
+        return (places >= starts[:, None]) & (places < starts[:, None] + length)

@@ -1,0 +1,183 @@
+"""Contrastive predictive coding: from the patches of upper rows, tell those of a lower row.
+
+Spec semantic 2, "CPC". A picture of 224 gives 6 x 6 patches of 64 at a distance of 32. Each keeps
+one random channel, is flipped and shifted at random, and becomes a feature row: the shared groups,
+then a norm, ReLU and mean. A context network looks at each place and the row above; a matrix for
+each number of steps down (1 to 5) predicts features of the rows below. The score of a prediction is
+its mean product with a feature row, and the loss tells the true one from the one at the same place
+after the patches of the same picture were shuffled. The code's step has no L2 term.
+
+The network has a stride of 2 in the first convolution, mirrored edges and a batch norm per task.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from schemas.errors import ConfigError
+from tasks.semantic.auxiliary.base import Auxiliary
+from tasks.semantic.networks import AUXILIARY, NetworkSettings, norms, pooled, shared_width, trunk
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+STEPS = 5
+
+
+class Cpc(Auxiliary):
+    name: ClassVar[str] = "cpc"
+    augmented: ClassVar[bool] = True
+    decays: ClassVar[bool] = False
+
+    @classmethod
+    def weight(cls, network_name: str) -> float:
+        return 10.0
+
+    @classmethod
+    def network(cls, settings: NetworkSettings) -> NetworkSettings:
+        changes = {"stem_stride": 2, "padding": "symmetric", "tasks": 2}
+        return settings.model_copy(update=changes)
+
+    def pictures(self) -> int:
+        return self.setup.cpc.batch_size
+
+    def build(self) -> dict[str, nn.Module]:
+        from torch import nn
+
+        settings = self.setup.cpc
+        width, context = shared_width(self.setup.network), settings.context
+        return _initialised(
+            {
+                "norm": norms(width, 1),
+                "enter": nn.Conv2d(width, context, 1),
+                # Rows above and the own row only: what lies below is to be predicted.
+                "above": nn.Conv2d(context, context, (2, 3), bias=False),
+                "above_out": nn.Conv2d(context, context, 1),
+                "residual": nn.ModuleList(
+                    nn.ModuleList(nn.Conv2d(context, context, 1, bias=False) for _ in range(2))
+                    for _ in range(settings.layers)
+                ),
+                "leave": nn.Conv2d(context, context, 1),
+                "predict": nn.ModuleList(
+                    nn.Linear(context, width, bias=False) for _ in range(STEPS)
+                ),
+            }
+        )
+
+    def shared(self, layers: nn.ModuleDict) -> list[nn.Parameter]:
+        """The first convolution and the shared groups; of the norms those of this task."""
+        groups = layers["groups"][: self.setup.network.shared_groups]
+        norms_of_classes = (".norm1.0.", ".norm2.0.")
+        return [
+            *layers["stem"].parameters(),
+            *(
+                parameter
+                for name, parameter in groups.named_parameters()
+                if not any(part in f".{name}" for part in norms_of_classes)
+            ),
+        ]
+
+    def loss(
+        self, own: nn.ModuleDict, layers: nn.ModuleDict, pictures: torch.Tensor
+    ) -> torch.Tensor:
+        import torch
+        from torch.nn import functional
+
+        patches = self.patches(pictures)
+        rows, columns = patches.shape[1:3]
+        order = torch.randperm(rows * columns, device=patches.device)
+        shuffled = patches.flatten(1, 2)[:, order].view_as(patches)
+        features = self._features(own, layers, self.changed(patches))
+        negatives = self._features(own, layers, self.changed(shuffled))
+        context = self._context(own, features).permute(0, 2, 3, 1)
+        pairs = []
+        for step in range(1, min(STEPS, rows - 1) + 1):
+            predicted = own["predict"][step - 1](context[:, : rows - step])
+            pairs.append(
+                torch.stack(
+                    [
+                        (predicted * target[:, :, step:].permute(0, 2, 3, 1)).mean(3)
+                        for target in (features, negatives)
+                    ],
+                    -1,
+                ).flatten(0, 2)
+            )
+        scores = torch.cat(pairs).float()
+        truth = torch.zeros(len(scores), dtype=torch.long, device=scores.device)
+        return functional.cross_entropy(scores, truth)
+
+    def patches(self, pictures: torch.Tensor) -> torch.Tensor:
+        """(B, rows, columns, 3, patch, patch)."""
+        settings = self.setup.cpc
+        if min(pictures.shape[2:]) < settings.patch + settings.stride:
+            raise ConfigError(
+                f"cpc: a picture of {tuple(pictures.shape[2:])} has no two rows of patches of "
+                f"{settings.patch} at a distance of {settings.stride}; lower cpc.patch"
+            )
+        cut = pictures.unfold(2, settings.patch, settings.stride)
+        cut = cut.unfold(3, settings.patch, settings.stride)
+        return cut.permute(0, 2, 3, 1, 4, 5).contiguous()
+
+    def changed(self, patches: torch.Tensor) -> torch.Tensor:
+        """Each patch with one channel three times, flipped or not, cut at random and padded."""
+        import torch
+        from torch.nn import functional
+
+        margin = self.setup.cpc.margin
+        flat = patches.flatten(0, 2)
+        count, channels, side = flat.shape[:3]
+        every = torch.arange(count, device=flat.device)
+
+        def draw(high: int) -> torch.Tensor:
+            return torch.randint(high, (count,), device=flat.device)
+
+        kept = side - 2 * margin
+        along = torch.arange(kept, device=flat.device)
+        rows = draw(2 * margin + 1)[:, None] + along
+        columns = draw(2 * margin + 1)[:, None] + along
+        columns = torch.where(draw(2)[:, None] == 1, columns.flip(1), columns)
+        grey = flat[every, draw(channels)]
+        cut = grey[every[:, None, None], rows[:, :, None], columns[:, None, :]]
+        padded = functional.pad(cut, (margin,) * 4, mode="reflect") if margin else cut
+        return padded[:, None].expand(-1, channels, -1, -1).contiguous().view_as(patches)
+
+    def _features(
+        self, own: nn.ModuleDict, layers: nn.ModuleDict, patches: torch.Tensor
+    ) -> torch.Tensor:
+        """(B, D, rows, columns)."""
+        network = self.setup.network
+        hidden = trunk(
+            layers,
+            network,
+            patches.flatten(0, 2),
+            AUXILIARY,
+            min(network.shared_groups, network.groups),
+        )
+        rows = pooled(own["norm"], hidden, AUXILIARY)
+        return rows.view(*patches.shape[:3], -1).permute(0, 3, 1, 2)
+
+    def _context(self, own: nn.ModuleDict, features: torch.Tensor) -> torch.Tensor:
+        """(B, context, rows, columns); a place sees its own row and those above."""
+        from torch.nn import functional
+
+        hidden = own["enter"](features.contiguous())
+        above = own["above"](functional.pad(hidden.relu(), (1, 1, 1, 0)))
+        hidden = hidden + own["above_out"](above.relu())
+        for first, second in own["residual"]:
+            hidden = hidden + second(first(hidden.relu()).relu())
+        return own["leave"](hidden.relu())
+
+
+def _initialised(layers: dict[str, nn.Module]) -> dict[str, nn.Module]:
+    """Uniform: He in convolutions, Glorot in the predictors."""
+    from torch import nn
+
+    for layer in (part for module in layers.values() for part in module.modules()):
+        if isinstance(layer, nn.Conv2d):
+            nn.init.kaiming_uniform_(layer.weight, nonlinearity="relu")
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+        elif isinstance(layer, nn.Linear):
+            nn.init.xavier_uniform_(layer.weight)
+    return layers

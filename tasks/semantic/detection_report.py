@@ -1,0 +1,353 @@
+"""Networks of semantic anomalies laid out like the paper's tables, its numbers beside ours.
+
+Enters: the tables metrics and training. Leaves: report sections. Numbers are percent. A trial's
+number is the mean over the last epochs that were scored (spec semantic 2), then come mean and
+deviation over seeds; the Average row is the mean over members, its deviation that over seeds.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from schemas.semantic import LAST_EPOCHS, TEST_MEASURES
+from tasks.report import Html, Read, Section, counted, folded, heading, paragraph, table
+from tasks.semantic import training_report
+from tasks.semantic.baseline import NAME as BASELINE
+
+CONVENTION = "semantic"
+PAPER = Path(__file__).with_name("paper_results.csv")
+# Experiments of the paper in which a task stands beside `none`; the released code of rotation
+# does not rotate, so that both of ours stand beside the same numbers.
+EXPERIMENTS = {
+    "none": "rotation",
+    "rotation": "rotation",
+    "rotation_released": "rotation",
+    "cpc": "cpc",
+    "centre_mask": "centre_mask",
+}
+AVERAGE = "Average"
+# Columns of the paper's tables: how they are called in the csv, detector and metric here, title.
+COLUMNS = {
+    "msp": ("msp", "average_precision", "MSP"),
+    "odin": ("odin", "average_precision", "ODIN"),
+    "accuracy": ("msp", "acc", "accuracy"),
+}
+SAID = {"msp": "average precision of MSP:", "odin": "that of ODIN:", "accuracy": "accuracy:"}
+CONFIDENCE = 0.95
+FEWEST_PAIRS = 3
+
+
+def sections(read: Read) -> list[Section]:
+    """Tables beside the paper's, what the second task changed, all scores, and training."""
+    networks = (pl.col("convention") == CONVENTION) & (pl.col("detector") != BASELINE)
+    metrics = read("metrics", None, networks)
+    training = read("training")
+    if metrics is None or metrics.is_empty() or training is None:
+        return []
+    runs = measured(metrics)
+    found = [
+        _beside(runs, training),
+        _changed(runs),
+        _ranking(runs),
+        training_report.section(training),
+    ]
+    return [section for section in found if section is not None]
+
+
+def measured(metrics: pl.DataFrame) -> pl.DataFrame:
+    """subset, member, network, auxiliary, seed, score, metric, value in percent."""
+    protocol = pl.col("protocol").str.splitn("/", 2).struct
+    backbone = pl.col("backbone").str.splitn(" ", 2).struct
+    return metrics.select(
+        protocol.field("field_0").alias("subset"),
+        protocol.field("field_1").alias("member"),
+        backbone.field("field_0").alias("network"),
+        backbone.field("field_1").alias("auxiliary"),
+        "seed",
+        pl.col("detector").alias("score"),
+        "metric",
+        (100 * pl.col("value")).alias("value"),
+    ).sort(pl.all())
+
+
+def with_average(runs: pl.DataFrame) -> pl.DataFrame:
+    """Mean and deviation over seeds for each member, and of the mean over members."""
+    key = [name for name in runs.columns if name not in ("member", "seed", "value")]
+    average = runs.group_by(*key, "seed", maintain_order=True).agg(
+        pl.lit(AVERAGE).alias("member"), pl.col("value").mean()
+    )
+    return (
+        pl.concat([runs, average.select(runs.columns)])
+        .group_by(*key, "member", maintain_order=True)
+        .agg(
+            pl.col("value").mean().alias("mean"),
+            pl.col("value").std().alias("deviation"),
+            pl.col("seed").n_unique().cast(pl.Int64).alias("seeds"),
+        )
+    )
+
+
+def _columns(runs: pl.DataFrame, suffix: str) -> pl.DataFrame:
+    """The runs' numbers under the names of the paper's columns, in `column`."""
+    parts = [
+        runs.filter(score=score, metric=metric + suffix).with_columns(pl.lit(name).alias("column"))
+        for name, (score, metric, _) in COLUMNS.items()
+    ]
+    return pl.concat(parts).drop("score", "metric")
+
+
+def _said(mean: str = "mean", deviation: str = "deviation") -> pl.Expr:
+    both = pl.concat_str(_digits(mean), pl.lit(" ± "), _digits(deviation))
+    return pl.when(pl.col(deviation).is_null()).then(_digits(mean)).otherwise(both)
+
+
+def _digits(name: str) -> pl.Expr:
+    return pl.col(name).map_elements(lambda value: f"{value:.2f}", return_dtype=pl.String)
+
+
+# ---------------------------------------------------------------- beside the paper
+
+
+def _beside(runs: pl.DataFrame, training: pl.DataFrame) -> Section | None:
+    evaluations = evaluations_of(training)
+    rule = (
+        f"A number is the mean over the last {evaluations} epochs, as in the paper."
+        if evaluations != "1"
+        else "A number is that of the network after its last epoch, where the paper takes the mean "
+        "over the last 10 (`--detection.evaluations 10`)."
+    )
+    parts: list[Html] = [
+        paragraph(
+            "Average precision and accuracy of the normal classes in percent, mean ± deviation "
+            f"over seeds. {rule} Average: mean over the members, with the deviation of that mean "
+            "over seeds. A detector that guesses gets the skew. The paper's networks are "
+            "WRN-28-10 trained for 200 epochs on all of the data: beside ours of preset `small`, "
+            "or on fewer pictures, they stand for orientation only."
+        )
+    ]
+    skew = runs.filter(metric="skew").group_by("subset", "member").agg(pl.col("value").first())
+    last, final = _columns(runs, LAST_EPOCHS), _columns(runs, "")
+    for (subset, network), own in last.group_by("subset", "network", maintain_order=True):
+        parts.append(heading(f"{subset}, network {network}"))
+        there = skew.filter(subset=subset)
+        for pair in _pairs(own["auxiliary"].unique().to_list()):
+            parts.append(paper_table(own, there, pair))
+            alike = final.filter(subset=subset, network=network)
+            if evaluations != "1" and not alike.is_empty():
+                shown = paper_table(alike, there, pair)
+                parts.append(folded("The same of the final networks alone", shown))
+    return Section("Networks beside the paper", parts) if len(parts) > 1 else None
+
+
+def evaluations_of(training: pl.DataFrame) -> str:
+    """How many epochs of each network were scored on test: `10`, or `1 to 10`."""
+    counts = (
+        training.filter(pl.col("measure").is_in(list(TEST_MEASURES)))
+        .drop_nulls("value")
+        .group_by("detector", "variant", "seed", "measure")
+        .len()["len"]
+    )
+    least, most = counts.min(), counts.max()
+    return f"{most}" if least == most else f"{least} to {most}"
+
+
+def _pairs(auxiliary: Sequence[str]) -> list[tuple[str, ...]]:
+    """`none` with each other task, as the paper's tables have them."""
+    others = sorted(set(auxiliary) - {"none"})
+    first = ("none",) if "none" in auxiliary else ()
+    return [(*first, name) for name in others] or [first]
+
+
+def paper_table(runs: pl.DataFrame, skew: pl.DataFrame, pair: Sequence[str]) -> Html:
+    """For each held-out member and their average a row of ours, and one of the paper's below."""
+    ours = with_average(runs.filter(pl.col("auxiliary").is_in(pair)))
+    experiment = EXPERIMENTS.get(pair[-1], "")
+    paper = pl.read_csv(PAPER).filter(subset=ours["subset"][0], experiment=experiment)
+    order = paper["member"].unique(maintain_order=True).to_list()
+    if set(order) - set(ours["member"]):  # the paper's mean over all members is not of these
+        paper = paper.filter(pl.col("member") != AVERAGE)
+    tasks = dict.fromkeys(pair, experiment) | {"none": "none"}
+    kinds = {
+        "ours": _wide(ours, {task: task for task in pair}),
+        "paper": _wide(paper.rename({"score": "column"}), {name: tasks[name] for name in pair}),
+    }
+    shares = {member: f"{share:.2f}" for member, share in skew.select("member", "value").rows()}
+    shares[AVERAGE] = f"{skew['value'].mean():.2f}"
+    there = set(ours["member"])
+    rows = [
+        (member, shares[member], *cells) if kind == "ours" else ("paper", "", *cells)
+        for member in sorted(there, key=lambda name: (name == AVERAGE, _place(order, name), name))
+        for kind, wide in kinds.items()
+        if (cells := wide.get(member)) is not None
+    ]
+    columns = ["held out", "skew", *(f"{task}/{name}" for task in pair for name in COLUMNS)]
+    names = {f"{task}/{name}": title for task in pair for name, (*_, title) in COLUMNS.items()}
+    groups = [("", 2), *((task, len(COLUMNS)) for task in pair)]
+    frame = pl.DataFrame(rows, schema=dict.fromkeys(columns, pl.String), orient="row")
+    return table(frame, "", groups, names=names, right=columns[1:])
+
+
+def _place(order: Sequence[str], name: str) -> int:
+    return order.index(name) if name in order else len(order)
+
+
+def _wide(cells: pl.DataFrame, tasks: Mapping[str, str]) -> dict[str, tuple[str | None, ...]]:
+    """For each member the texts of its cells, task by task; `tasks` are their names in `cells`."""
+    said: dict[str, dict[tuple[str, str], str]] = {}
+    shown = cells.select("member", "auxiliary", "column", _said().alias("said"))
+    for member, task, column, text in shown.iter_rows():
+        said.setdefault(member, {})[task, column] = text
+    return {
+        member: tuple(own.get((task, column)) for task in tasks.values() for column in COLUMNS)
+        for member, own in said.items()
+    }
+
+
+# ---------------------------------------------------------------- what the second task changed
+
+
+def changes(runs: pl.DataFrame) -> pl.DataFrame:
+    """For each task but `none`: differences to `none` of the same member and seed, in points.
+
+    subset, network, auxiliary, column, pairs, mean, deviation, low, high (the 95 % interval of the
+    mean by Student's t), members, gained (members whose mean over seeds rose), verdict.
+    """
+    from scipy.stats import t
+
+    key = ["subset", "network", "column"]
+    last = _columns(runs, LAST_EPOCHS)
+    base = last.filter(auxiliary="none").drop("auxiliary").rename({"value": "base"})
+    pairs = last.filter(pl.col("auxiliary") != "none").join(
+        base, on=[*key, "member", "seed"], how="inner"
+    )
+    pairs = pairs.with_columns((pl.col("value") - pl.col("base")).alias("change"))
+    gained = (
+        pairs.group_by(*key, "auxiliary", "member")
+        .agg(pl.col("change").mean())
+        .group_by(*key, "auxiliary")
+        .agg(
+            pl.len().cast(pl.Int64).alias("members"),
+            (pl.col("change") > 0).sum().cast(pl.Int64).alias("gained"),
+        )
+    )
+    found = (
+        pairs.sort("subset", "network", "auxiliary", _place("column"), "member", "seed")
+        .group_by(*key, "auxiliary", maintain_order=True)
+        .agg(
+            pl.len().cast(pl.Int64).alias("pairs"),
+            pl.col("change").mean().alias("mean"),
+            pl.col("change").std().alias("deviation"),
+        )
+        .join(gained, on=[*key, "auxiliary"], how="left", maintain_order="left")
+    )
+    count = found["pairs"].to_numpy()
+    reach = t.ppf((1 + CONFIDENCE) / 2, np.maximum(count - 1, 1)) / np.sqrt(count)
+    half = pl.col("deviation") * pl.Series(reach)
+    enough = pl.col("pairs") >= FEWEST_PAIRS
+    verdict = (
+        pl.when(~enough)
+        .then(pl.lit("too few pairs to say"))
+        .when(pl.col("low") > 0)
+        .then(pl.lit("better"))
+        .when(pl.col("high") < 0)
+        .then(pl.lit("worse"))
+        .otherwise(pl.lit("no clear change"))
+    )
+    return (
+        found.with_columns(
+            (pl.col("mean") - half).alias("low"), (pl.col("mean") + half).alias("high")
+        )
+        .with_columns(verdict.alias("verdict"))
+        .select(
+            "subset", "network", "auxiliary", "column", "pairs", "mean", "deviation",
+            "low", "high", "members", "gained", "verdict",
+        )
+    )  # fmt: skip
+
+
+def _place(column: str) -> pl.Expr:
+    """The columns of a table in the order of the paper's, not of their names."""
+    return pl.col(column).replace_strict(
+        {name: place for place, name in enumerate(COLUMNS)}, return_dtype=pl.Int64
+    )
+
+
+def sentences(found: pl.DataFrame) -> Iterator[str]:
+    """What changed, in words, a sentence for each subset and task."""
+    for (subset, task), rows in found.group_by("subset", "auxiliary", maintain_order=True):
+        said = []
+        for row in rows.iter_rows(named=True):
+            said.append(
+                f"{SAID[row['column']]} {row['verdict']} ({row['mean']:+.2f} points, "
+                f"{counted(row['pairs'], 'pair')})"
+            )
+        yield f"{task} against none on {subset}: {'; '.join(said)}."
+
+
+def _changed(runs: pl.DataFrame) -> Section | None:
+    found = changes(runs)
+    if found.is_empty():
+        return None
+    shown = found.select(
+        *("subset", "auxiliary"),
+        pl.col("column").replace({name: title for name, (*_, title) in COLUMNS.items()}),
+        *("verdict", "pairs", "mean", "deviation"),
+        pl.concat_str(_digits("low"), pl.lit(" to "), _digits("high")).alias("interval"),
+        pl.concat_str("gained", pl.lit(" of "), "members").alias("members gained"),
+    )
+    return Section(
+        "What the auxiliary task changed",
+        [
+            paragraph(
+                "Each network with the task is paired with the one without it of the same held-out "
+                "member and seed; the numbers are those of the tables above. Better or worse is "
+                f"said where the {CONFIDENCE:.0%} interval of the mean difference (Student's t) "
+                f"leaves out zero and there are {FEWEST_PAIRS} pairs or more. Seeds of a member "
+                "share their pictures, so the interval speaks of these members, not of others."
+            ),
+            *(paragraph(said) for said in sentences(found)),
+            table(shown, names={"auxiliary": "task", "column": "measure"}, right=["interval"]),
+        ],
+    )
+
+
+# ---------------------------------------------------------------- every score
+
+
+def ranking(runs: pl.DataFrame) -> pl.DataFrame:
+    """Mean AP over members by subset, score and task (columns), the best mean over tasks first."""
+    average = with_average(runs.filter(metric="average_precision")).filter(member=AVERAGE)
+    key = ["subset", "network", "score"]
+    wide = average.with_columns(_said().alias("said")).pivot(
+        "auxiliary", index=key, values="said", sort_columns=True
+    )
+    means = average.group_by(key).agg(pl.col("mean").mean().alias("over all tasks"))
+    return (
+        wide.join(means, on=key)
+        .sort(
+            "subset", "network", "over all tasks", "score", descending=[False, False, True, False]
+        )
+        .select(*key, *wide.columns[len(key) :], "over all tasks")
+    )
+
+
+def _ranking(runs: pl.DataFrame) -> Section | None:
+    found = ranking(runs)
+    if found.is_empty():
+        return None
+    parts: list[Html] = [
+        paragraph(
+            "Average precision in percent of every score of the final networks: mean over the "
+            "held-out members, deviation over seeds. `odin` takes its step on the input; the "
+            "others come from the outputs of one forward pass."
+        )
+    ]
+    tasks = found.columns[3:-1]
+    for (subset, network), own in found.group_by("subset", "network", maintain_order=True):
+        skew = runs.filter(subset=subset, metric="skew").group_by("member").first()["value"].mean()
+        caption = f"{subset}, network {network}; guessing gets {skew:.2f}"
+        here = [name for name in tasks if own[name].null_count() < own.height]
+        parts.append(table(own.select("score", *here, "over all tasks"), caption, right=here))
+    return Section("Every score of the networks", parts)

@@ -1,0 +1,170 @@
+"""One raw image file to one picture: 8-bit RGB of its final size, encoded (spec semantic 2, Data).
+
+Enters: a path and how the picture is to be. Leaves: what the file is, what had to be converted and
+the encoded bytes, or a RecordError. `read_pictures` runs in a child process (`tasks.native.pool`).
+
+The shorter side is scaled to `side` and the middle square kept, in one step: only that square is
+resampled, so an image of 1 x 50,000 pixels costs no more than any other. What the file is comes
+from its content, never from its suffix, and only the formats below are tried.
+"""
+
+import hashlib
+import io
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from schemas.errors import RecordError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
+SUFFIXES = {
+    ".jpg": "jpeg", ".jpeg": "jpeg", ".png": "png", ".bmp": "bmp", ".gif": "gif", ".tif": "tiff",
+    ".tiff": "tiff", ".webp": "webp", ".ppm": "ppm", ".pgm": "ppm",
+}  # fmt: skip
+ORIENTATION = 0x0112
+TURNS = {
+    2: "FLIP_LEFT_RIGHT", 3: "ROTATE_180", 4: "FLIP_TOP_BOTTOM", 5: "TRANSPOSE", 6: "ROTATE_270",
+    7: "TRANSVERSE", 8: "ROTATE_90",
+}  # fmt: skip
+DEEP_MODES = ("I;16", "I;16B", "I;16L", "I")
+
+
+def read_picture(item: dict[str, Any], out: Path) -> dict[str, Any]:
+    """`item`: path, suffix (of the raw name), side (None keeps the size), encoding, quality,
+    max_pixels."""
+    raw = Path(item["path"]).read_bytes()
+    if not raw:
+        raise RecordError("empty_file", "the file is empty")
+    image, found = _opened(raw, item["max_pixels"])
+    width, height = image.size
+    notes = []
+    if (named := SUFFIXES.get(item["suffix"])) != found:
+        notes.append(f"{found} under the suffix of {named or 'no image'}")
+    mode = image.mode
+    picture, more = _as_rgb(image)
+    if item["side"] is not None:
+        picture = cut_square(picture, item["side"])
+    return {
+        "width": width,
+        "height": height,
+        "format": found,
+        "mode": mode,
+        "converted": "; ".join(notes + more) or None,
+        "digest": hashlib.sha256(raw).hexdigest(),
+        "size": list(picture.size),
+        "data": encode(picture, item["encoding"], item["quality"]),
+    }
+
+
+def read_pictures(item: dict[str, Any], out: Path) -> dict[str, Any]:
+    """`read_picture` of each of `item["images"]`: one result for many spares most of its cost.
+
+    `found` has what was read, or rule and message; `data` the pictures that were read, in turn.
+    """
+    found: list[dict[str, Any]] = []
+    encoded: list[bytes] = []
+    for image in item["images"]:
+        try:
+            value = read_picture(image, out)
+        except RecordError as error:
+            found.append({"rule": error.rule, "message": error.message})
+            continue
+        encoded.append(value.pop("data"))
+        found.append(value | {"bytes": len(encoded[-1])})
+    return {"found": found, "data": b"".join(encoded)}
+
+
+def _opened(raw: bytes, max_pixels: int) -> tuple["Image", str]:
+    """The whole first frame, decoded, and its format; its size is known before it is decoded."""
+    from PIL import UnidentifiedImageError
+
+    with _own_limit() as open_image:
+        try:
+            image = open_image(io.BytesIO(raw), formats=FORMATS)
+        except UnidentifiedImageError:
+            raise RecordError("not_an_image", f"no known image: begins with {raw[:12]!r}") from None
+        except (OSError, SyntaxError, ValueError) as error:
+            raise RecordError("damaged_image", f"its header cannot be read: {error}") from None
+        width, height = image.size
+        if width * height > max_pixels:
+            message = f"declares {width} x {height} pixels, expected at most {max_pixels} in all"
+            raise RecordError("too_many_pixels", message)
+        try:
+            image.load()
+        except (OSError, SyntaxError, ValueError, EOFError) as error:
+            raise RecordError("damaged_image", f"cannot be decoded: {error}") from None
+    found = (image.format or "").lower()
+    return image, "jpeg" if found == "mpo" else found  # MPO: a JPEG followed by others
+
+
+@contextmanager
+def _own_limit() -> Iterator[Callable[..., "Image"]]:
+    """Pillow's limit and warnings off: ours has a reason of its own for the quarantine."""
+    from PIL import Image
+
+    before = Image.MAX_IMAGE_PIXELS
+    Image.MAX_IMAGE_PIXELS = None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield Image.open
+    finally:
+        Image.MAX_IMAGE_PIXELS = before
+
+
+def _as_rgb(image: "Image") -> tuple["Image", list[str]]:
+    from PIL import Image
+
+    notes = []
+    if (frames := getattr(image, "n_frames", 1)) > 1:
+        notes.append(f"first of {frames} frames")
+    try:
+        turn = image.getexif().get(ORIENTATION)
+    except Exception:  # whatever is wrong with the notes, the picture itself was read
+        turn = None
+        notes.append("unreadable EXIF passed over")
+    if turn in TURNS:
+        image = image.transpose(Image.Transpose[TURNS[turn]])
+        notes.append(f"turned by EXIF orientation {turn}")
+    if image.mode in DEEP_MODES:
+        values = np.asarray(image)
+        if values.min() < 0 or values.max() > 0xFFFF:
+            raise RecordError("too_deep", "values need more than 16 bits, expected 8 or 16")
+        image = Image.fromarray((values >> 8).astype(np.uint8))
+        notes.append("16 bits a channel")
+    elif image.mode == "F":
+        raise RecordError("too_deep", "pixels are floating-point numbers, expected 8 or 16 bits")
+    if image.mode != "RGB":
+        alpha = image.mode in ("LA", "PA", "RGBA", "RGBa", "La") or "transparency" in image.info
+        notes.append(f"{image.mode} to RGB" + (", transparency dropped" if alpha else ""))
+        image = image.convert("RGB")
+    return image, notes
+
+
+def cut_square(image: "Image", side: int) -> "Image":
+    """Shorter side to `side`, smoothed (bilinear with antialias), and the middle square of it."""
+    from PIL import Image
+
+    width, height = image.size
+    short = min(width, height)
+    left, top = (width - short) / 2, (height - short) / 2
+    box = (left, top, left + short, top + short)
+    if image.size == (side, side):
+        return image
+    return image.resize((side, side), Image.Resampling.BILINEAR, box=box)
+
+
+def encode(image: "Image", encoding: str, quality: int) -> bytes:
+    buffer = io.BytesIO()
+    if encoding == "png":
+        image.save(buffer, "PNG")
+    else:
+        image.save(buffer, "JPEG", quality=quality)
+    return buffer.getvalue()

@@ -1,0 +1,95 @@
+"""How the networks of semantic anomalies were trained: a panel a measure, a line a task.
+
+Enters: the table training. Leaves: a report section, if there are two epochs or more to draw.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from tasks import plots
+from tasks.report import Section, figure, paragraph
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PANELS = {
+    "ap_msp": "Average precision of MSP, test",
+    "ap_odin": "Average precision of ODIN, test",
+    "test_accuracy": "Accuracy, test",
+    "accuracy": "Accuracy, training pictures",
+    "loss": "Loss of the classes, training",
+    "auxiliary_loss": "Loss of the auxiliary task, training",
+}
+
+
+def curves_of(training: pl.DataFrame) -> pl.DataFrame:
+    """subset, auxiliary, measure, epoch: mean over members, then mean, low and high over seeds."""
+    name = pl.col("variant").str.extract_groups(r"^([^/]+)/(.+) (\S+) (\S+)$").struct
+    return (
+        training.filter(pl.col("measure").is_in(list(PANELS)))
+        .drop_nulls("value")
+        .select(
+            name.field("1").alias("subset"),
+            pl.col("detector").alias("auxiliary"),
+            *("measure", "epoch", "seed", "value"),
+        )
+        .sort(pl.all())
+        .group_by("subset", "auxiliary", "measure", "epoch", "seed", maintain_order=True)
+        .agg(pl.col("value").mean())
+        .group_by("subset", "auxiliary", "measure", "epoch", maintain_order=True)
+        .agg(
+            pl.col("value").mean().alias("mean"),
+            pl.col("value").min().alias("low"),
+            pl.col("value").max().alias("high"),
+        )
+    )
+
+
+def section(training: pl.DataFrame) -> Section | None:
+    curves = curves_of(training)
+    several = pl.col("epoch").n_unique().over("subset", "measure") > 1
+    curves = curves.filter(several)
+    if curves.is_empty():
+        return None
+    tasks = sorted(set(curves["auxiliary"]), key=lambda name: (name != "none", name))
+    colours = {name: plots.COLOURS[n % len(plots.COLOURS)] for n, name in enumerate(tasks)}
+    parts = [
+        paragraph(
+            "Mean over the held-out members; the band reaches from the lowest to the highest seed. "
+            "Test is scored in the last epochs only: `--detection.evaluations` says in how many."
+        )
+    ]
+    for (subset,), own in curves.group_by("subset", maintain_order=True):
+        parts.append(figure(band_panels(own, colours), f"Training on the trials of {subset}"))
+    return Section("Training of the networks", parts)
+
+
+def band_panels(curves: pl.DataFrame, colours: Mapping[str, str], columns: int = 3) -> bytes:
+    """A panel for each measure: a line for each task, with a band over seeds."""
+    shown = [measure for measure in PANELS if measure in set(curves["measure"])]
+    rows = -(-len(shown) // columns)
+
+    def paint(figure: "Figure") -> None:
+        from matplotlib.ticker import MaxNLocator
+
+        grid = figure.subplots(rows, min(columns, len(shown)), squeeze=False)
+        for axes, measure in zip(grid.ravel(), shown, strict=False):
+            for task, colour in colours.items():
+                own = curves.filter(measure=measure, auxiliary=task).sort("epoch")
+                if own.is_empty():
+                    continue
+                label = task if measure == shown[0] else None
+                axes.fill_between(
+                    own["epoch"], own["low"], own["high"], color=colour, alpha=0.2, lw=0
+                )
+                axes.plot(own["epoch"], own["mean"], "o-", ms=3, color=colour, lw=1.3, label=label)
+            axes.set_title(PANELS[measure], fontsize=9)
+            axes.set_xlabel("epoch")
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        for axes in grid.ravel()[len(shown) :]:
+            axes.set_axis_off()
+        figure.legend(loc="outside lower left", ncols=5)
+
+    return plots.svg(9, 0.5 + 2.4 * rows, paint)

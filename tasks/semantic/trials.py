@@ -1,0 +1,247 @@
+"""Subsets of classes, and the trials that hold out each member in turn (spec semantic 2, Protocol).
+
+Enters: the table IMAGES, subsets: the built-in ones of `subsets.yaml`, a user's YAML of the same
+form, and one of all classes for each data set. Leaves: TRIALS.
+
+The label of a member is its place in the subset; labels above the held-out one move down by one.
+Images of the held-out member are anomalies in test (and valid), and are not in train at all.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import polars as pl
+from pydantic import BeforeValidator, Field
+
+from schemas.config import Settings, make_config, read_config_file
+from schemas.errors import ConfigError, SourceError
+from schemas.semantic import TRIALS, TrialSettings
+from storage.pieces import Part
+from tasks.semantic.records import CIFAR_CLASSES, STL_CLASSES
+from tasks.stage import Produced, Shard, stage
+
+BUILT_IN = Path(__file__).with_name("subsets.yaml")
+CLASS_ORDER = {"cifar10": CIFAR_CLASSES, "stl10": STL_CLASSES}
+PAPER_VALIDATION = r"(^|/)data_batch_5(\.bin)?$"
+
+
+def _members(value: Any) -> Any:
+    """A list of classes, or class: name lines."""
+    if isinstance(value, list | tuple):
+        value = {item: item for item in value} if len(set(map(str, value))) == len(value) else None
+    if not isinstance(value, dict):
+        raise ValueError("expected a list of different classes, or `class: name` lines")
+    for word in (*value, *value.values()):
+        if not isinstance(word, str):
+            raise ValueError(f"member {word!r} is no text; put it in quotes")  # YAML's `no`, 007
+    if len(set(value.values())) < len(value):
+        raise ValueError("two members have the same name")
+    return value
+
+
+class Subset(Settings):
+    """Classes of one data set that are held out in turn."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][\w.+-]*$")
+    """Name used in every table."""
+    description: str = ""
+    """What it is."""
+    dataset: str
+    """Data set that its images come from."""
+    partial: bool = False
+    """Members without images are left out; else they are an error."""
+    members: Annotated[dict[str, str], BeforeValidator(_members)] = Field(min_length=2)
+    """Class (or wnid) to the name used for the trial, in the order of the labels."""
+
+
+class _SubsetFile(Settings):
+    subsets: tuple[Subset, ...]
+
+
+def read_subsets(path: Path) -> tuple[Subset, ...]:
+    """The subsets that a YAML file declares."""
+    try:
+        return make_config(_SubsetFile, read_config_file(path)).subsets
+    except ConfigError as error:
+        raise ConfigError(f"subsets of {path}: {error}") from None
+
+
+def declared_subsets(path: Path | None) -> tuple[Subset, ...]:
+    """Built-in subsets and those of a user's file, which take the place of one of the same name."""
+    found = {subset.name: subset for subset in read_subsets(BUILT_IN)}
+    if path is not None:
+        found |= {subset.name: subset for subset in read_subsets(path)}
+    return tuple(found.values())
+
+
+def imagenet_names(declared: Sequence[Subset]) -> dict[str, str]:
+    """Members of ImageNet's subsets with the names that the subsets give them."""
+    return {
+        member: name
+        for subset in declared
+        if subset.dataset == "imagenet"
+        for member, name in subset.members.items()
+    }
+
+
+def resolve_subsets(
+    declared: Sequence[Subset], images: pl.DataFrame, chosen: Sequence[str] = ()
+) -> list[Subset]:
+    """The subsets that have images, members as classes of the table; ConfigError names mistakes.
+
+    Each data set is also a subset of all its classes, which is taken if it is chosen by name, or
+    if nothing is chosen and no declared subset speaks of that data set.
+    """
+    there = images["dataset"].unique().sort().to_list()
+    by_name = {name: _all_classes(name, images) for name in there}
+    by_name |= {subset.name: subset for subset in declared}
+    if unknown := [name for name in chosen if name not in by_name]:
+        raise ConfigError(f"subset {unknown[0]!r} is unknown; there are {', '.join(by_name)}")
+    spoken_of = {subset.dataset for subset in declared}
+    default = {subset.name for subset in declared if subset.dataset in there}
+    default |= {name for name in there if name not in spoken_of}
+    found = []
+    for name, subset in by_name.items():
+        if name in (chosen or default) and (resolved := _resolved(subset, images)) is not None:
+            found.append(resolved)
+    if not found:
+        raise SourceError(
+            "no subset has images of two members or more; name more sources, or declare a subset "
+            "with --subset-file"
+        )
+    return found
+
+
+def _all_classes(dataset: str, images: pl.DataFrame) -> Subset:
+    classes = set(images.filter(pl.col("dataset") == dataset)["class"])
+    order = [name for name in CLASS_ORDER.get(dataset, ()) if name in classes]
+    order += sorted(classes - set(order))
+    # Not validated: a data set of one class is no mistake, it only gives no trial.
+    members = {name: name for name in order}
+    return Subset.model_construct(name=dataset, dataset=dataset, members=members, partial=True)
+
+
+def _resolved(subset: Subset, images: pl.DataFrame) -> Subset | None:
+    own = images.filter(pl.col("dataset") == subset.dataset)
+    classes = set(own["class"])
+    named = dict(own.select("class_name", "class").drop_nulls().unique().sort("class").iter_rows())
+    members: dict[str, str] = {}
+    absent = []
+    for member, name in subset.members.items():
+        class_ = member if member in classes else named.get(member)
+        if class_ is None:
+            absent.append(member)
+        else:
+            members[class_] = name
+    if absent and not subset.partial:
+        close = get_close_matches(absent[0], [*classes, *named], 3)
+        hint = f"; did you mean {' or '.join(close)}" if close else ""
+        raise ConfigError(
+            f"subset {subset.name}: {subset.dataset} has no image of {absent[0]!r}{hint}; name "
+            "classes that are there, or set `partial: true`"
+        )
+    if absent and members:
+        print(
+            f"  subset {subset.name}: {len(absent)} of {len(subset.members)} members have no "
+            f"images: {', '.join(absent)}",
+            file=sys.stderr,
+        )
+    return subset.model_copy(update={"members": members}) if len(members) > 1 else None
+
+
+# ---------------------------------------------------------------- trials
+
+
+def parts_of(dataset: str, parts: Sequence[Part]) -> tuple[Part, ...]:
+    """The parts of one data set: shards are named after their sources."""
+    return tuple(
+        part for part in parts if part.shard.partition("/")[0].partition(".")[0] == dataset
+    )
+
+
+def plan_trials(subsets: Sequence[Subset], images: Sequence[Part]) -> list[Shard]:
+    """One shard per subset and held-out member."""
+    return [
+        Shard(
+            f"{subset.name}/{name}",
+            parts=parts_of(subset.dataset, images),
+            about={"subset": subset.name, "members": list(subset.members.items()), "held": name},
+        )
+        for subset in subsets
+        for name in subset.members.values()
+    ]
+
+
+@stage(writes=(TRIALS,), version=1)
+def make_trial(shard: Shard, settings: TrialSettings) -> Produced:
+    """Hold out one member of a subset: splits, labels and roles of all its images."""
+    images = shard.read("images", ["image_id", "class", "split", "file"])
+    members = dict(shard.about["members"])
+    rows = hold_out(images, members, shard.about["held"], settings)
+    rows = rows.select(pl.lit(shard.about["subset"]).alias("subset"), pl.all())
+    return Produced({"trials": rows}, rows.height)
+
+
+def hold_out(
+    images: pl.DataFrame, members: Mapping[str, str], held: str, settings: TrialSettings
+) -> pl.DataFrame:
+    """One trial: trial, split, image_id, class, label, role."""
+    known = [class_ for class_, name in members.items() if name != held]
+    if len(known) != len(members) - 1:
+        raise ValueError(f"{held!r} is no member")
+    rows = images.filter(pl.col("class").is_in(list(members)))
+    rows = with_splits(rows, settings)
+    label = pl.col("class").replace_strict(
+        known, range(len(known)), default=None, return_dtype=pl.Int32
+    )
+    role = pl.when(label.is_null()).then(pl.lit("anomaly")).otherwise(pl.lit("normal"))
+    return rows.select(
+        pl.lit(held).alias("trial"),
+        "split",
+        "image_id",
+        "class",
+        label.alias("label"),
+        role.alias("role"),
+    ).filter((pl.col("split") != "train") | (pl.col("role") == "normal"))
+
+
+def with_splits(images: pl.DataFrame, settings: TrialSettings) -> pl.DataFrame:
+    """Test drawn where no image has a split, then validation taken out of train.
+
+    Draws go by the order of the ids, so they do not depend on the order of the rows. Where some
+    images have a split, those without one are in no trial.
+    """
+    rows = images.sort("image_id")
+    if rows["split"].is_null().all():
+        test = _drawn(rows, settings.test_share, settings.seed)
+        named = pl.when(pl.lit(test)).then(pl.lit("test")).otherwise(pl.lit("train"))
+        rows = rows.with_columns(named.alias("split"))
+    rows = rows.drop_nulls("split")
+    if settings.validation == "none":
+        return rows
+    in_batch = pl.col("file").str.contains(PAPER_VALIDATION)
+    train = pl.col("split") == "train"
+    if rows.select((train & in_batch).any()).item():
+        valid = train & in_batch
+    else:
+        candidates = rows.filter(train)
+        taken = candidates.filter(
+            pl.lit(_drawn(candidates, settings.validation_share, settings.seed))
+        )
+        valid = pl.col("image_id").is_in(taken["image_id"].implode())
+    named = pl.when(valid).then(pl.lit("valid")).otherwise(pl.col("split"))
+    return rows.with_columns(named.alias("split"))
+
+
+def _drawn(rows: pl.DataFrame, share: float, seed: int) -> pl.Series:
+    """True for that share of each class (rounded), at random; rows are in the order of ids."""
+    place = pl.Series(np.random.default_rng([seed, 0x5E3A]).permutation(rows.height))
+    rank = place.alias("place").to_frame().with_columns(rows["class"])
+    return rank.select(
+        pl.col("place").rank("ordinal").over("class")
+        <= (share * pl.len().over("class")).round(0, mode="half_away_from_zero")
+    ).to_series()

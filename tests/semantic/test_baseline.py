@@ -1,0 +1,165 @@
+"""The trivial baseline: the density it claims, and the published numbers on real CIFAR-10."""
+
+import csv
+import io
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from PIL import Image
+from scipy.stats import multivariate_normal
+from sklearn.metrics import average_precision_score
+
+from schemas.semantic import GaussianSettings, PictureSettings, TrialSettings
+from storage.raw import open_raw
+from tasks.detection import evaluate_scores, plan_evaluation
+from tasks.semantic.baseline import (
+    Sums,
+    evaluation,
+    negative_log_density,
+    noisy,
+    plan_baseline,
+    score_baseline,
+    shrunk_side,
+)
+from tasks.semantic.ingest import plan_image_shards, read_images
+from tasks.semantic.sources import list_images
+from tasks.semantic.trials import declared_subsets, make_trial, plan_trials, resolve_subsets
+from tasks.stage import Build
+from tests.shared import shared_path
+
+PARTS = {"train": "train_first1000", "test": "test"}
+# One draw of noise moves an AP by 0.004 (standard deviation over seeds); the file has two digits.
+TOLERANCE = 0.012
+
+
+def some(count: int, side: int, seed: int = 0) -> tuple[np.ndarray, pl.Series]:
+    pixels = np.random.default_rng(seed).integers(0, 256, (count, side, side, 3), np.uint8)
+    return pixels, pl.Series([f"{seed}/{number}" for number in range(count)])
+
+
+def test_the_density_is_that_of_three_gaussians():
+    train, known = some(200, 3)
+    test, ids = some(7, 3, seed=1)
+    fitted, points = noisy(train, known, 5), noisy(test, ids, 5)
+    ours = negative_log_density(points, Sums.of(train, known, 5))
+    plain = -sum(
+        multivariate_normal(part.mean(0), np.cov(part.T, bias=True)).logpdf(points[channel])
+        for channel, part in enumerate(fitted)
+    )
+    assert np.allclose(ours, plain, rtol=1e-9)
+
+
+def test_sums_without_a_class_are_the_sums_of_the_others():
+    train, known = some(120, 4)
+    rest = Sums.of(train, known, 0).minus(Sums.of(train[:30], known[:30], 0))
+    direct = Sums.of(train[30:], known[30:], 0)
+    assert rest.count == 90 and np.allclose(rest.products, direct.products, rtol=1e-10)
+    points = noisy(*some(5, 4, seed=2), 0)
+    assert np.allclose(negative_log_density(points, rest), negative_log_density(points, direct))
+
+
+def test_noise_goes_by_image_and_seed():
+    pixels, ids = some(6, 2)
+    whole = noisy(pixels, ids, 3)
+    assert np.array_equal(whole[:, 4:], noisy(pixels[4:], ids[4:], 3))
+    assert not np.array_equal(whole, noisy(pixels, ids, 4))
+    noise = whole * 256 % 1
+    assert len(np.unique(noise)) == noise.size  # no two pixels share theirs
+    back = np.floor(whole * 256).reshape(3, 6, 2, 2).transpose(1, 2, 3, 0)
+    assert np.array_equal(back, pixels)
+
+
+@pytest.mark.parametrize(
+    ("side", "images", "expected"), [(32, 9000, 32), (32, 2048, 32), (32, 2047, 16), (32, 3, 1)]
+)
+def test_pictures_shrink_until_there_are_images_enough(side, images, expected):
+    assert shrunk_side(side, images) == expected
+
+
+def test_trials_without_training_images_are_left_out(tmp_path, capsys):
+    """Two classes, one with a single training image: holding out the other leaves no Gaussian."""
+    raw, rng = tmp_path / "raw", np.random.default_rng(0)
+    for class_, count in (("many", 9), ("one", 1)):
+        for split, number in (("train", count), ("test", 2)):
+            for place in range(number):
+                path = raw / split / class_ / f"{place}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(rng.integers(0, 255, (8, 8, 3), np.uint8)).save(path)
+    with Build("semantic", tmp_path / "lake", workers=1) as build:
+        listing = list_images("mine", open_raw(raw))
+        build.run(read_images, plan_image_shards([listing]), PictureSettings(keep=("mine",)))
+        subsets = resolve_subsets(declared_subsets(None), build.read("images"))
+        build.run(make_trial, plan_trials(subsets, build.table("images")), TrialSettings())
+        parts = build.table("trials"), build.table("pictures")
+        (shard,) = plan_baseline(subsets, (0, 1), *parts)
+        scores = score_baseline(shard, GaussianSettings()).tables["scores"]
+    assert scores.select("protocol", "backbone", "seed").unique().sort("seed").rows() == [
+        ("mine/one", "2x2", 0), ("mine/one", "2x2", 1),
+    ]  # fmt: skip
+    assert scores.filter(seed=0)["novel"].sum() == 2 and scores.height == 8
+    assert "many: no baseline" in capsys.readouterr().err
+
+
+def published() -> dict[str, float]:
+    with shared_path("images/expected/trivial_baseline_computed.csv").open(newline="") as file:
+        return {
+            row["held_out"]: float(row["average_precision"])
+            for row in csv.DictReader(file)
+            if row["train_images"].startswith("train_first1000")
+        }
+
+
+def real(part: str) -> tuple[np.ndarray, pl.DataFrame]:
+    path = shared_path(f"images/cifar10/cifar10_jpeg_{PARTS[part]}.zip")
+    with zipfile.ZipFile(path) as archive:
+        names = sorted(archive.namelist())
+        read = [np.asarray(Image.open(io.BytesIO(archive.read(n))).convert("RGB")) for n in names]
+    frame = pl.DataFrame({"image_id": [f"cifar10/{name.removesuffix('.jpg')}" for name in names]})
+    return np.stack(read), frame.with_columns(
+        pl.col("image_id").str.split("/").list.get(2).alias("class")
+    )
+
+
+def test_one_class_of_real_cifar10():
+    held = "horse"
+    train, known = real("train")
+    test, rows = real("test")
+    normal = (known["class"] != held).to_numpy()
+    fitted = Sums.of(train[normal], known.filter(pl.col("class") != held)["image_id"], 0)
+    scores = negative_log_density(noisy(test, rows["image_id"], 0), fitted)
+    found = 100 * average_precision_score((rows["class"] == held).to_numpy(), scores)
+    assert abs(found - published()[held]) < TOLERANCE
+
+
+@pytest.mark.slow
+def test_all_of_real_cifar10_through_the_stages(tmp_path: Path):
+    with Build("semantic", tmp_path / "lake", workers=2) as build:
+        listings = [
+            list_images(
+                f"cifar10.{part}",
+                open_raw(shared_path(f"images/cifar10/cifar10_jpeg_{name}.zip")),
+            )
+            for part, name in PARTS.items()
+        ]
+        build.run(read_images, plan_image_shards(listings), PictureSettings())
+        subsets = resolve_subsets(declared_subsets(None), build.read("images"))
+        build.run(make_trial, plan_trials(subsets, build.table("images")), TrialSettings())
+        parts = build.table("trials"), build.table("pictures")
+        scored = build.run(score_baseline, plan_baseline(subsets, (0,), *parts), GaussianSettings())
+        build.run(evaluate_scores, plan_evaluation(scored), evaluation(subsets))
+        metrics = build.read("metrics")
+    assert metrics["backbone"].unique().to_list() == ["32x32"]
+    assert metrics.filter(metric="skew")["value"].unique().to_list() == [0.1]
+    found = {
+        protocol.removeprefix("cifar10/"): 100 * value
+        for protocol, value in metrics.filter(metric="average_precision")
+        .select("protocol", "value")
+        .iter_rows()
+    }
+    expected = published()
+    assert set(found) == set(expected) and len(found) == 10
+    assert max(abs(found[name] - expected[name]) for name in expected) < TOLERANCE
+    assert abs(sum(found.values()) / 10 - 10.97) < 0.005
