@@ -1,0 +1,247 @@
+"""CONDDA and OND: the tables of sessions and what was measured, and the configuration of the flow.
+
+A session is one agent's run over some tests: by the flow itself, or by any client of the server.
+"""
+
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import pyarrow as pa
+from pydantic import Field, model_validator
+
+from schemas.config import Settings
+from schemas.table import Column, Table
+
+Protocol = Literal["CONDDA", "OND"]
+PROTOCOLS: tuple[Protocol, ...] = ("CONDDA", "OND")
+_PLACE = (
+    Column("session_id", pa.string(), "Session"),
+    Column("test_id", pa.string(), "Test"),
+)
+
+TESTS = Table(
+    name="tests",
+    description="One row per test on offer: its size, and when and how its world changes.",
+    columns=(
+        Column("protocol", pa.string(), "Protocol", allowed=PROTOCOLS),
+        Column("domain", pa.string(), "Domain, which says how the columns of results stand"),
+        Column("test_id", pa.string(), "Test"),
+        Column("rows", pa.int32(), "Instances", minimum=0),
+        Column("round_size", pa.int32(), "Instances of a round", minimum=1),
+        Column("rounds", pa.int32(), "Rounds", minimum=0),
+        Column("known_classes", pa.int32(), "Known classes", minimum=1),
+        Column("novel_classes", pa.int32(), "Novel classes that the labels tell apart", minimum=0),
+        Column("novel_rows", pa.int32(), "Instances of novel classes", minimum=0),
+        Column("change_row", pa.int32(), "First row of the changed world, from 0", nullable=True),
+        Column("novel_row", pa.int32(), "First novel instance, from 0", nullable=True),
+    ),
+    key=("protocol", "domain", "test_id"),
+)
+
+SESSIONS = Table(
+    name="sessions",
+    description="One row per session: who ran, under which protocol, and how far.",
+    columns=(
+        Column("session_id", pa.string(), "Session"),
+        Column("detector", pa.string(), "Agent, as it named itself"),
+        Column("protocol", pa.string(), "Protocol"),
+        Column("domain", pa.string(), "Domain"),
+        Column("red_light", pa.bool_(), "Whether the agent was told when the world changes"),
+        Column("hints", pa.string(), "All hints it asked for, with spaces between"),
+        Column("threshold", pa.float64(), "Detection above it declares novelty"),
+        Column("tests", pa.int32(), "Tests it was opened with", minimum=0),
+        Column("finished", pa.int32(), "Tests completed", minimum=0),
+        Column("opened", pa.string(), "Time of opening; null where the flow ran it", nullable=True),
+        Column("terminated", pa.string(), "Time of its end; null while open", nullable=True),
+        Column("state", pa.string(), "State", allowed=("open", "terminated")),
+    ),
+    key=("session_id",),
+)
+
+ROUNDS = Table(
+    name="rounds",
+    description="What happened in each round of each test; a restarted test starts a new attempt.",
+    columns=(
+        *_PLACE,
+        Column("attempt", pa.int32(), "Restarts before it", minimum=0),
+        Column("round", pa.int32(), "Round, from 0"),
+        Column("served", pa.int32(), "Times its data was asked for", minimum=0),
+        Column("posted", pa.string(), "Types of results posted, with spaces between"),
+        Column("rows", pa.int32(), "Result lines posted", minimum=0),
+        Column("feedback_ids", pa.int32(), "Ids answered with feedback", minimum=0),
+    ),
+    key=("session_id", "test_id", "attempt", "round"),
+)
+
+RESULTS = Table(
+    name="results",
+    description="Every result line of the latest attempt of each test, in the order of posting.",
+    columns=(
+        *_PLACE,
+        Column("type", pa.string(), "detection, classification, characterization, ..."),
+        Column("position", pa.int32(), "Place among the lines of the type", minimum=0),
+        Column("round", pa.int32(), "Round it was posted for"),
+        Column("instance_id", pa.string(), "Instance"),
+        Column(
+            "values",
+            pa.list_(pa.float64()),
+            "Numbers of the line: P(world changed), or a probability per class; null for text",
+            nullable=True,
+        ),
+        Column("text", pa.string(), "Cells of a line that is not all numbers", nullable=True),
+    ),
+    key=("session_id", "test_id", "type", "position"),
+)
+
+FEEDBACK = Table(
+    name="feedback",
+    description="Every answered request for feedback.",
+    columns=(
+        *_PLACE,
+        Column("number", pa.int32(), "Place among the session's requests", minimum=0),
+        Column("round", pa.int32(), "Round it was charged to"),
+        Column("type", pa.string(), "Type of feedback"),
+        Column("ids", pa.int32(), "Ids answered", minimum=0),
+    ),
+    key=("session_id", "test_id", "number"),
+)
+
+METRICS = Table(
+    name="metrics",
+    description="Measures of each completed test, as the public evaluation has them and corrected.",
+    columns=(
+        *_PLACE,
+        Column(
+            "form",
+            pa.string(),
+            "`upstream` keeps the public code's faults, `corrected` does not",
+            allowed=("upstream", "corrected"),
+        ),
+        Column("metric", pa.string(), "Group of measures, such as m_num_stats"),
+        Column("name", pa.string(), "Measure, such as P_indx_0.5"),
+        Column("value", pa.float64(), "Its value; null where there is none", nullable=True),
+    ),
+    key=("session_id", "test_id", "form", "metric", "name"),
+)
+
+CHARACTERIZATION = Table(
+    name="characterization",
+    description="How well discovered clusters are the novel classes of a CONDDA test.",
+    columns=(
+        *_PLACE,
+        Column("part", pa.string(), "All rows or those after novelty", allowed=("all", "post")),
+        Column("metric", pa.string(), "nmi, ari, purity, discovery_accuracy, ..."),
+        Column("novel_class", pa.string(), "Novel class the value is about; empty if about all"),
+        Column("value", pa.float64(), "Its value; null where there is none", nullable=True),
+    ),
+    key=("session_id", "test_id", "part", "metric", "novel_class"),
+)
+
+PROGRAM = Table(
+    name="program",
+    description="Program metrics M1 to M6 of each agent over all its completed tests.",
+    columns=(
+        Column("detector", pa.string(), "Agent"),
+        Column("protocol", pa.string(), "Protocol"),
+        Column("domain", pa.string(), "Domain"),
+        Column("metric", pa.string(), "M1, M2, M2.1, M3, M4, M5, M6_docs, M6_balanced"),
+        Column("value", pa.float64(), "Its value; null if not applicable", nullable=True),
+        Column("tests", pa.int32(), "Completed tests, with and without red light", minimum=0),
+    ),
+    key=("detector", "protocol", "domain", "metric"),
+)
+
+TABLES = (TESTS, SESSIONS, ROUNDS, RESULTS, FEEDBACK, METRICS, CHARACTERIZATION, PROGRAM)
+
+
+class TestSettings(Settings):
+    """How tests are made."""
+
+    __test__: ClassVar[bool] = False  # not a test class, whatever pytest thinks of its name
+
+    protocol: Literal["CONDDA", "OND"] = "CONDDA"
+    """Protocol that the tests are for."""
+    tests: int = Field(3, ge=1, le=10_000)
+    """How many."""
+    rows: int = Field(320, ge=2)
+    """Instances of a test."""
+    round_size: int = Field(32, ge=1)
+    """Instances of a round; the last one may be shorter."""
+    pre_novelty: float = Field(0.3, gt=0, lt=1)
+    """Share of the rows before the world changes; the row after them is the red light."""
+    novelty_mix: float = Field(0.5, gt=0, le=1)
+    """Share of novel samples in the rows from the red light on."""
+    novel_classes: int = Field(1, ge=1)
+    """Novel classes in a test, drawn from those that have enough samples."""
+    max_novel_classes: int | None = Field(None, ge=1)
+    """Most classes that an agent may discover; it is told this (default: novel_classes)."""
+    feedback_max_ids: int = Field(10, ge=0)
+    """Instances a round that an agent may ask the label of (OND)."""
+    splits: tuple[str, ...] = Field(("test",), min_length=1)
+    """Splits that samples are drawn from."""
+    anonymous: bool = False
+    """Serve `anonymous_id` of a sample instead of its id, which may tell the class."""
+    group: int = Field(1, ge=0)
+    """Second part of a test's id, PROTOCOL.group.number.seed."""
+    seed: int = Field(0, ge=0)
+    """Decides which samples are in which test, and where."""
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> "TestSettings":
+        if self.novel_classes > self.novel_rows:
+            raise ValueError(
+                f"{self.novel_classes} novel classes do not fit into {self.novel_rows} novel rows"
+            )
+        if self.max_novel_classes is not None and self.max_novel_classes < self.novel_classes:
+            raise ValueError("max_novel_classes is smaller than novel_classes")
+        return self
+
+    @property
+    def red_light_row(self) -> int:
+        """First row of the changed world, counted from 0."""
+        return min(max(round(self.rows * self.pre_novelty), 1), self.rows - 1)
+
+    @property
+    def novel_rows(self) -> int:
+        """Rows of novel classes."""
+        return max(1, round((self.rows - self.red_light_row) * self.novelty_mix))
+
+
+class RunSettings(Settings):
+    """How agents are run over the tests."""
+
+    agents: tuple[str, ...] = ("threshold", "clustering")
+    """Agents by the names of their files in tasks/condda/agents."""
+    red_light: Literal["without", "with", "both"] = "both"
+    """Whether agents are told when the world changes."""
+    protocols: tuple[Protocol, ...] = PROTOCOLS
+    """Protocols whose tests are run."""
+    detection_threshold: float = Field(0.5, ge=0, le=1)
+    """P(world changed) above it declares novelty."""
+    baseline: str = "threshold"
+    """Agent whose accuracy the others' is measured against in M3 to M6."""
+    url: str | None = None
+    """Server to run against (default: the protocol in this process)."""
+    name: str = ""
+    """Another name runs everything once more, such as on a server that was emptied."""
+    token: str | None = Field(None, exclude=True)
+    """Its token, if it wants one."""
+
+
+class Config(Settings):
+    """CONDDA and OND: agents run over test files, sessions of a server exported, both measured."""
+
+    tests: Path
+    """Folder of PROTOCOL/domain/ test files, with features/<test>.npz for the agents."""
+    lake: Path | None = None
+    """Lake: a folder or s3://bucket/prefix (default: NOVELTY_LAKE, else ./lake)."""
+    run: RunSettings = RunSettings()
+    state: Path | None = None
+    """State folder of `novelty serve condda`: its sessions are exported too."""
+    max_reject_share: float = Field(0.5, ge=0, le=1)
+    """Share of tests that may go to quarantine before the build stops."""
+
+    @classmethod
+    def demo(cls, sample: Path) -> "Config":
+        """The configuration of `make demo`."""
+        return cls(tests=sample)

@@ -1,0 +1,231 @@
+"""The domains of the SAIL-ON protocol as data: columns, encodings, result types, feedback.
+
+One `Domain` per name; nothing here computes. Facts: spec condda 1.3 (columns, result files), 1.6
+(feedback). `novelty` is our own domain, for tests made from our tables: it has both flags (this
+sample is novel, the world has changed) and otherwise follows image_classification.
+
+Spec condda is silent about two things of nlt, decided here: its feedback is not gated on a posted
+detection and has no budget of ids (a label costs a point instead, see `feedback.py`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from schemas.errors import ConfigError
+
+# What an answer line holds after the instance id, or instead of it.
+Answer = Literal["label", "columns", "distance", "accuracy", "points"]
+# What happens before the agent has declared novelty: empty answer, answer, refusal, no gate at all.
+Undeclared = Literal["skip", "answer", "refuse", "ungated"]
+# What stands on a result line after the id.
+Values = Literal["detection", "classification", "characterization", "text", "labels"]
+
+
+@dataclass(frozen=True)
+class FeedbackType:
+    """One kind of feedback: what is told about which posted results, and what it costs."""
+
+    answer: Answer
+    result: str
+    """Type of the posted results that the answer is about."""
+    columns: tuple[str, ...] = ()
+    """Ground-truth columns told, for the answers `label` and `columns`."""
+    budget: tuple[str, ...] = ()
+    """Metadata keys, the first present one is the number of ids a round; empty: unlimited."""
+    undeclared: Undeclared = "skip"
+    wrong_only: bool = False
+    """No ids asked: tell only of instances that were answered wrongly."""
+    free_when_given: bool = False
+    """Unlimited in sessions with the red-light hint."""
+    points: int = 0
+    """Points that each answered id costs."""
+
+
+@dataclass(frozen=True)
+class Domain:
+    """How the files of one domain read."""
+
+    name: str
+    columns: tuple[str, ...]
+    """Ground-truth columns by position; trailing ones may be absent from a file."""
+    integers: tuple[str, ...]
+    """Which of them hold whole numbers."""
+    changed: str
+    """Column that says whether the world has changed."""
+    novel: str
+    """Column that says whether this sample is novel: the ground truth of the metrics."""
+    label: str
+    """Column that holds the class: the index of its column in a posted vector."""
+    unknown: Literal["first", "last"]
+    """Place of the unknown class in a posted classification vector."""
+    novel_labels: Literal["negative", "known_classes"]
+    """Labels of novel classes: -1, -2, ... or all of them K, the number of known classes."""
+    results: Mapping[str, Values]
+    """Result types an agent may post."""
+    feedback: Mapping[str, FeedbackType]
+    served: tuple[str, ...] = ("instance_id",)
+    """Ground-truth columns on a line of a served dataset."""
+    served_quoted: tuple[str, ...] = ()
+    """Which of them stand between quote characters, doubled inside."""
+    encoding: str = "utf-8"
+    quotechar: str = "|"
+    unknown_counted: bool = False
+    """Whether `known_classes` of the metadata counts the unknown class, too."""
+    ties: Literal["first"] = "first"
+    """Which of several largest values of a vector is the agent's choice."""
+    required: int = field(default=2)
+    """Columns that every ground-truth file has at least."""
+
+
+_RESULTS: dict[str, Values] = {
+    "detection": "detection",
+    "classification": "classification",
+    "characterization": "characterization",
+}
+_IDS = ("feedback_max_ids",)
+_DETECTION_IDS = ("max_detection_feedback_ids", "feedback_max_ids")
+_ACCURACY = FeedbackType(answer="accuracy", result="classification")
+
+
+def _label(column: str, undeclared: Undeclared = "skip") -> FeedbackType:
+    return FeedbackType("label", "classification", (column,), _IDS, undeclared)
+
+
+def _detection(column: str) -> FeedbackType:
+    return FeedbackType("columns", "detection", (column,), _DETECTION_IDS, free_when_given=True)
+
+
+_KINETICS = tuple(f"kinetics_id_{number}" for number in range(5))
+_ANNOTATIONS = tuple(
+    f"annotation_{kind}_{number}" for number in range(1, 5) for kind in ("name", "value")
+)
+
+IMAGE_CLASSIFICATION = Domain(
+    name="image_classification",
+    unknown_counted=True,
+    columns=("instance_id", "detection", "classification"),
+    integers=("detection", "classification"),
+    changed="detection",
+    novel="detection",
+    label="classification",
+    unknown="first",
+    novel_labels="negative",
+    results=_RESULTS,
+    feedback={
+        "classification": _label("classification", "answer"),
+        "score": _ACCURACY,
+        "detection": _detection("detection"),
+    },
+    required=3,
+)
+
+ACTIVITY_RECOGNITION = Domain(
+    name="activity_recognition",
+    columns=(
+        *("instance_id", "novel", "detection", "activity", "spatial", "temporal"),
+        *_KINETICS,
+        *_ANNOTATIONS,
+    ),
+    integers=("novel", "detection", "activity", "spatial", "temporal"),
+    changed="detection",
+    novel="novel",
+    label="activity",
+    unknown="last",
+    novel_labels="known_classes",
+    results=_RESULTS,
+    feedback={
+        "classification": FeedbackType("columns", "classification", _KINETICS, _IDS),
+        "labels": FeedbackType(
+            "columns", "classification", ("activity",), _IDS, "skip", wrong_only=True
+        ),
+        "score": _ACCURACY,
+        "detection": _detection("novel"),
+    },
+    required=4,
+)
+
+TRANSCRIPTS = Domain(
+    name="transcripts",
+    columns=(
+        *("instance_id", "text", "novel", "representation", "detection", "writer_id"),
+        *("pen_pressure", "letter_size", "word_spacing", "slant_angle", "attribute"),
+    ),
+    integers=("novel", "detection", "writer_id"),
+    changed="detection",
+    novel="novel",
+    label="writer_id",
+    unknown="last",
+    novel_labels="known_classes",
+    results={**_RESULTS, "transcription": "text"},
+    feedback={
+        "classification": _label("writer_id"),
+        "transcription": FeedbackType("distance", "transcription", ("text",), _IDS),
+        "score": _ACCURACY,
+    },
+    required=6,
+)
+
+NLT = Domain(
+    name="nlt",
+    columns=(
+        *("instance_id", "text", "reported_writer_id", "real_writer_id", "sentiment", "product"),
+        *("novelty_indicator", "novel_instance", "text_id"),
+    ),
+    integers=("real_writer_id", "novelty_indicator", "novel_instance"),
+    changed="novelty_indicator",
+    novel="novel_instance",
+    label="real_writer_id",
+    unknown="last",
+    novel_labels="known_classes",
+    results={**_RESULTS, "labels": "labels"},
+    feedback={
+        "score": FeedbackType("points", "labels", undeclared="ungated"),
+        "detection": FeedbackType("columns", "labels", ("novel_instance",), undeclared="ungated"),
+        "labels": FeedbackType(
+            "columns", "labels", ("real_writer_id",), undeclared="ungated", points=1
+        ),
+    },
+    served=("instance_id", "reported_writer_id", "text", "sentiment", "product"),
+    served_quoted=("text",),
+    encoding="utf-16",
+    required=8,
+)
+
+NOVELTY = Domain(
+    name="novelty",
+    columns=("instance_id", "novel", "detection", "classification"),
+    integers=("novel", "detection", "classification"),
+    changed="detection",
+    novel="novel",
+    label="classification",
+    unknown="first",
+    novel_labels="negative",
+    results=_RESULTS,
+    feedback={
+        "classification": _label("classification"),
+        "score": _ACCURACY,
+        "detection": _detection("novel"),
+    },
+    required=4,
+)
+
+DOMAINS: dict[str, Domain] = {
+    domain.name: domain
+    for domain in (IMAGE_CLASSIFICATION, ACTIVITY_RECOGNITION, TRANSCRIPTS, NLT, NOVELTY)
+}
+PROTOCOLS = ("OND", "CONDDA")
+
+# Metadata that an agent may see and that a hint "key=number" may replace for its session.
+SHOWN_METADATA = (
+    *("protocol", "known_classes", "max_novel_classes", "round_size", "feedback_max_ids"),
+    *("pre_novelty_batches", "pre_novelty_training", "max_detection_feedback_ids"),
+)
+RED_LIGHT = "red_light"
+
+
+def domain_named(name: str) -> Domain:
+    """The declaration of a domain."""
+    if name not in DOMAINS:
+        raise ConfigError(f"domain {name!r} is not declared; there are {', '.join(DOMAINS)}")
+    return DOMAINS[name]

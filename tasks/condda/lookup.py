@@ -1,0 +1,112 @@
+"""What a command looks up: the rules it is decided by, its test, and that test's metadata.
+
+Metadata as a session sees it is the test's file with the session's hints of the form "key=number"
+put over it (spec condda 1.4), made anew each time, so that no session changes another's.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from schemas.errors import SourceError
+from tasks.condda.domains import SHOWN_METADATA
+from tasks.condda.rules import Limits, Mode, ProtocolRefusal
+from tasks.condda.session import SessionState, TestState
+from tasks.condda.test_files import TestFile, TestLibrary
+
+
+@dataclass(frozen=True)
+class Rules:
+    library: TestLibrary
+    mode: Mode
+    now: str
+    limits: Limits
+    answer_future_ids: bool
+
+    @property
+    def strict(self) -> bool:
+        return self.mode == "strict"
+
+
+def unknown_test(test: str) -> ProtocolRefusal:
+    return ProtocolRefusal(500, "test_id_invalid", f"there is no test {test[:80]!r} to serve")
+
+
+def open_test(state: SessionState, test: str) -> TestState:
+    progress = state.test(test)
+    if progress.completed:
+        raise ProtocolRefusal(400, "TestCompleted", f"test {test} is completed in this session")
+    return progress
+
+
+def overrides(hints: tuple[str, ...]) -> dict[str, int]:
+    """Metadata that hints of the form "key=number" replace, for keys that an agent may see."""
+    replaced = {}
+    for hint in hints:
+        key, equals, number = hint.partition("=")
+        if equals and key in SHOWN_METADATA:
+            try:
+                replaced[key] = int(number)
+            except ValueError as error:
+                raise ProtocolRefusal(
+                    500, "ValueError", f"hint {hint!r} is not of the form key=whole number"
+                ) from error
+    return replaced
+
+
+def session_metadata(state: SessionState, test: str, rules: Rules) -> dict[str, Any]:
+    if not rules.library.has_metadata(test, state.protocol, state.domain):
+        raise ProtocolRefusal(500, "metadata_not_found", f"test {test} has no metadata")
+    return {**read_test(state, test, rules).metadata, **overrides(state.hints)}
+
+
+def load_test(state: SessionState, test: str, rules: Rules) -> tuple[TestFile, dict[str, Any]]:
+    if not rules.library.has_truth(test, state.protocol, state.domain):
+        raise unknown_test(test)
+    metadata = session_metadata(state, test, rules)
+    return read_test(state, test, rules), metadata
+
+
+def read_test(state: SessionState, test: str, rules: Rules) -> TestFile:
+    try:
+        return rules.library.load(test, state.protocol, state.domain)
+    except SourceError as error:
+        raise ProtocolRefusal(500, "SourceError", str(error)) from error
+
+
+def lenient_metadata(state: SessionState, test: TestFile) -> dict[str, Any]:
+    """Metadata for taking results in: a bad hint or round size must not refuse them."""
+    metadata = dict(test.metadata)
+    try:
+        metadata.update(overrides(state.hints))
+        metadata["round_size"] = round_size(metadata, test.test_id)
+    except ProtocolRefusal:
+        metadata.pop("round_size", None)
+    return metadata
+
+
+def round_size(metadata: Mapping[str, Any], test: str) -> int:
+    size = whole(metadata, "round_size") if "round_size" in metadata else 0
+    if size < 1:
+        raise ProtocolRefusal(
+            400, "no_defined_rounds", f"test {test} has no round_size of at least 1"
+        )
+    return size
+
+
+def known_classes(metadata: Mapping[str, Any]) -> int | None:
+    """K of a test; newer files call it nonnovel_classes, older ones have numbers as text."""
+    for key in ("known_classes", "nonnovel_classes"):
+        if key in metadata:
+            return whole(metadata, key)
+    return None
+
+
+def whole(metadata: Mapping[str, Any], key: str) -> int:
+    """A whole number of the metadata, which may be written as text."""
+    try:
+        return int(metadata[key])
+    except (TypeError, ValueError) as error:
+        raise ProtocolRefusal(
+            500, "ValueError", f"{key} of the metadata is {metadata[key]!r}, not a whole number"
+        ) from error

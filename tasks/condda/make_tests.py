@@ -1,0 +1,253 @@
+"""CONDDA and OND tests out of our own tables: labelled samples in, test files in domain `novelty`.
+
+In: a frame with sample_id, class, split and role (`known` or `novel`; other roles are left out), as
+the shared `splits` table has it; `from_novelcraft`, `from_kowl` and `from_semantic` make one. Out:
+`<out>/<PROTOCOL>/novelty/` with `test_ids.csv`, `<test>_single_df.csv` and `<test>_metadata.json`
+(spec condda 1.3, 1.4), readable by `test_files.TestLibrary`, and a frame of `MADE`.
+
+A test: rows of known classes up to the red light, from there on known and novel rows mixed. Known
+classes in alphabetical order are the labels 1..K, novel ones -1, -2, ... the same in every test.
+Known rows are drawn from all known samples alike, novel rows evenly from the test's novel classes;
+no sample stands twice in a test. Draws depend on seed, number of the test and sample ids only.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from schemas.condda import TestSettings
+from schemas.errors import ConfigError, SourceError
+from storage.atomic import write_bytes
+from tasks.condda.domains import NOVELTY, RED_LIGHT
+from tasks.condda.test_files import CELL_EDGES, METADATA, TRUTH
+
+LABELLED = ("sample_id", "class", "split", "role")
+MADE = {
+    "test_id": pl.String,
+    "protocol": pl.String,
+    "rows": pl.Int64,
+    "rounds": pl.Int64,
+    "red_light_row": pl.Int64,
+    "red_light": pl.String,
+    "first_novel_row": pl.Int64,
+    "novel_rows": pl.Int64,
+    "known_classes": pl.Int64,
+    "novel_classes": pl.List(pl.String),
+}
+
+
+def from_novelcraft(splits: pl.DataFrame) -> pl.DataFrame:
+    """Labelled samples of NovelCraft's `splits`: frames that pass the filter and have a split."""
+    role = pl.when(pl.col("role") == "normal").then(pl.lit("known")).otherwise(pl.lit("novel"))
+    return splits.filter(
+        pl.col("kept") & pl.col("split").is_not_null() & pl.col("role").is_not_null()
+    ).select(pl.col("frame_id").alias("sample_id"), "class", "split", role.alias("role"))
+
+
+def from_kowl(increments: pl.DataFrame, last_known: int = 0) -> pl.DataFrame:
+    """Labelled samples of KOWL's `increments`: labels of train up to `last_known` are known."""
+    train = increments.filter((pl.col("split") == "train") & (pl.col("increment") <= last_known))
+    known = pl.col("label").is_in(train["label"].unique().implode())
+    role = pl.when(known).then(pl.lit("known")).otherwise(pl.lit("novel"))
+    return increments.select(
+        "sample_id", pl.col("label").alias("class"), "split", role.alias("role")
+    )
+
+
+def from_semantic(trials: pl.DataFrame, held_out: Sequence[str]) -> pl.DataFrame:
+    """Labelled images of semantic anomalies: trials `subset/member` of one subset are the novelty.
+
+    With several members held out, a class is known if no trial of theirs holds it out.
+    """
+    names = trials.select("subset", "trial").unique().sort("subset", "trial")
+    offered = [f"{subset}/{trial}" for subset, trial in names.rows()]
+    wanted = list(held_out) or offered[:1]
+    wrong = [name for name in wanted if name not in offered]
+    if wrong or not wanted:
+        shown = ", ".join(offered[:12]) + (", ..." if len(offered) > 12 else "")
+        raise ConfigError(f"no trial {', '.join(wrong)}; there are: {shown}")
+    subsets = {name.rpartition("/")[0] for name in wanted}
+    if len(subsets) > 1:
+        raise ConfigError(f"trials {', '.join(wanted)} are of several subsets; name one subset's")
+    chosen = trials.filter(pl.concat_str("subset", "trial", separator="/").is_in(wanted))
+    novel = pl.col("class").is_in(chosen.filter(role="anomaly")["class"].unique().implode())
+    role = pl.when(novel).then(pl.lit("novel")).otherwise(pl.lit("known"))
+    rows = chosen.select(
+        pl.col("image_id").alias("sample_id"), "class", "split", role.alias("role")
+    )
+    return rows.unique().sort("sample_id")
+
+
+def known_class_names(labelled: pl.DataFrame) -> tuple[str, ...]:
+    """Known classes in the order of their columns: label 1 is the first."""
+    return _class_names(labelled, "known")
+
+
+def anonymous_id(sample_id: str, seed: int) -> str:
+    """The name under which an anonymous test serves a sample."""
+    return hashlib.sha256(f"{seed}/{sample_id}".encode()).hexdigest()[:24]
+
+
+def make_tests(labelled: pl.DataFrame, out: Path, settings: TestSettings) -> pl.DataFrame:
+    """Write the tests below `out`; gives one row of `MADE` for each."""
+    samples = _checked(labelled, settings)
+    known = known_class_names(samples)
+    novel = _class_names(samples, "novel")
+    if not known or not novel:
+        raise SourceError("tests need samples with the role known and samples with the role novel")
+    codes = {name: place for place, name in enumerate(known, start=1)}
+    codes |= {name: -place for place, name in enumerate(novel, start=1)}
+    drawn_from = samples.filter(pl.col("split").is_in(settings.splits)).with_columns(
+        pl.col("class").replace_strict(codes, return_dtype=pl.Int64).alias("label")
+    )
+    tests = [_draw(drawn_from, number, settings) for number in range(settings.tests)]
+    folder = Path(out) / settings.protocol / NOVELTY.name
+    made = []
+    for number, truth in enumerate(tests):
+        test = f"{settings.protocol}.{settings.group}.{number}.{settings.seed}"
+        metadata = _metadata(truth, known, novel, settings)
+        text = truth.write_csv(quote_style="never")
+        write_bytes(folder / f"{test}{TRUTH}", text.encode())
+        write_bytes(folder / f"{test}{METADATA}", json.dumps(metadata, indent=2).encode())
+        made.append(_described(test, truth, metadata))
+    ids = "".join(f"{row['test_id']}\n" for row in made)
+    write_bytes(folder / "test_ids.csv", ids.encode())
+    return pl.DataFrame(made, schema=MADE)
+
+
+def _class_names(labelled: pl.DataFrame, role: str) -> tuple[str, ...]:
+    return tuple(labelled.filter(pl.col("role") == role)["class"].unique().sort())
+
+
+def _checked(labelled: pl.DataFrame, settings: TestSettings) -> pl.DataFrame:
+    """Known and novel samples by id; one row a sample, one role a class, ids that a CSV can hold.
+
+    Ids are sorted as bytes, so the order is that of every machine.
+    """
+    lacking = [name for name in LABELLED if name not in labelled.columns]
+    if lacking:
+        raise SourceError(f"labelled samples have no column {lacking[0]}; expected {LABELLED}")
+    used = pl.col("role").is_in(("known", "novel")) & pl.col("class").is_not_null()
+    samples = labelled.select(LABELLED).filter(used).sort("sample_id")
+    twice = samples.filter(pl.col("sample_id").is_duplicated())["sample_id"]
+    if len(twice):
+        raise SourceError(f"sample {twice[0]!r} stands twice; give each sample one row")
+    both = set(_class_names(samples, "known")) & set(_class_names(samples, "novel"))
+    if both:
+        raise SourceError(
+            f"class {min(both)!r} has known and novel samples; give all samples of a class one role"
+        )
+    ids = samples["sample_id"]
+    bad = ids.filter(
+        ids.str.contains(r"[,|\x00-\x1f\x7f\u0085\u2028\u2029\"]")
+        | (ids.str.strip_chars(CELL_EDGES) != ids)
+        | (ids.str.strip_chars("\"',.") == "")
+        | (ids.str.len_chars() > 512)
+    )
+    if len(bad) and not settings.anonymous:
+        raise SourceError(
+            f"sample id {bad[0][:80]!r} cannot stand in a test file; use anonymous ids"
+        )
+    return samples
+
+
+def _draw(samples: pl.DataFrame, number: int, settings: TestSettings) -> pl.DataFrame:
+    """Ground truth of one test, columns of the domain."""
+    rng = np.random.default_rng([settings.seed, number])
+    start, rows = settings.red_light_row, settings.rows
+    known = samples.filter(pl.col("label") > 0)
+    wanted = rows - settings.novel_rows
+    if known.height < wanted:
+        raise ConfigError(
+            f"a test needs {wanted} samples of known classes, splits {_named(settings.splits)} "
+            f"have {known.height}; lower rows or add splits"
+        )
+    picked_known = known[rng.choice(known.height, wanted, replace=False)]
+    picked_novel = _draw_novel(samples, rng, settings)
+    after = pl.concat([picked_known[start:], picked_novel])
+    chosen = pl.concat([picked_known[:start], after[rng.permutation(after.height)]])
+    ids = chosen["sample_id"]
+    if settings.anonymous:
+        ids = pl.Series([anonymous_id(name, settings.seed) for name in ids], dtype=pl.String)
+    return pl.DataFrame(
+        {
+            "instance_id": ids,
+            "novel": (chosen["label"] < 0).cast(pl.Int64),
+            "detection": (np.arange(rows) >= start).astype(np.int64),
+            "classification": chosen["label"],
+        }
+    ).select(NOVELTY.columns)
+
+
+def _draw_novel(
+    samples: pl.DataFrame, rng: np.random.Generator, settings: TestSettings
+) -> pl.DataFrame:
+    """Samples of the test's novel classes, as many of one as of another, give or take one."""
+    share, more = divmod(settings.novel_rows, settings.novel_classes)
+    needed = share + (more > 0)
+    counts = samples.filter(pl.col("label") < 0).group_by("label").len()
+    enough = counts.filter(pl.col("len") >= needed)["label"].sort(descending=True).to_numpy()
+    if len(enough) < settings.novel_classes:
+        raise ConfigError(
+            f"{len(enough)} novel classes have the {needed} samples that a test needs of each in "
+            f"splits {_named(settings.splits)}, {settings.novel_classes} are wanted; lower rows, "
+            "novelty_mix or novel_classes"
+        )
+    classes = rng.choice(enough, settings.novel_classes, replace=False)
+    picked = []
+    for place, label in enumerate(classes.tolist()):
+        of_class = samples.filter(pl.col("label") == label)
+        size = share + (place < more)
+        picked.append(of_class[rng.choice(of_class.height, size, replace=False)])
+    return pl.concat(picked)
+
+
+def _named(splits: tuple[str, ...]) -> str:
+    return ", ".join(splits)
+
+
+def _metadata(
+    truth: pl.DataFrame, known: tuple[str, ...], novel: tuple[str, ...], settings: TestSettings
+) -> dict[str, Any]:
+    """Agents see some of it (`domains.SHOWN_METADATA`), never names or the seed."""
+    present = truth.filter(pl.col("novel") == 1)["classification"].unique().sort(descending=True)
+    start = settings.red_light_row
+    return {
+        "protocol": settings.protocol,
+        "domain": NOVELTY.name,
+        "known_classes": len(known),
+        "known_class_names": list(known),
+        "novel_classes": len(present),
+        "novel_class_names": {str(label): novel[-label - 1] for label in present},
+        "max_novel_classes": settings.max_novel_classes or settings.novel_classes,
+        "round_size": settings.round_size,
+        "n_rounds": -(-settings.rows // settings.round_size),
+        "pre_novelty_batches": start // settings.round_size,
+        "detection": start,
+        RED_LIGHT: truth["instance_id"][start],
+        "prop_novel": settings.novelty_mix,
+        "feedback_max_ids": settings.feedback_max_ids,
+        "anonymous": settings.anonymous,
+        "threshold": 0.5,
+        "seed": settings.seed,
+    }
+
+
+def _described(test: str, truth: pl.DataFrame, metadata: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "test_id": test,
+        "protocol": metadata["protocol"],
+        "rows": truth.height,
+        "rounds": metadata["n_rounds"],
+        "red_light_row": metadata["detection"],
+        "red_light": metadata[RED_LIGHT],
+        "first_novel_row": int(truth["novel"].arg_max() or 0),
+        "novel_rows": int(truth["novel"].sum()),
+        "known_classes": metadata["known_classes"],
+        "novel_classes": list(metadata["novel_class_names"].values()),
+    }

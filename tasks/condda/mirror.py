@@ -1,0 +1,48 @@
+"""A run against a server, mirrored in a local store, so that it is exported like any other.
+
+Every call goes to the server first; what it accepts is then told to a harness on the same tests in
+this process. The server's answers count, the mirror's are ignored.
+"""
+
+from contextlib import suppress
+from typing import Any
+
+from tasks.condda.harness import Harness
+from tasks.condda.rules import ProtocolRefusal
+from tasks.condda.store import EventStore
+from tasks.condda.test_files import TestLibrary
+
+MIRRORED = (
+    "dataset_request",
+    "post_results",
+    "get_feedback_request",
+    "complete_test",
+    "terminate_session",
+)
+
+
+class Mirrored:
+    """The calls of `run.HarnessCalls` on `server`; `local` is the harness to export from."""
+
+    def __init__(self, server: Any, library: TestLibrary, store: EventStore):
+        self.server = server
+        self.session = ""
+        self.local = Harness(library, store, "compat", new_id=lambda: self.session)
+
+    def session_request(self, **arguments: Any) -> str:
+        self.session = self.server.session_request(**arguments)
+        self.local.session_request(**arguments)
+        return self.session
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self.server, name)
+        if name not in MIRRORED:
+            return call
+
+        def mirrored(**arguments: Any) -> Any:
+            answer = call(**arguments)
+            with suppress(ProtocolRefusal):
+                getattr(self.local, name)(**arguments)
+            return answer
+
+        return mirrored

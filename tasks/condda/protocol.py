@@ -1,0 +1,237 @@
+"""The CONDDA/OND protocol as a pure machine: state and command in, events and answer out.
+
+`decide` does no input or output and has no clock; what it lets happen it returns as events, which
+`session.evolve` adds to the state. Rules: spec condda 1 (life cycle, rounds, feedback) and 2.2
+(errors); `serving`, `posting` and `feedback` hold those of the three long commands.
+
+Modes. `compat` takes all that the published client sends and answers as the public server was seen
+to; `strict` also refuses what the protocol forbids: rounds out of order, results that were not
+asked for, foreign ids, wrong columns, values that are no probabilities, feedback on instances that
+were not served.
+
+Where `compat` differs from the public server, on purpose:
+* The same file again for the same round and type is answered OK and kept once: the client posts
+  again when an answer is lost, and no recorded exchange shows such a repost. Another file for a
+  round's detection is DetectionRepost; of other types it is kept beside the first.
+* Hints belong to their session; feedback on instances neither served nor posted is left out, unless
+  `answer_future_ids`; a missing feedback budget is 0, not unlimited; negative rounds are empty.
+* Asking an unknown session to end is OK, as published, but leaves no trace.
+"""
+
+import math
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+from tasks.condda.commands import (
+    CheckEvaluable,
+    Command,
+    CompleteTest,
+    Dataset,
+    Decision,
+    Feedback,
+    Latest,
+    Metadata,
+    OpenSession,
+    Post,
+    Resume,
+    Status,
+    Terminate,
+)
+from tasks.condda.domains import DOMAINS, PROTOCOLS, RED_LIGHT, SHOWN_METADATA
+from tasks.condda.feedback import give_feedback
+from tasks.condda.lookup import (
+    Rules,
+    load_test,
+    open_test,
+    overrides,
+    round_size,
+    session_metadata,
+    unknown_test,
+)
+from tasks.condda.posting import take_results
+from tasks.condda.posts import check_name
+from tasks.condda.rules import Limits, Mode, ProtocolRefusal
+from tasks.condda.serving import round_count, serve
+from tasks.condda.session import Event, SessionState
+from tasks.condda.test_files import TestLibrary
+
+
+def decide(
+    state: SessionState | None,
+    command: Command,
+    library: TestLibrary,
+    mode: Mode,
+    now: datetime,
+    *,
+    limits: Limits | None = None,
+    answer_future_ids: bool = False,
+) -> Decision:
+    """Decide one command; `state` is None for a session that does not exist (yet)."""
+    rules = Rules(library, mode, now.isoformat(), limits or Limits(), answer_future_ids)
+    if isinstance(command, OpenSession):
+        return _open(command, rules)
+    if state is None:
+        return _unknown_session(command, rules)
+    # Evaluation, progress and export still answer when a session has ended.
+    if state.terminated and not isinstance(command, CheckEvaluable | Status):
+        raise ProtocolRefusal(400, "SessionEnded", f"session {state.session} has ended; open one")
+    test = getattr(command, "test", None)
+    if test is not None:
+        check_name(test, "test", rules.limits)
+        if rules.strict and test not in state.tests:
+            raise ProtocolRefusal(
+                400, "test_not_in_session", f"test {test} was not named when the session was opened"
+            )
+    number = getattr(command, "round", None)
+    if number is not None and abs(number) > rules.limits.round_id:
+        raise ProtocolRefusal(400, "TooLarge", f"no test has a round {str(number)[:40]}")
+    return _HANDLERS[type(command)](state, command, rules)
+
+
+def _unknown_session(command: Command, rules: Rules) -> Decision:
+    if not rules.strict:
+        if isinstance(command, CompleteTest | Terminate):
+            return Decision()
+        if isinstance(command, Post):
+            raise ProtocolRefusal(500, "KeyError", "'created'")
+        if isinstance(command, Latest):
+            raise ProtocolRefusal(500, "KeyError", "'tests'")
+        if isinstance(command, CheckEvaluable):
+            raise _in_process(command.test)
+    raise ProtocolRefusal(
+        400, "session_id_invalid", "there is no session with this id; open one first"
+    )
+
+
+def _open(command: OpenSession, rules: Rules) -> Decision:
+    limits = rules.limits
+    if not command.tests:
+        raise ProtocolRefusal(400, "EmptyFile", "no test ids were given")
+    for found, most, what in (
+        (len(command.tests), limits.session_tests, "tests"),
+        (len(command.hints), limits.session_hints, "hints"),
+        (max(map(len, (command.detector, *command.hints))), limits.id_length, "characters"),
+    ):
+        if found > most:
+            raise ProtocolRefusal(400, "TooLarge", f"a session has {found} {what}, limit {most}")
+    for test in command.tests:
+        if not rules.library.has_truth(test, command.protocol, command.domain):
+            raise unknown_test(test)
+    if command.protocol not in PROTOCOLS or command.domain not in DOMAINS:
+        raise ProtocolRefusal(
+            400, "BadDomain", f"{command.protocol}/{command.domain} is not a protocol and a domain"
+        )
+    if not math.isfinite(command.threshold):
+        raise ProtocolRefusal(400, "InvalidThreshold", "detection_threshold is not finite")
+    if rules.strict:
+        if len(set(command.tests)) != len(command.tests):
+            raise ProtocolRefusal(400, "RepeatedTests", "a test id was given twice")
+        overrides(command.hints)
+    detail = {
+        "protocol": command.protocol,
+        "domain": command.domain,
+        "detector": command.detector,
+        "tests": list(command.tests),
+        "hints": list(command.hints),
+        "threshold": command.threshold,
+    }
+    return Decision((Event("opened", rules.now, detail=detail),))
+
+
+def _metadata(state: SessionState, command: Metadata, rules: Rules) -> Decision:
+    metadata = session_metadata(state, command.test, rules)
+    shown = (*SHOWN_METADATA, *((RED_LIGHT,) if RED_LIGHT in state.hints else ()))
+    return Decision(answer={key: metadata[key] for key in metadata if key in shown})
+
+
+def _complete(state: SessionState, command: CompleteTest, rules: Rules) -> Decision:
+    progress = open_test(state, command.test)
+    if rules.strict:
+        test, metadata = load_test(state, command.test, rules)
+        rounds = round_count(test, round_size(metadata, command.test))
+        if len(progress.served) < rounds or rounds - 1 not in progress.posted:
+            raise ProtocolRefusal(
+                400,
+                "TestIncomplete",
+                f"{len(progress.served)} of {rounds} rounds of {command.test} were served and "
+                "the last one must have results; go on, or end the session to give up",
+            )
+    return Decision((Event("completed", rules.now, command.test, progress.attempt),))
+
+
+def _evaluable(state: SessionState, command: CheckEvaluable, rules: Rules) -> Decision:
+    if not command.devmode and not state.test(command.test).completed:
+        raise _in_process(command.test)
+    return Decision()
+
+
+def _terminate(state: SessionState, command: Terminate, rules: Rules) -> Decision:
+    return Decision((Event("terminated", rules.now),))
+
+
+def _latest(state: SessionState, command: Latest, rules: Rules) -> Decision:
+    if not state.finished and not rules.strict:
+        raise ProtocolRefusal(500, "KeyError", "'tests'")
+    return Decision(answer={"finished_tests": list(state.finished)})
+
+
+def _resume(state: SessionState, command: Resume, rules: Rules) -> Decision:
+    test, metadata = load_test(state, command.test, rules)
+    rounds = round_count(test, round_size(metadata, command.test))
+    progress = state.test(command.test)
+    last = max(progress.served, default=-1)
+    following = last + 1 if last < 0 or last in progress.posted else last
+    return Decision(
+        answer={
+            "test": command.test,
+            "next_round": None if progress.completed or following >= rounds else following,
+            "rounds": rounds,
+            "posted": sorted(progress.posted.get(following, {})),
+            "completed": progress.completed,
+        }
+    )
+
+
+def _status(state: SessionState, command: Status, rules: Rules) -> Decision:
+    names = dict.fromkeys((*state.tests, *state.progress))
+    tests = {}
+    for name in names:
+        progress = state.test(name)
+        tests[name] = {
+            "served": len(progress.served),
+            "posted": len(progress.posted),
+            "attempt": progress.attempt,
+            "completed": progress.completed,
+        }
+    return Decision(
+        answer={
+            "session": state.session,
+            "protocol": state.protocol,
+            "domain": state.domain,
+            "detector": state.detector,
+            "hints": list(state.hints),
+            "threshold": state.threshold,
+            "opened": state.opened,
+            "terminated": state.terminated,
+            "tests": tests,
+        }
+    )
+
+
+_HANDLERS: dict[type, Callable[[SessionState, Any, Rules], Decision]] = {
+    Metadata: _metadata,
+    Dataset: serve,
+    Post: take_results,
+    Feedback: give_feedback,
+    CompleteTest: _complete,
+    CheckEvaluable: _evaluable,
+    Terminate: _terminate,
+    Latest: _latest,
+    Resume: _resume,
+    Status: _status,
+}
+
+
+def _in_process(test: str) -> ProtocolRefusal:
+    return ProtocolRefusal(400, "TestInProcess", f"test {test} is not completed")

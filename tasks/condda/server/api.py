@@ -1,0 +1,325 @@
+"""The /v1 JSON API: sessions, tests, rounds, results, feedback and metrics as resources.
+
+Our own counterpart of the wire API, over the same harness calls (spec condda 1.2), always strict.
+PUT and DELETE may be repeated: the same content again changes nothing and is answered the same.
+Feedback spends a budget each time it is asked for (spec condda 1.6). Refusals are
+{"reason", "message"} with 404, 409, 413 or 422.
+"""
+
+import csv
+import io
+import json
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, Path, Query, Response
+
+from tasks.condda.domains import DOMAINS
+from tasks.condda.harness import Harness
+from tasks.condda.rules import ProtocolRefusal
+from tasks.condda.server.models import (
+    Feedback,
+    NewSession,
+    OfferedTest,
+    Place,
+    PostedResults,
+    Problem,
+    Question,
+    Results,
+    Round,
+    Session,
+)
+from tasks.condda.server.sent import check_text
+from tasks.condda.store import Conflict
+
+API = "/v1"
+_NOT_FOUND = {
+    *("session_id_invalid", "test_id_invalid", "test_not_in_session", "metadata_not_found"),
+    *("BadDomain", "EndOfDataset", "result_file_not_found"),
+}
+_CONFLICTS = {
+    *("RoundOrder", "RoundNotServed", "DetectionRepost", "ResultRepost", "TestCompleted"),
+    *("SessionEnded", "TestIncomplete", "TestInProcess", "DetectionPostRequired", "KeyError"),
+    *("NoveltyDetectionRequired", "FeedbackBudgetExceeded", "IncompleteResults", "NotLastRound"),
+    "SessionExists",
+}
+_SERVERS_FAULT = {"TooManySessions": 503, "Conflict": 503, "LakeError": 500, "SourceError": 500}
+
+
+SessionId = Annotated[str, Path(description="Id of a session")]
+TestId = Annotated[str, Path(description="Id of a test")]
+RoundId = Annotated[int, Path(description="Number of a round, from 0")]
+_SESSION = "/sessions/{session_id}"
+_TEST = _SESSION + "/tests/{test_id}"
+
+
+def problem(status: int, reason: str, message: str) -> Response:
+    """A refusal as JSON; text that is no Unicode is escaped."""
+    body = json.dumps({"reason": reason, "message": message})
+    return Response(body, status, media_type="application/json")
+
+
+def api_refusal(refusal: ProtocolRefusal) -> Response:
+    """A refusal of the harness with the status code that fits it."""
+    reason = refusal.reason
+    if reason in _SERVERS_FAULT:
+        status = _SERVERS_FAULT[reason]
+    elif reason in _NOT_FOUND:
+        status = 404
+    elif reason in _CONFLICTS:
+        status = 409
+    else:
+        status = 413 if reason == "TooLarge" else 422
+    return problem(status, reason, refusal.message)
+
+
+def finite(content: Any) -> Any:
+    """The same with null for numbers that JSON has not."""
+    if isinstance(content, Mapping):
+        return {key: finite(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [finite(value) for value in content]
+    if isinstance(content, float) and not math.isfinite(content):
+        return None
+    return content
+
+
+def csv_bytes(results: Results) -> bytes:
+    """A result file of the wire's form; the same results always give the same bytes."""
+    if len(results.ids) != len(results.values):
+        raise ProtocolRefusal(400, "InvalidParams", "ids and values differ in length")
+    for name in results.ids:
+        check_text(name, "ids")
+    buffer = io.StringIO()
+    rows = zip(results.ids, results.values, strict=True)
+    csv.writer(buffer, lineterminator="\n").writerows([name, *row] for name, row in rows)
+    return check_text(buffer.getvalue(), "values").encode()
+
+
+def _open(harness: Harness, wanted: NewSession) -> str:
+    for text in (wanted.protocol, wanted.domain, wanted.detector, *wanted.hints, *wanted.test_ids):
+        check_text(text, "every text of a session")
+    return harness.session_request(
+        test_ids=wanted.test_ids,
+        protocol=wanted.protocol,
+        domain=wanted.domain,
+        novelty_detector_version=wanted.detector,
+        hints=wanted.hints,
+        detection_threshold=wanted.detection_threshold,
+    )
+
+
+def _put(harness: Harness, session_id: str, wanted: NewSession) -> bool:
+    """Open a session under an id of the client's choice; False if just this one was open."""
+    named = Harness(
+        harness.library,
+        harness.store,
+        harness.mode,
+        limits=harness.limits,
+        new_id=lambda: session_id,
+    )
+    try:
+        _open(named, wanted)
+    except Conflict:
+        found = _session(harness, session_id)
+        same = (found.protocol, found.domain, found.detector, list(found.tests)) == (
+            *(wanted.protocol, wanted.domain, wanted.detector, wanted.test_ids),
+        )
+        if not same or (found.hints, found.detection_threshold) != (
+            *(wanted.hints, wanted.detection_threshold),
+        ):
+            raise ProtocolRefusal(
+                400, "SessionExists", "this id belongs to a session that was opened otherwise"
+            ) from None
+        return False
+    return True
+
+
+def _session(harness: Harness, session_id: str) -> Session:
+    found = dict(harness.session_progress(session_id=session_id))
+    return Session(
+        session_id=found.pop("session"), detection_threshold=found.pop("threshold"), **found
+    )
+
+
+def api_router(harness: Harness) -> APIRouter:
+    """Routes of /v1 over a strict harness."""
+    described = {
+        code: {"model": Problem, "description": text}
+        for code, text in (
+            (404, "No such session, test or round"),
+            (409, "Not now: out of order, done before otherwise, completed or ended"),
+            (413, "Too large"),
+            (422, "Not understood"),
+        )
+    }
+    router = APIRouter(prefix=API, responses=described)
+    _add_sessions(router, harness)
+    _add_tests(router, harness)
+    _add_results(router, harness)
+    return router
+
+
+def _add_sessions(router: APIRouter, harness: Harness) -> None:
+    @router.get("/tests", tags=["tests"], summary="Tests on offer")
+    def offered(
+        protocol: Annotated[str, Query(description="OND or CONDDA")],
+        domain: Annotated[str, Query(description="Domain of the tests")],
+    ) -> list[OfferedTest]:
+        listed = harness.test_ids_request(protocol=protocol, domain=domain).decode().splitlines()
+        return [OfferedTest(test_id=test, protocol=protocol, domain=domain) for test in listed]
+
+    @router.get("/sessions", tags=["sessions"], summary="Ids of sessions, newest first")
+    def sessions(
+        limit: Annotated[int, Query(ge=1, le=1000, description="How many at most")] = 100,
+        skip: Annotated[int, Query(ge=0, description="How many newer ones to leave out")] = 0,
+    ) -> list[str]:
+        return harness.store.sessions()[::-1][skip : skip + limit]
+
+    @router.post("/sessions", status_code=201, tags=["sessions"], summary="Open a session")
+    def open_session(wanted: NewSession) -> Session:
+        return _session(harness, _open(harness, wanted))
+
+    @router.put(
+        _SESSION, status_code=201, tags=["sessions"], summary="Open a session under a chosen id"
+    )
+    def put_session(
+        session_id: Annotated[
+            str, Path(pattern="^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$", description="A UUID")
+        ],
+        wanted: NewSession,
+        response: Response,
+    ) -> Session:
+        if not _put(harness, session_id, wanted):
+            response.status_code = 200
+        return _session(harness, session_id)
+
+    @router.get(_SESSION, tags=["sessions"], summary="A session and how far its tests are")
+    def session(session_id: SessionId) -> Session:
+        return _session(harness, session_id)
+
+    @router.delete(_SESSION, status_code=204, tags=["sessions"], summary="End a session")
+    def end_session(session_id: SessionId) -> None:
+        if _session(harness, session_id).terminated is None:
+            _unless("SessionEnded", lambda: harness.terminate_session(session_id=session_id))
+
+    @router.get(
+        _SESSION + "/archive",
+        tags=["sessions"],
+        summary="Logs and result files as a zip archive",
+        response_class=Response,
+        responses={200: {"content": {"application/zip": {}}}},
+    )
+    def archive(session_id: SessionId) -> Response:
+        return Response(harness.session_zip(session_id=session_id), media_type="application/zip")
+
+
+def _unless(reason: str, call: Any) -> None:
+    """Call; being refused because it was done before is as good."""
+    try:
+        call()
+    except ProtocolRefusal as refusal:
+        if refusal.reason != reason:
+            raise
+
+
+def _add_tests(router: APIRouter, harness: Harness) -> None:
+    @router.get(_TEST, tags=["tests"], summary="Where to go on in a test")
+    def place(session_id: SessionId, test_id: TestId) -> Place:
+        found = dict(harness.resume_test(session_id=session_id, test_id=test_id))
+        return Place(test_id=found.pop("test"), **found)
+
+    @router.get(_TEST + "/metadata", tags=["tests"], summary="What an agent may know of a test")
+    def metadata(session_id: SessionId, test_id: TestId) -> dict[str, Any]:
+        return finite(harness.get_test_metadata(session_id=session_id, test_id=test_id))
+
+    @router.put(_TEST + "/completion", status_code=204, tags=["tests"], summary="End a test")
+    def complete(session_id: SessionId, test_id: TestId) -> None:
+        _session(harness, session_id)
+        about = {"session_id": session_id, "test_id": test_id}
+        _unless("TestCompleted", lambda: harness.complete_test(**about))
+
+    @router.get(_TEST + "/rounds/{round_id}", tags=["rounds"], summary="Instances of a round")
+    def get_round(session_id: SessionId, test_id: TestId, round_id: RoundId) -> Round:
+        body = harness.dataset_request(test_id=test_id, round_id=round_id, session_id=session_id)
+        domain = harness.session_progress(session_id=session_id)["domain"]
+        encoding = DOMAINS[domain].encoding
+        return Round(round=round_id, lines=body.decode(encoding).removesuffix("\n").split("\n"))
+
+    @router.get(
+        _TEST + "/metrics",
+        tags=["metrics"],
+        summary="Metrics of a completed test, as the public server's",
+    )
+    def metrics(
+        session_id: SessionId,
+        test_id: TestId,
+        baseline: Annotated[
+            str | None, Query(description="A session to compare with, for m_nrp")
+        ] = None,
+    ) -> dict[str, Any]:
+        _session(harness, session_id)
+        return finite(
+            harness.evaluate(
+                test_id=test_id,
+                session_id=session_id,
+                baseline_session_id=baseline,
+            )
+        )
+
+    @router.get(
+        _TEST + "/rounds/{round_id}/metrics",
+        tags=["metrics"],
+        summary="Accuracy of a round of a completed test",
+    )
+    def round_metrics(session_id: SessionId, test_id: TestId, round_id: RoundId) -> dict[str, Any]:
+        progress = _session(harness, session_id).tests.get(test_id)
+        if progress is None or not progress.completed:
+            # While a test goes on, only feedback tells about its ground truth.
+            raise ProtocolRefusal(400, "TestInProcess", f"test {test_id[:80]!r} is not completed")
+        about = {"test_id": test_id, "round_id": round_id, "session_id": session_id}
+        return finite(harness.evaluate_round_wise(**about))
+
+
+def _add_results(router: APIRouter, harness: Harness) -> None:
+    @router.put(
+        _TEST + "/rounds/{round_id}/results",
+        status_code=204,
+        tags=["results"],
+        summary="Post the results of a round, all types or none",
+    )
+    def put_results(
+        session_id: SessionId,
+        test_id: TestId,
+        round_id: RoundId,
+        results: Annotated[dict[str, Results], Body(description="Result lines by type")],
+    ) -> None:
+        files = {kind: csv_bytes(lines) for kind, lines in results.items()}
+        about = {"test_id": test_id, "round_id": round_id, "session_id": session_id}
+        harness.post_results(result_files=files, **about)
+
+    @router.get(_TEST + "/results/{type}", tags=["results"], summary="Result lines posted so far")
+    def get_results(
+        session_id: SessionId,
+        test_id: TestId,
+        type: Annotated[str, Path(description="Result type, such as detection")],
+    ) -> PostedResults:
+        frame = harness.results(session_id, test_id, type)
+        return PostedResults(
+            rounds=frame["round"].to_list(),
+            ids=frame["instance_id"].to_list(),
+            values=finite(frame["values"].to_list()),
+            cells=frame["cells"].to_list(),
+        )
+
+    @router.post(_TEST + "/feedback", tags=["feedback"], summary="Ask for feedback")
+    def feedback(session_id: SessionId, test_id: TestId, question: Question) -> Feedback:
+        told = harness.get_feedback_request(
+            feedback_ids=question.ids,
+            feedback_type=question.type,
+            test_id=test_id,
+            session_id=session_id,
+            round_id=question.round,
+        )
+        return Feedback(lines=[line.split(",") for line in told.decode().splitlines()])

@@ -1,0 +1,327 @@
+"""The operators' page: sessions, progress of each test, detection curves, exports; and /docs.
+
+`page.html` is one file with its style and script; it asks the routes below every few seconds. They
+read events and test files and change nothing. The red light is ground truth: whoever may open the
+page may see it, agents have no other way to it than the hint.
+"""
+
+import base64
+import hashlib
+import html
+import json
+import math
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fastapi import APIRouter, Response
+
+from schemas.errors import NoveltyError
+from tasks.condda.harness import Harness
+from tasks.condda.lookup import lenient_metadata
+from tasks.condda.posts import is_name, parse
+from tasks.condda.rules import ProtocolRefusal
+from tasks.condda.serving import round_count
+from tasks.condda.test_files import TestFile
+
+OPERATOR = "/operator"
+_PAGE = Path(__file__).with_name("page.html")
+_SESSIONS_SHOWN = 50
+_TESTS_SHOWN = 200
+_CURVES_KEPT = 64
+# Size of a curve in the SVG's own units, and the most points drawn.
+_WIDTH, _HEIGHT, _MOST_POINTS = 600, 120, 1200
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Detection values posted for a test: rows of the test and P(world changed), by row."""
+
+    rows: np.ndarray
+    values: np.ndarray
+    instances: int
+    threshold: float
+    red_light: int | None
+    """First row where the world has changed."""
+
+    @property
+    def declared(self) -> int | None:
+        """First row above the threshold."""
+        above = np.flatnonzero(self.values > self.threshold)
+        return int(self.rows[above[0]]) if len(above) else None
+
+
+class Curves:
+    """Curves of tests, kept so that a new round costs the reading of that round alone."""
+
+    def __init__(self, harness: Harness):
+        self.harness = harness
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[tuple[str, str, int], tuple[int, dict[int, float]]] = OrderedDict()
+
+    def get(self, session: str, test: str) -> Curve:
+        """The curve of a test since its last restart."""
+        with self.harness.states.get(session) as state:
+            attempt = state.test(test).attempt
+            threshold = state.threshold
+            place = (state.protocol, state.domain)
+        with self._lock:
+            points = self._points(session, test, attempt)
+        file = self.harness.library.load(test, *place)
+        rows = np.array(sorted(points), dtype=np.int64)
+        values = np.array([points[row] for row in rows.tolist()], dtype=float)
+        return Curve(rows, values, len(file.ids), threshold, _red_light(file))
+
+    def _points(self, session: str, test: str, attempt: int) -> dict[int, float]:
+        key = (session, test, attempt)
+        seq, points = self._kept.pop(key, (0, {}))
+        wanted = {"kind": "posted", "test": test, "type": "detection", "attempt": attempt}
+        for stored in self.harness.store.load(session, seq, bodies=True, **wanted):
+            result = parse(stored.event.body or b"", self.harness.limits)
+            values = result.numbers.list.first().to_list()
+            for row, value in zip(stored.event.detail["rows"], values, strict=True):
+                if row >= 0 and value is not None and math.isfinite(value):
+                    points[row] = value
+            seq = stored.seq
+        self._kept[key] = (seq, points)
+        while len(self._kept) > _CURVES_KEPT:
+            self._kept.popitem(last=False)
+        return dict(points)
+
+
+def _red_light(test: TestFile) -> int | None:
+    changed = np.flatnonzero(test.truth[test.domain.changed].to_numpy() == 1)
+    return int(changed[0]) if len(changed) else None
+
+
+def thinned(rows: np.ndarray, values: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
+    """At most `most` points: lowest and highest of each stretch of rows, so no peak is lost."""
+    if len(rows) <= most:
+        return rows, values
+    stretches = np.array_split(np.arange(len(rows)), most // 2)
+    kept = sorted({int(s[place(values[s])]) for s in stretches for place in (np.argmin, np.argmax)})
+    return rows[kept], values[kept]
+
+
+def curve_svg(curve: Curve) -> str:
+    """An SVG of a curve; colours come from the page by class."""
+    last = max(curve.instances - 1, 1)
+
+    def x(row: int | np.ndarray) -> Any:
+        return np.round(np.asarray(row) / last * _WIDTH, 1)
+
+    def y(value: float | np.ndarray) -> Any:
+        return np.round((1 - np.clip(value, 0, 1)) * _HEIGHT, 1)
+
+    def label(at: float, height: float, anchor: str, text: str) -> str:
+        return f'<text x="{at:g}" y="{height:g}" text-anchor="{anchor}">{text}</text>'
+
+    def below(row: int, text: str) -> str:
+        side = "start" if row < last / 2 else "end"
+        return label(float(x(row)), _HEIGHT + 12, side, text)
+
+    level = y(curve.threshold)
+    parts = [
+        f'<rect class="frame" width="{_WIDTH}" height="{_HEIGHT}"/>',
+        f'<line class="threshold" x1="0" y1="{level:g}" x2="{_WIDTH}" y2="{level:g}"/>',
+        *(label(-4, y(value) + 4, "end", f"{value:g}") for value in (0, 1)),
+        label(-4, level + 4, "end", f"{curve.threshold:.3g}")
+        if 0.15 < curve.threshold < 0.85
+        else "",
+    ]
+    if curve.red_light is not None:
+        at, name = x(curve.red_light), f"red light: row {curve.red_light}"
+        parts.append(
+            f'<line class="red-light" data-row="{curve.red_light}" x1="{at:g}" y1="0" '
+            f'x2="{at:g}" y2="{_HEIGHT}"/>{below(curve.red_light, name)}'
+        )
+    rows, values = thinned(curve.rows, curve.values, _MOST_POINTS)
+    if len(rows):
+        points = " ".join(f"{a:g},{b:g}" for a, b in zip(x(rows), y(values), strict=True))
+        parts.append(f'<polyline class="curve" points="{points}"/>')
+    declared = curve.declared
+    if declared is not None:
+        at, value = x(declared), curve.values[np.searchsorted(curve.rows, declared)]
+        side = "start" if declared < last / 2 else "end"
+        parts.append(
+            f'<circle class="declared" data-row="{declared}" cx="{at:g}" cy="{y(value):g}" r="4"/>'
+            + label(
+                float(at) + (8 if side == "start" else -8),
+                max(y(value) - 2, 10),
+                side,
+                f"row {declared}",
+            )
+        )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-26 -6 {_WIDTH + 32} {_HEIGHT + 22}" '
+        f'role="img" aria-label="P(world changed) over {curve.instances} instances">'
+        f"{''.join(parts)}</svg>"
+    )
+
+
+def session_list(harness: Harness) -> dict[str, Any]:
+    """Newest sessions, and how many there are."""
+    ids = harness.store.sessions()
+    return {
+        "total": len(ids),
+        "sessions": [_summary(harness, session) for session in ids[: -_SESSIONS_SHOWN - 1 : -1]],
+    }
+
+
+def _summary(harness: Harness, session: str) -> dict[str, Any]:
+    found = harness.session_progress(session_id=session)
+    tests = found.pop("tests").values()
+    return {
+        **found,
+        "tests": len(tests),
+        "completed": sum(test["completed"] for test in tests),
+        "posted": sum(test["posted"] for test in tests),
+    }
+
+
+def session_tests(harness: Harness, session: str) -> dict[str, Any]:
+    """Progress of a session's tests; the number of rounds is null where it cannot be read."""
+    found = harness.session_progress(session_id=session)
+    shown = list(found["tests"].items())[:_TESTS_SHOWN]
+    tests = [
+        {"test": name, **progress, "rounds": _rounds(harness, session, name)}
+        for name, progress in shown
+    ]
+    return {"session": session, "total": len(found["tests"]), "tests": tests}
+
+
+def _rounds(harness: Harness, session: str, test: str) -> int | None:
+    try:
+        with harness.states.get(session) as state:
+            file = harness.library.load(test, state.protocol, state.domain)
+            size = lenient_metadata(state, file).get("round_size")
+    except NoveltyError:
+        return None  # a test that is not in the data directory can be posted to, not shown
+    return round_count(file, size) if size else None
+
+
+def page_router(harness: Harness) -> APIRouter:
+    """The page and what it asks for."""
+    router = APIRouter(include_in_schema=False)
+    text = _PAGE.read_text(encoding="utf-8")
+    headers = {"content-security-policy": content_policy(text), "cache-control": "no-cache"}
+    curves = Curves(harness)
+
+    @router.get("/")
+    def page() -> Response:
+        return Response(text, media_type="text/html; charset=utf-8", headers=headers)
+
+    @router.get(OPERATOR + "/sessions")
+    def sessions() -> Response:
+        return _json(session_list(harness))
+
+    @router.get(OPERATOR + "/tests")
+    def tests(session_id: str) -> Response:
+        return _json(session_tests(harness, session_id))
+
+    @router.get(OPERATOR + "/curve")
+    def curve(session_id: str, test_id: str) -> Response:
+        try:
+            drawn = curve_svg(curves.get(session_id, test_id))
+        except NoveltyError as error:
+            if isinstance(error, ProtocolRefusal):
+                raise
+            raise ProtocolRefusal(500, "test_id_invalid", str(error)) from error
+        return Response(drawn, media_type="image/svg+xml")
+
+    @router.get(OPERATOR + "/results")
+    def results(session_id: str, test_id: str, type: str) -> Response:
+        if not (is_name(test_id, harness.limits) and is_name(type, harness.limits)):
+            raise ProtocolRefusal(400, "InvalidName", "no such test or result type")
+        with harness.states.get(session_id) as state:
+            attempt = state.test(test_id).attempt
+        wanted = {"kind": "posted", "test": test_id, "type": type, "attempt": attempt}
+        found = harness.store.load(session_id, bodies=True, **wanted)
+        body = b"".join((stored.event.body or b"").rstrip(b"\n") + b"\n" for stored in found)
+        name = f'attachment; filename="{session_id}.{test_id}_{type}.csv"'
+        if not name.isascii():
+            name = "attachment"
+        headers = {"content-disposition": name}
+        return Response(body, media_type="text/csv; charset=utf-8", headers=headers)
+
+    return router
+
+
+def content_policy(page: str) -> str:
+    """A policy that lets only this page's own style and script run, and fetch from here."""
+
+    def sources(tag: str) -> str:
+        blocks = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+        digests = [base64.b64encode(hashlib.sha256(b.encode()).digest()).decode() for b in blocks]
+        return " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"
+
+    return (
+        f"default-src 'none'; script-src {sources('script')}; style-src {sources('style')}; "
+        "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
+    )
+
+
+def _json(content: Any) -> Response:
+    return Response(json.dumps(content), media_type="application/json")
+
+
+def docs_router(openapi: Callable[[], dict[str, Any]]) -> APIRouter:
+    """/docs: the OpenAPI document as a page of its own, without script or network."""
+    router = APIRouter(include_in_schema=False)
+
+    @router.get("/docs")
+    def docs() -> Response:
+        page = docs_page(openapi())
+        headers = {"content-security-policy": content_policy(page)}
+        return Response(page, media_type="text/html; charset=utf-8", headers=headers)
+
+    return router
+
+
+_DOCS_STYLE = (
+    ":root{color-scheme:light dark}body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;"
+    "margin:2rem auto;padding:0 1rem}code,pre{font:13px ui-monospace,monospace}summary{cursor:"
+    "pointer;padding:.3rem 0}pre{overflow:auto;padding:.6rem;background:#8881}h2{margin-top:2rem}"
+)
+
+
+def docs_page(document: dict[str, Any]) -> str:
+    """Operations by tag, then the models, each with its description and schema."""
+    escape = html.escape
+    tagged: dict[str, list[str]] = {}
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            about = {
+                key: operation[key]
+                for key in ("parameters", "requestBody", "responses")
+                if key in operation
+            }
+            tagged.setdefault(operation.get("tags", ["other"])[0], []).append(
+                f"<details><summary><code>{method.upper()} {escape(path)}</code> "
+                f"{escape(operation.get('summary', ''))}</summary>{_pre(about)}</details>"
+            )
+    models = [
+        f"<details><summary><code>{escape(name)}</code> {escape(model.get('description', ''))}"
+        f"</summary>{_pre(model)}</details>"
+        for name, model in document.get("components", {}).get("schemas", {}).items()
+    ]
+    tagged["models"] = models
+    sections = "".join(f"<h2>{escape(tag)}</h2>{''.join(items)}" for tag, items in tagged.items())
+    info = document["info"]
+    return (
+        '<!doctype html><html lang="en"><meta charset="utf-8">'
+        f"<title>{escape(info['title'])}</title><style>{_DOCS_STYLE}</style>"
+        f"<h1>{escape(info['title'])}</h1><p>{escape(info['description'])} The document itself: "
+        f'<a href="/openapi.json">/openapi.json</a>. The published SAIL-ON API is served beside it '
+        f"and is not described here.</p>{sections}</html>"
+    )
+
+
+def _pre(content: Any) -> str:
+    return f"<pre>{html.escape(json.dumps(content, indent=1))}</pre>"

@@ -1,0 +1,182 @@
+"""Running the server: a data directory and a state directory in, a listening socket out.
+
+Everything that the server remembers is one file below the state directory. It listens on this
+machine only, unless tokens are given.
+"""
+
+import contextlib
+import ipaddress
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from schemas.errors import ConfigError
+from tasks.condda.harness import Harness
+from tasks.condda.rules import Limits, Mode
+from tasks.condda.store import EventStore
+from tasks.condda.test_files import TestLibrary
+
+PORT = 3307
+EVENTS = "events.sqlite"
+_TOKEN_LENGTH = 16
+# A request's line and headers: ids for feedback come in the query.
+_HEAD_BYTES = 4 * 1024 * 1024
+_START_SECONDS = 30.0
+_BACKLOG = 2048
+
+
+def make_harness(
+    tests: Path, state: Path, mode: Mode = "compat", *, limits: Limits | None = None
+) -> Harness:
+    """A harness over the tests in one folder, with its store in another, made if need be."""
+    library = TestLibrary(tests)
+    try:
+        state.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot make the state folder {state}: {error.strerror}") from error
+    return Harness(library, EventStore(state / EVENTS), mode, limits=limits)
+
+
+def read_tokens(path: Path) -> list[str]:
+    """Tokens from a file, one a line."""
+    try:
+        return path.read_text(encoding="utf-8").split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the tokens in {path}: {error}") from error
+
+
+def check_access(host: str, tokens: Sequence[str]) -> None:
+    """Refuse to listen to other machines without tokens, and tokens that can be guessed."""
+    for token in tokens:
+        if len(token) < _TOKEN_LENGTH or not (token.isascii() and token.isprintable()):
+            raise ConfigError(
+                f"a token has {len(token)} characters, expected at least {_TOKEN_LENGTH} of plain "
+                "ASCII; make one with: python -c 'import secrets; print(secrets.token_hex())'"
+            )
+    if not tokens and not _is_loopback(host):
+        raise ConfigError(
+            f"without tokens the server listens on 127.0.0.1 only, not on {host!r}; give tokens"
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def serve(
+    tests: Path,
+    state: Path,
+    host: str = "127.0.0.1",
+    port: int = PORT,
+    mode: Mode = "compat",
+    tokens: Sequence[str] = (),
+    *,
+    limits: Limits | None = None,
+) -> None:
+    """Serve until Ctrl-C or SIGTERM. Port 0 takes any free one; the URL is printed."""
+    check_access(host, tokens)
+    with contextlib.closing(_listen(host, port)) as listening:
+        harness = make_harness(tests, state, mode, limits=limits)
+        try:
+            print(f"serving {tests} at {url_of(listening)} ({mode})", flush=True)
+            with _exit_on_sigterm():
+                _server(harness, tokens).run(sockets=[listening])
+        finally:
+            harness.store.close()
+
+
+@contextlib.contextmanager
+def _exit_on_sigterm() -> Iterator[None]:
+    """SIGTERM as an exception: uvicorn raises it again at its end, and the store must close."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def running(
+    tests: Path,
+    state: Path,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    mode: Mode = "compat",
+    tokens: Sequence[str] = (),
+    *,
+    limits: Limits | None = None,
+) -> Iterator[str]:
+    """The same in a thread of this process, for the time of a with block; gives the URL."""
+    check_access(host, tokens)
+    with contextlib.closing(_listen(host, port)) as listening:
+        harness = make_harness(tests, state, mode, limits=limits)
+        server = _server(harness, tokens)
+        thread = threading.Thread(
+            target=server.run, kwargs={"sockets": [listening]}, name="condda server", daemon=True
+        )
+        thread.start()
+        try:
+            deadline = time.monotonic() + _START_SECONDS
+            while not server.started:
+                if not thread.is_alive() or time.monotonic() > deadline:
+                    raise ConfigError("the server did not start; see its log")
+                time.sleep(0.005)
+            yield url_of(listening)
+        finally:
+            server.should_exit = True
+            thread.join()
+            harness.store.close()
+
+
+def url_of(listening: socket.socket) -> str:
+    """URL of a listening socket."""
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, number, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listening = socket.socket(family, kind, number)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        # From here on the system holds connections until the server takes them.
+        listening.listen(_BACKLOG)
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"cannot listen on {host}:{port}: {error}") from error
+    return listening
+
+
+def _server(harness: Harness, tokens: Sequence[str]) -> Any:
+    import uvicorn
+
+    from tasks.condda.server.app import make_app
+
+    return uvicorn.Server(
+        uvicorn.Config(
+            make_app(harness, tokens=tokens),
+            http="h11",
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            log_level="warning",
+            server_header=False,
+            h11_max_incomplete_event_size=_HEAD_BYTES,
+            timeout_graceful_shutdown=5,
+        )
+    )

@@ -1,0 +1,190 @@
+"""The event store: one append-only SQLite table, shared by threads and processes.
+
+A row is an `Event` of a session, numbered from 1 without gaps; posted files are kept as bytes in
+`body`. WAL with synchronous=FULL: a commit returns when its bytes are on the disk, so what was
+acknowledged outlives kill -9 and a power cut. A writer says which number it expects to be last; if
+another was faster, `append` raises `Conflict` and nothing is written.
+
+Two unique indexes make a doubled result impossible: the same file for the same test, attempt, round
+and type, and any second detection for a round.
+"""
+
+import hashlib
+import json
+import sqlite3
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from schemas.errors import LakeError
+from tasks.condda.session import Event
+
+_SCHEMA = """
+create table if not exists events (
+    id integer primary key autoincrement,
+    session text not null,
+    seq integer not null,
+    time text not null,
+    kind text not null,
+    test text,
+    attempt integer not null,
+    round integer,
+    type text,
+    sha256 text,
+    detail text not null,
+    body blob,
+    unique (session, seq)
+);
+create unique index if not exists one_file on events (session, test, attempt, round, type, sha256)
+    where kind = 'posted';
+create unique index if not exists one_detection on events (session, test, attempt, round)
+    where kind = 'posted' and type = 'detection';
+create index if not exists by_kind on events (kind, id);
+"""
+_COLUMNS = "id, session, seq, kind, time, test, attempt, round, type, sha256, detail"
+_FILTERS = {"kind", "test", "attempt", "round", "type"}
+_BUSY_SECONDS = 60.0
+
+
+class Conflict(Exception):
+    """Another writer added to the session first: read what it added and decide again."""
+
+
+@dataclass(frozen=True)
+class StoredEvent:
+    """An event with its place in the store; `id` grows with time over all sessions."""
+
+    id: int
+    session: str
+    seq: int
+    event: Event
+
+
+class EventStore:
+    """Events of all sessions in one file."""
+
+    def __init__(self, path: Path):
+        self.path = Path(path)
+        # One connection and a lock: SQLite takes one writer at a time anyhow.
+        self._lock = threading.RLock()
+        try:
+            self._connection = sqlite3.connect(
+                self.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
+            )
+            self._connection.execute("pragma journal_mode = wal")
+            self._connection.execute("pragma synchronous = full")
+            with self._transaction() as connection:
+                for statement in _SCHEMA.split(";"):
+                    connection.execute(statement)
+        except sqlite3.Error as error:
+            raise LakeError(f"cannot open the event store {self.path}: {error}") from error
+
+    def close(self) -> None:
+        """Close the file; the store cannot be used afterwards."""
+        with self._lock:
+            self._connection.close()
+
+    def append(self, session: str, expected_seq: int, events: Sequence[Event]) -> int:
+        """Add events after number `expected_seq`, all or none; gives the number of the last one."""
+        rows = [
+            (
+                *(session, expected_seq + place, event.time, event.kind, event.test),
+                *(event.attempt, event.round, event.type, event.sha256),
+                json.dumps(dict(event.detail), separators=(",", ":")),
+                event.body,
+            )
+            for place, event in enumerate(events, start=1)
+        ]
+        try:
+            with self._transaction() as connection:
+                if self._last(session) != expected_seq:
+                    raise Conflict(f"session {session} has other events than expected")
+                connection.executemany(
+                    "insert into events (session, seq, time, kind, test, attempt, round, type, "
+                    "sha256, detail, body) values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    rows,
+                )
+        except sqlite3.IntegrityError as error:
+            raise Conflict(f"session {session}: {error}") from error
+        except sqlite3.Error as error:
+            raise LakeError(
+                f"cannot write the event store {self.path}: {error}; see that its disk has space "
+                "and that it may be written, then send the request again"
+            ) from error
+        return expected_seq + len(rows)
+
+    def load(
+        self, session: str, after_seq: int = 0, *, bodies: bool = False, **filters: object
+    ) -> list[StoredEvent]:
+        """Events of a session after a number, in order; filters such as test="…", kind="posted"."""
+        where, values = ["session = ?", "seq > ?"], [session, after_seq, *filters.values()]
+        unknown = set(filters) - _FILTERS
+        if unknown:
+            raise ValueError(f"no filter {sorted(unknown)}, there are {sorted(_FILTERS)}")
+        where += [f"{name} = ?" for name in filters]
+        return self._select(" and ".join(where) + " order by seq", values, bodies)
+
+    def of_kinds(self, kinds: Sequence[str], round: int | None = None) -> list[StoredEvent]:
+        """Events of these kinds over all sessions, without bodies, in order."""
+        where = f"kind in ({', '.join('?' * len(kinds))})"
+        values: list[object] = list(kinds)
+        if round is not None:
+            where += " and round = ?"
+            values.append(round)
+        return self._select(where + " order by id", values, False)
+
+    def events_after(self, id: int, limit: int) -> list[StoredEvent]:
+        """The next events of all sessions with their bodies, for an incremental export."""
+        return self._select("id > ? order by id limit ?", [id, limit], True)
+
+    def sessions(self) -> list[str]:
+        """Ids of all sessions in the order of opening."""
+        rows = self._query("select session from events where kind = 'opened' order by id", [])
+        return [row[0] for row in rows]
+
+    def fingerprint(self, session: str) -> tuple[int, str]:
+        """Number of a session's events and a digest of them: equal if nothing has happened."""
+        rows = self._query(
+            "select seq, time, kind, coalesce(sha256, '') from events where session = ? "
+            "order by seq",
+            [session],
+        )
+        return len(rows), hashlib.sha256(repr([session, rows]).encode()).hexdigest()
+
+    def session_count(self) -> int:
+        """Number of sessions."""
+        return int(self._query("select count(*) from events where kind = 'opened'", [])[0][0])
+
+    def _last(self, session: str) -> int:
+        return int(
+            self._query("select coalesce(max(seq), 0) from events where session = ?", [session])[0][
+                0
+            ]
+        )
+
+    def _select(self, where: str, values: Sequence[object], bodies: bool) -> list[StoredEvent]:
+        body = "body" if bodies else "null"
+        rows = self._query(f"select {_COLUMNS}, {body} from events where {where}", values)
+        return [
+            StoredEvent(*row[:3], Event(*row[3:10], json.loads(row[10]), row[11])) for row in rows
+        ]
+
+    def _query(self, statement: str, values: Sequence[object]) -> list[tuple]:
+        try:
+            with self._lock, closing(self._connection.execute(statement, values)) as cursor:
+                return cursor.fetchall()
+        except sqlite3.Error as error:
+            raise LakeError(f"cannot read the event store {self.path}: {error}") from error
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            self._connection.execute("begin immediate")
+            try:
+                yield self._connection
+            except BaseException:
+                self._connection.execute("rollback")
+                raise
+            self._connection.execute("commit")

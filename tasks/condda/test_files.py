@@ -1,0 +1,248 @@
+"""Test files of the published layout: out of a data directory, into immutable `TestFile`s.
+
+`<root>/<PROTOCOL>/<domain>/` holds `test_ids.csv`, `<test>_single_df.csv` (ground truth) and
+`<test>_metadata.json` (spec condda 1.3). A test id is looked up in the listing of a folder and
+never joined to a path, so no id can point outside it. Files are read when first asked for and again
+when their size or modification time changed.
+"""
+
+import csv
+import io
+import json
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from schemas.errors import SourceError
+from tasks.condda.domains import Domain, domain_named
+
+TRUTH = "_single_df.csv"
+METADATA = "_metadata.json"
+# Characters that do not make an instance id: a row of nothing else is dropped, as published.
+_BLANK = "\n\t\"',."
+# Characters that may stand around a value and are no part of it.
+CELL_EDGES = " \"'"
+
+
+@dataclass(frozen=True)
+class TestFile:
+    """One test: instance ids in the order of serving, their ground truth, the test's metadata."""
+
+    __test__ = False  # not a test class, whatever pytest thinks of its name
+
+    test_id: str
+    protocol: str
+    domain: Domain
+    ids: tuple[str, ...]
+    truth: pl.DataFrame
+    metadata: Mapping[str, Any]
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Ids without the blanks and quotes that they may be served with: what is compared."""
+        return tuple(name.strip(CELL_EDGES) for name in self.ids)
+
+    @cached_property
+    def labels(self) -> np.ndarray:
+        """Class of each row, int64."""
+        return self.truth[self.domain.label].to_numpy()
+
+    def rows(self, ids: Sequence[str]) -> list[int]:
+        """Row of each of `ids`, -1 where the test has no such instance."""
+        row_of = self._row_of
+        return [row_of.get(name.strip(CELL_EDGES), -1) for name in ids]
+
+    @cached_property
+    def _row_of(self) -> Mapping[str, int]:
+        """Row of each name; the first one of a name that stands twice."""
+        return {name: row for row, name in reversed(list(enumerate(self.names)))}
+
+
+@dataclass(frozen=True)
+class _Folder:
+    stamp: int
+    truth: Mapping[str, Path]
+    metadata: Mapping[str, Path]
+    test_ids: Path | None
+
+
+class TestLibrary:
+    """All tests below one data directory."""
+
+    __test__ = False
+
+    def __init__(self, root: Path):
+        if not Path(root).is_dir():
+            raise SourceError(f"test data {root} is not a folder; name the one that holds OND/")
+        self.root = Path(root)
+        self._lock = threading.Lock()
+        self._folders: dict[Path, _Folder] = {}
+        self._tests: dict[Path, tuple[tuple[int, ...], TestFile]] = {}
+
+    def protocols(self) -> list[str]:
+        """Protocols that have a folder, sorted."""
+        return sorted(_folders(self.root))
+
+    def domains(self, protocol: str) -> list[str]:
+        """Domains of a protocol, sorted; none if there is no such protocol."""
+        folder = _folders(self.root).get(protocol)
+        return [] if folder is None else sorted(_folders(folder))
+
+    def test_ids(self, protocol: str, domain: str) -> list[str]:
+        """Tests offered: what `test_ids.csv` lists, else every test with ground truth."""
+        folder = self._folder(protocol, domain)
+        if folder is None:
+            raise SourceError(f"domain {domain} for {protocol} not configured")
+        if folder.test_ids is None:
+            return sorted(folder.truth)
+        lines = _text(folder.test_ids, "utf-8-sig").splitlines()
+        return [line.strip(CELL_EDGES + ",") for line in lines if line.strip(CELL_EDGES + ",")]
+
+    def find(
+        self, test_id: str, protocol: str | None = None, domain: str | None = None
+    ) -> tuple[str, str] | None:
+        """(protocol, domain) of the first folder that has ground truth of the test."""
+        for name in self.protocols():
+            for kind in self.domains(name):
+                if protocol not in (None, name) or domain not in (None, kind):
+                    continue
+                folder = self._folder(name, kind)
+                if folder is not None and test_id in folder.truth:
+                    return name, kind
+        return None
+
+    def has_metadata(self, test_id: str, protocol: str, domain: str) -> bool:
+        """Whether the test has a metadata file."""
+        folder = self._folder(protocol, domain)
+        return folder is not None and test_id in folder.metadata
+
+    def has_truth(self, test_id: str, protocol: str, domain: str) -> bool:
+        """Whether the test has a ground-truth file."""
+        folder = self._folder(protocol, domain)
+        return folder is not None and test_id in folder.truth
+
+    def load(self, test_id: str, protocol: str, domain: str) -> TestFile:
+        """Read a test, or give the one read before if its two files are the same still."""
+        folder = self._folder(protocol, domain)
+        if folder is None or test_id not in folder.truth or test_id not in folder.metadata:
+            raise SourceError(
+                f"test {test_id!r} has no ground truth and metadata below {protocol}/{domain}"
+            )
+        truth, metadata = folder.truth[test_id], folder.metadata[test_id]
+        stamp = _stamp(truth) + _stamp(metadata)
+        with self._lock:
+            known = self._tests.get(truth)
+        if known is not None and known[0] == stamp:
+            return known[1]
+        test = _read_test(test_id, protocol, domain_named(domain), truth, metadata)
+        with self._lock:
+            self._tests[truth] = (stamp, test)
+        return test
+
+    def _folder(self, protocol: str, domain: str) -> _Folder | None:
+        parent = _folders(self.root).get(protocol)
+        path = None if parent is None else _folders(parent).get(domain)
+        if path is None:
+            return None
+        stamp = path.stat().st_mtime_ns
+        with self._lock:
+            known = self._folders.get(path)
+        if known is None or known.stamp != stamp:
+            known = _list_folder(path, stamp)
+            with self._lock:
+                self._folders[path] = known
+        return known
+
+
+def _folders(path: Path) -> dict[str, Path]:
+    with os.scandir(path) as entries:
+        return {entry.name: Path(entry.path) for entry in entries if entry.is_dir()}
+
+
+def _list_folder(path: Path, stamp: int) -> _Folder:
+    with os.scandir(path) as entries:
+        files = {entry.name: Path(entry.path) for entry in entries if entry.is_file()}
+
+    def ending(suffix: str) -> dict[str, Path]:
+        return {
+            name.removesuffix(suffix): file
+            for name, file in files.items()
+            if name.endswith(suffix) and name != suffix
+        }
+
+    return _Folder(stamp, ending(TRUTH), ending(METADATA), files.get("test_ids.csv"))
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    try:
+        state = path.stat()
+    except OSError as error:
+        raise SourceError(f"cannot read {path}: {error.strerror}") from error
+    return state.st_mtime_ns, state.st_size
+
+
+def _text(path: Path, encoding: str) -> str:
+    try:
+        # newline="": a quoted text may hold a line break, the csv reader deals with them.
+        with path.open(encoding=encoding, newline="") as file:
+            return file.read()
+    except OSError as error:
+        raise SourceError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeError as error:
+        raise SourceError(f"{path} is not {encoding} text: {error}") from error
+
+
+def _read_test(
+    test_id: str, protocol: str, domain: Domain, truth: Path, metadata: Path
+) -> TestFile:
+    try:
+        settings = json.loads(_text(metadata, "utf-8-sig"))
+    except json.JSONDecodeError as error:
+        raise SourceError(f"{metadata} is not JSON: {error}") from error
+    if not isinstance(settings, dict):
+        raise SourceError(f"{metadata} holds no JSON object, expected keys such as round_size")
+    ids, frame = _read_truth(truth, domain)
+    return TestFile(test_id, protocol, domain, ids, frame, MappingProxyType(settings))
+
+
+def _read_truth(path: Path, domain: Domain) -> tuple[tuple[str, ...], pl.DataFrame]:
+    encoding = "utf-8-sig" if domain.encoding == "utf-8" else domain.encoding
+    lines = io.StringIO(_text(path, encoding), newline="")
+    try:
+        rows = list(csv.reader(lines, delimiter=",", quotechar=domain.quotechar))[1:]
+    except csv.Error as error:
+        raise SourceError(f"{path} is not CSV: {error}") from error
+    rows = [row for row in rows if row and row[0].strip(_BLANK) != ""]
+    width = min(max((len(row) for row in rows), default=domain.required), len(domain.columns))
+    short = next((number for number, row in enumerate(rows) if len(row) < domain.required), None)
+    if short is not None:
+        raise SourceError(
+            f"{path}: instance {rows[short][0]!r} has {len(rows[short])} columns, "
+            f"{domain.name} needs at least {domain.required}"
+        )
+    ids = tuple(row[0] for row in rows)
+    columns: dict[str, pl.Series] = {"instance_id": pl.Series(ids, dtype=pl.String)}
+    for place, name in enumerate(domain.columns[1:width], start=1):
+        cells = pl.Series(
+            [row[place].strip(CELL_EDGES) if place < len(row) else None for row in rows],
+            dtype=pl.String,
+        )
+        columns[name] = _integers(cells, path, name) if name in domain.integers else cells
+    return ids, pl.DataFrame(columns)
+
+
+def _integers(cells: pl.Series, path: Path, name: str) -> pl.Series:
+    numbers = cells.cast(pl.Float64, strict=False)
+    whole = numbers.is_finite().fill_null(False) & (numbers == numbers.round()).fill_null(False)
+    if not whole.all():
+        row = int((~whole).arg_max() or 0)
+        raise SourceError(f"{path}: {name} of row {row} is {cells[row]!r}, expected a whole number")
+    return numbers.cast(pl.Int64)

@@ -1,0 +1,263 @@
+"""Tests made from our own tables: their properties, and that they read back as they were made."""
+
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from schemas.config import make_config
+from schemas.errors import ConfigError, SourceError
+from tasks.condda.make_tests import (
+    MADE,
+    TestSettings,
+    anonymous_id,
+    from_kowl,
+    from_novelcraft,
+    from_semantic,
+    known_class_names,
+    make_tests,
+)
+from tasks.condda.test_files import TestLibrary
+
+
+def labelled(known: int = 4, novel: int = 3, each: int = 60) -> pl.DataFrame:
+    """`each` test samples of a class, and ten train samples of the known ones."""
+    rows = [
+        (f"{kind}_{number}/{split}{sample:04d}.png", f"{kind}_{number}", split, kind)
+        for kind, classes, train in (("known", known, 10), ("novel", novel, 0))
+        for number in range(classes)
+        for split, size in (("test", each), ("train", train))
+        for sample in range(size)
+    ]
+    return pl.DataFrame(rows, ["sample_id", "class", "split", "role"], orient="row")
+
+
+def files(root: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(root)): path.read_bytes()
+        for path in sorted(root.rglob("*"))
+        if path.is_file()
+    }
+
+
+@st.composite
+def possible_settings(draw: st.DrawFn) -> TestSettings:
+    values = {
+        "protocol": draw(st.sampled_from(["CONDDA", "OND"])),
+        "tests": draw(st.integers(1, 3)),
+        "rows": draw(st.integers(12, 150)),
+        "round_size": draw(st.integers(1, 40)),
+        "pre_novelty": draw(st.floats(0.01, 0.7)),
+        "novelty_mix": draw(st.floats(0.05, 1)),
+        "max_novel_classes": draw(st.sampled_from([None, 3, 7])),
+        "anonymous": draw(st.booleans()),
+        "seed": draw(st.integers(0, 5)),
+    }
+    room = min(TestSettings(**values).novel_rows, 3)
+    return TestSettings(**values, novel_classes=draw(st.integers(1, room)))
+
+
+@given(settings=possible_settings())
+@hypothesis_settings(max_examples=40, deadline=None)
+def test_made_tests_keep_their_promises(settings: TestSettings) -> None:
+    samples = labelled(each=160)
+    names = known_class_names(samples)
+    with TemporaryDirectory() as folder:
+        made = make_tests(samples, Path(folder), settings)
+        library = TestLibrary(Path(folder))
+        assert library.test_ids(settings.protocol, "novelty") == made["test_id"].to_list()
+        tests = [library.load(test, settings.protocol, "novelty") for test in made["test_id"]]
+    assert made.schema == pl.Schema(MADE) and made.height == settings.tests
+    classes = {
+        anonymous_id(name, settings.seed) if settings.anonymous else name: (kind, split)
+        for name, kind, split in samples.select("sample_id", "class", "split").rows()
+    }
+    for test, row in zip(tests, made.rows(named=True), strict=True):
+        truth, start = test.truth, row["red_light_row"]
+        assert len(set(test.ids)) == len(test.ids) == settings.rows == row["rows"]
+        assert truth["detection"].to_list() == [int(n >= start) for n in range(settings.rows)]
+        assert 1 <= start < settings.rows
+        assert (truth["novel"] == (truth["classification"] < 0)).all()
+        assert truth["novel"][:start].sum() == 0
+        assert truth["novel"].sum() == row["novel_rows"] == settings.novel_rows
+        assert truth["novel"].arg_max() == row["first_novel_row"]
+        assert test.metadata["red_light"] == test.ids[start] == row["red_light"]
+        assert test.metadata["known_classes"] == 4 == row["known_classes"]
+        assert test.metadata["known_class_names"] == list(names)
+        assert test.metadata["max_novel_classes"] >= settings.novel_classes
+        told = test.metadata["novel_class_names"]
+        assert list(told.values()) == row["novel_classes"]
+        assert len(row["novel_classes"]) == settings.novel_classes
+        for name, label in zip(test.ids, test.labels.tolist(), strict=True):
+            kind, split = classes[name]
+            assert split == "test"
+            assert kind == (names[label - 1] if label > 0 else told[str(label)])
+        counts = truth.filter(pl.col("novel") == 1)["classification"].value_counts()["count"]
+        assert counts.max() - counts.min() <= 1
+
+
+def test_row_order_does_not_matter_and_the_seed_does(tmp_path: Path) -> None:
+    samples, settings = labelled(), TestSettings(tests=2, rows=80)
+    make_tests(samples, tmp_path / "a", settings)
+    make_tests(samples.sample(fraction=1, shuffle=True, seed=3), tmp_path / "b", settings)
+    assert files(tmp_path / "a") == files(tmp_path / "b")
+    make_tests(samples, tmp_path / "c", settings.model_copy(update={"seed": 1}))
+    assert not set(files(tmp_path / "a").values()) & set(files(tmp_path / "c").values())
+    first, second = TestLibrary(tmp_path / "a").test_ids("CONDDA", "novelty")
+    library = TestLibrary(tmp_path / "a")
+    assert library.load(first, "CONDDA", "novelty").ids != (
+        library.load(second, "CONDDA", "novelty").ids
+    )
+
+
+def test_numbers_of_one_test(tmp_path: Path) -> None:
+    settings = TestSettings(
+        protocol="OND", tests=1, rows=100, round_size=30, pre_novelty=0.4, novelty_mix=0.25,
+        novel_classes=2, feedback_max_ids=7, group=5, seed=9,
+    )  # fmt: skip
+    row = make_tests(labelled(), tmp_path, settings).row(0, named=True)
+    assert row["test_id"] == "OND.5.0.9"
+    assert (row["rounds"], row["red_light_row"], row["novel_rows"]) == (4, 40, 15)
+    folder = tmp_path / "OND" / "novelty"
+    metadata = json.loads((folder / "OND.5.0.9_metadata.json").read_text())
+    assert (metadata["round_size"], metadata["feedback_max_ids"]) == (30, 7)
+    assert (metadata["pre_novelty_batches"], metadata["detection"]) == (1, 40)
+    header = (folder / "OND.5.0.9_single_df.csv").read_text().split("\n")[0]
+    assert header == "instance_id,novel,detection,classification"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rows": 2000}, "samples of known classes, splits test have 240"),
+        ({"novelty_mix": 1.0, "rows": 200}, "0 novel classes have the 140 samples"),
+        ({"novel_classes": 4}, "3 novel classes have the"),
+        ({"splits": ("train",), "rows": 20}, "0 novel classes have"),
+    ],
+    ids=["known", "novel", "classes", "split"],
+)
+def test_too_few_samples_are_a_sentence(tmp_path: Path, change: dict, message: str) -> None:
+    settings = TestSettings(**{"rows": 80, **change})
+    with pytest.raises(ConfigError, match=message):
+        make_tests(labelled(), tmp_path, settings)
+    assert not files(tmp_path)
+
+
+def test_settings_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(ConfigError, match="do not fit into 1 novel rows"):
+        make_config(
+            TestSettings, {"rows": 10, "pre_novelty": 0.9, "novel_classes": 2, "novelty_mix": 1}
+        )
+    with pytest.raises(ConfigError, match="max_novel_classes is smaller"):
+        make_config(TestSettings, {"novel_classes": 3, "max_novel_classes": 2})
+
+
+def test_bad_frames_are_refused(tmp_path: Path) -> None:
+    settings, samples = TestSettings(rows=60), labelled()
+    with pytest.raises(SourceError, match="stands twice"):
+        make_tests(pl.concat([samples, samples[:1]]), tmp_path, settings)
+    with pytest.raises(SourceError, match="no column role"):
+        make_tests(samples.drop("role"), tmp_path, settings)
+    mixed = samples.with_columns(class_=pl.lit("one")).drop("class").rename({"class_": "class"})
+    with pytest.raises(SourceError, match="class 'one' has known and novel samples"):
+        make_tests(mixed, tmp_path, settings)
+    with pytest.raises(SourceError, match="role novel"):
+        make_tests(samples.filter(pl.col("role") == "known"), tmp_path, settings)
+
+
+@pytest.mark.parametrize("bad", ["a,b", "a|b", 'a"b', "a\nb", " a", "'a'", "", ".", "a\u2028b"])
+def test_ids_that_a_csv_would_change_need_anonymous_tests(tmp_path: Path, bad: str) -> None:
+    samples = labelled().with_columns(
+        pl.when(pl.int_range(pl.len()) == 0)
+        .then(pl.lit(bad))
+        .otherwise(pl.col("sample_id"))
+        .alias("sample_id")
+    )
+    with pytest.raises(SourceError, match="use anonymous ids"):
+        make_tests(samples, tmp_path, TestSettings(rows=60))
+    made = make_tests(samples, tmp_path, TestSettings(rows=60, anonymous=True))
+    test = TestLibrary(tmp_path).load(made["test_id"][0], "CONDDA", "novelty")
+    assert not [name for name in test.ids if "known" in name or "novel" in name]
+
+
+def test_novelcraft_splits_are_taken_as_they_are() -> None:
+    splits = pl.DataFrame(
+        {
+            "frame_id": ["a", "b", "c", "d", "e"],
+            "class": ["normal", "fence", "tnt", "normal", "x"],
+            "role": ["normal", "novel_valid", "novel_test", "normal", None],
+            "split": ["train", "valid", "test", None, None],
+            "kept": [True, True, True, True, True],
+        }
+    )
+    frame = from_novelcraft(splits.with_columns(kept=pl.Series([True, False, True, True, True])))
+    assert frame.rows() == [("a", "normal", "train", "known"), ("c", "tnt", "test", "novel")]
+
+
+def trials_of(members: str) -> pl.DataFrame:
+    """A subset `letters` of classes with two train and two test images, each held out in turn."""
+    rows = []
+    for out in members:
+        for name in members:
+            for split in ("train", "test"):
+                if name == out and split == "train":
+                    continue
+                role = "anomaly" if name == out else "normal"
+                rows += [("letters", out, split, f"{name}{split}{i}", name, role) for i in (0, 1)]
+    columns = ["subset", "trial", "split", "image_id", "class", "role"]
+    return pl.DataFrame(rows, schema=columns, orient="row")
+
+
+def test_semantic_trials_make_the_held_out_members_novel() -> None:
+    trials = trials_of("abc")
+    one = from_semantic(trials, ["letters/b"])
+    assert set(one.filter(role="novel")["class"]) == {"b"}
+    assert set(one.filter(role="known", split="train")["class"]) == {"a", "c"}
+    two = from_semantic(trials, ["letters/b", "letters/c"])
+    assert set(two.filter(role="novel")["class"]) == {"b", "c"}
+    assert set(two.filter(role="known")["class"]) == {"a"}
+    assert two["sample_id"].is_unique().all()
+    assert from_semantic(trials, []).equals(from_semantic(trials, ["letters/a"]))
+
+
+def test_semantic_trials_by_a_wrong_name() -> None:
+    with pytest.raises(ConfigError, match="no trial letters/x; there are: letters/a, letters/b"):
+        from_semantic(trials_of("ab"), ["letters/x"])
+    both = pl.concat([trials_of("ab"), trials_of("ab").with_columns(subset=pl.lit("other"))])
+    with pytest.raises(ConfigError, match="several subsets"):
+        from_semantic(both, ["letters/a", "other/b"])
+
+
+def test_kowl_classes_are_known_by_the_train_labels_up_to_an_increment() -> None:
+    increments = pl.DataFrame(
+        {
+            "sample_id": ["a", "b", "c", "d", "e"],
+            "label": ["x", "y", "y", "x", "z"],
+            "split": ["train", "train", "test", "test", "test"],
+            "increment": [0, 1, 2, 2, 0],
+            "role": ["novel", "novel", "known", "known", "novel"],
+        }
+    )
+    roles = dict(from_kowl(increments).select("sample_id", "role").rows())
+    assert roles == {"a": "known", "b": "novel", "c": "novel", "d": "known", "e": "novel"}
+    later = dict(from_kowl(increments, last_known=1).select("sample_id", "role").rows())
+    assert later == {"a": "known", "b": "known", "c": "known", "d": "known", "e": "novel"}
+
+
+def test_known_rows_are_drawn_from_all_known_samples_alike(tmp_path: Path) -> None:
+    """A class three times as large as another is three times as often in the tests."""
+    rng = np.random.default_rng(0)
+    samples = labelled(known=2, novel=1, each=300)
+    small = (pl.col("class") == "known_0") & (pl.col("split") == "test")
+    samples = samples.filter(~small | (pl.Series(rng.random(samples.height)) < 1 / 3))
+    settings = TestSettings(tests=30, rows=60, pre_novelty=0.5)
+    made = make_tests(samples, tmp_path, settings)
+    library = TestLibrary(tmp_path)
+    labels = np.concatenate([library.load(t, "CONDDA", "novelty").labels for t in made["test_id"]])
+    assert 0.2 < (labels == 1).sum() / (labels > 0).sum() < 0.3

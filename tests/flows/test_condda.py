@@ -1,0 +1,124 @@
+"""The CONDDA flow end to end: in process, against a server, and out of a server's state."""
+
+import polars as pl
+import pytest
+
+from schemas.condda import Config, RunSettings
+from storage.tables import current_version
+from tasks.condda.server.serve import running
+from tasks.sample.condda import bad_condda_records, write_condda
+
+SESSION_TABLES = ("rounds", "results", "feedback", "metrics", "characterization")
+
+
+def table(lake, name: str) -> pl.DataFrame:
+    return current_version(lake, "condda", name).read()
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory, prefect_api):
+    from flows.condda import build
+
+    root = tmp_path_factory.mktemp("condda")
+    write_condda(root / "tests", rows=192)
+    config = Config(tests=root / "tests", lake=root / "lake")
+    build(config)
+    return root, config
+
+
+def test_every_good_test_is_run_by_every_agent_with_and_without_the_red_light(built):
+    lake = built[0] / "lake"
+    tests, sessions = table(lake, "tests"), table(lake, "sessions")
+    assert sessions.height == tests.height * 2 * 2
+    assert (sessions["finished"] == sessions["tests"]).all()
+    assert set(sessions["state"]) == {"terminated"}
+    rows = table(lake, "results").filter(pl.col("type") == "detection").height
+    assert rows == tests["rows"].sum() * 4
+
+
+def test_the_bad_test_is_quarantined(built):
+    quarantine = table(built[0] / "lake", "quarantine")
+    (bad,) = bad_condda_records()
+    assert [row.split("/")[-1] for row in quarantine["record"]] == [
+        bad[0].split("/")[-1].removesuffix("_metadata.json")
+    ]
+    assert "round_size" in quarantine["message"][0]
+
+
+def test_agents_notice_the_change_and_discover_classes(built):
+    lake = built[0] / "lake"
+    program = table(lake, "program")
+    noticed = program.filter(pl.col("metric") == "M2")["value"]
+    assert noticed.min() >= 50 and noticed.mean() >= 80
+    assert program.filter(pl.col("metric") == "M2.1")["value"].max() <= 50
+    found = (
+        table(lake, "characterization")
+        .filter((pl.col("metric") == "discovery_accuracy") & (pl.col("part") == "post"))
+        .join(table(lake, "sessions"), on="session_id")
+        .filter(pl.col("domain") == "image_classification")
+        .group_by("detector")
+        .agg(pl.col("value").mean())
+    )
+    scores = dict(found.iter_rows())
+    assert scores["clustering-1"] > 0.5 > scores["threshold-1"]
+
+
+def test_a_second_run_does_nothing(built, capsys):
+    from flows.condda import build
+
+    build(built[1])
+    lines = capsys.readouterr().err.splitlines()
+    assert lines and all(": 0 of" in line for line in lines if line.startswith("condda/"))
+
+
+def test_report_has_its_sections(built):
+    page = (built[0] / "lake" / "reports" / "condda.html").read_text()
+    for title in ("When agents notice", "Program metrics", "Discovered classes"):
+        assert title in page
+
+
+@pytest.fixture(scope="module")
+def served(built, tmp_path_factory):
+    """The same runs of one agent against a real server; its state is exported as well."""
+    from flows.condda import build
+
+    root, config = built
+    place = tmp_path_factory.mktemp("served")
+    run = RunSettings(agents=("clustering",), red_light="without")
+    with running(root / "tests", place / "state") as url:
+        against = run.model_copy(update={"url": url})
+        build(config.model_copy(update={"lake": place / "lake", "run": against}))
+    exported = config.model_copy(
+        update={
+            "lake": place / "exported",
+            "state": place / "state",
+            "run": run.model_copy(update={"agents": ()}),
+        }
+    )
+    build(exported)
+    return place, exported
+
+
+def alike(lake, name: str) -> pl.DataFrame:
+    """Rows of one agent without the red light, with ids of sessions left out."""
+    sessions = table(lake, "sessions").filter(
+        (pl.col("detector") == "clustering-1") & ~pl.col("red_light")
+    )
+    rows = table(lake, name).join(sessions.select("session_id"), on="session_id", how="semi")
+    return rows.drop("session_id").sort(pl.all().exclude("values"))
+
+
+@pytest.mark.parametrize("name", SESSION_TABLES)
+def test_a_server_gives_what_the_process_gives(built, served, name):
+    expected = alike(built[0] / "lake", name)
+    assert expected.height
+    assert alike(served[0] / "lake", name).equals(expected)
+    assert alike(served[0] / "exported", name).equals(expected)
+
+
+def test_exporting_again_reads_only_sessions_that_changed(served, capsys):
+    from flows.condda import build
+
+    build(served[1])
+    lines = capsys.readouterr().err.splitlines()
+    assert any(line.startswith("condda/export_session: 0 of 8") for line in lines)
