@@ -1,8 +1,6 @@
 """NovelCraft: read episodes, render masks, label frames, split, cut windows, train and score."""
 
-from prefect import flow
-
-from flows.runner import publish_report
+from flows.runner import benchmark_flow, publish_report
 from schemas.config import Settings
 from schemas.novelcraft import Config, DetectorChoice
 from storage.layout import lake_root
@@ -50,7 +48,7 @@ from tasks.novelcraft.windows import cut_all_windows, plan_window_scores, score_
 from tasks.stage import Build, Shard
 
 
-@flow(name="novelcraft", flow_run_name="novelcraft", validate_parameters=False)
+@benchmark_flow
 def build(config: Config) -> None:
     """Episodes to masks to targets to splits to windows (NovelCraft sections 3 to 5)."""
     lake = lake_root(config.lake)

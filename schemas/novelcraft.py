@@ -440,7 +440,7 @@ class Config(Settings):
     source: Path
     """Folder or zip with class/episode/frame.png and .json."""
     lake: Path | None = None
-    """Lake folder (default: NOVELTY_LAKE, else ./lake)."""
+    """Lake: a folder or s3://bucket/prefix (default: NOVELTY_LAKE, else ./lake)."""
     targets_csv: Path | None = None
     """Official targets.csv to use instead of rendering."""
     compare_targets: Path | None = None

@@ -4,7 +4,8 @@ from schemas.table import Table
 from schemas.tables import SHARED, benchmark_names, tables_of
 
 
-def _describe(title: str, table: Table) -> list[str]:
+def describe_table(title: str, table: Table) -> list[str]:
+    """Lines of Markdown: what the table is, its key, and every column."""
     lines = [f"### {title}", "", table.description, ""]
     key = ", ".join(f"`{name}`" for name in table.key)
     lines += [f"Key and sort order: {key}. Schema version {table.version}.", ""]
@@ -13,10 +14,12 @@ def _describe(title: str, table: Table) -> list[str]:
         meaning = column.description
         if column.allowed:
             meaning += f". One of {', '.join(f'`{value}`' for value in column.allowed)}"
-        if column.minimum is not None or column.maximum is not None:
-            low = "" if column.minimum is None else f"{column.minimum:g}"
-            high = "" if column.maximum is None else f"{column.maximum:g}"
-            meaning += f". Range {low} to {high}".rstrip()
+        if column.minimum is not None and column.maximum is not None:
+            meaning += f". Range {column.minimum:g} to {column.maximum:g}"
+        elif column.minimum is not None:
+            meaning += f". At least {column.minimum:g}"
+        elif column.maximum is not None:
+            meaning += f". At most {column.maximum:g}"
         null = "yes" if column.nullable else ""
         kind = str(column.type).replace("|", "\\|")
         lines.append(f"| `{column.name}` | {kind} | {column.unit} | {null} | {meaning} |")
@@ -38,11 +41,11 @@ def data_dictionary() -> str:
         "",
     ]
     for name, table in SHARED.items():
-        lines += _describe(name, table)
+        lines += describe_table(name, table)
     for benchmark in benchmark_names():
         own = {n: t for n, t in tables_of(benchmark).items() if SHARED.get(n) is not t}
         if own:
             lines += [f"## {benchmark}", ""]
             for name, table in own.items():
-                lines += _describe(f"{benchmark}/{name}", table)
+                lines += describe_table(f"{benchmark}/{name}", table)
     return "\n".join(lines).rstrip() + "\n"

@@ -35,6 +35,7 @@ DASHES = ("-", "--", ":", "-.")
 
 MOST_CURVE_POINTS = 250
 MOST_SCATTER_POINTS = 4000
+MOST_LABEL_LETTERS = 32
 
 _INK = "#010203"  # stands for currentColor, which matplotlib does not know
 _STYLE = {
@@ -69,7 +70,7 @@ _NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 Floats = NDArray[np.float64]
 
 
-def _svg(width: float, height: float, paint: Callable[["Figure"], None]) -> bytes:
+def svg(width: float, height: float, paint: Callable[["Figure"], None]) -> bytes:
     """What `paint` draws on a figure of that size in inches."""
     from matplotlib import style
     from matplotlib.figure import Figure
@@ -89,15 +90,37 @@ def _thinned(frame: pl.DataFrame, most: int) -> pl.DataFrame:
     return frame[np.linspace(0, frame.height - 1, most).round().astype(np.int64)]
 
 
+def _counts(axis: Any) -> None:
+    """Whole numbers with thousands separators."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(integer=True))
+    _grouped_digits(axis)
+
+
 def _grouped_digits(axis: Any) -> None:
     from matplotlib.ticker import FuncFormatter
 
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
 
 
+def _shortened(name: str) -> str:
+    return name if len(name) <= MOST_LABEL_LETTERS else name[: MOST_LABEL_LETTERS - 1] + "…"
+
+
+def _legend_columns(names: Sequence[str]) -> int:
+    """As many as fit side by side below a figure of full width."""
+    longest = max((len(name) for name in names), default=1)
+    return max(1, min(len(names), 120 // (longest + 7)))
+
+
+def _legend_height(names: Sequence[str]) -> float:
+    return 0.22 * -(-len(names) // _legend_columns(names))
+
+
 def stacked_bars(counts: pl.DataFrame, across: str, colours: Mapping[str, str]) -> bytes:
     """A bar per row (label in the first column), a part per further column, top row first."""
-    labels = counts.to_series(0).to_list()
+    labels = [_shortened(name) for name in counts.to_series(0)]
 
     def paint(figure: "Figure") -> None:
         axes = figure.subplots()
@@ -113,10 +136,10 @@ def stacked_bars(counts: pl.DataFrame, across: str, colours: Mapping[str, str]) 
         axes.set_ylim(counts.height - 0.4, -0.6)
         axes.grid(visible=False, axis="y")
         axes.tick_params(axis="y", length=0)
-        _grouped_digits(axes.xaxis)
+        _counts(axes.xaxis)
         figure.legend(loc="outside upper right", ncols=len(counts.columns) - 1)
 
-    return _svg(9, 1.1 + 0.21 * counts.height, paint)
+    return svg(9, 1.1 + 0.21 * counts.height, paint)
 
 
 def ranked_sizes(counts: pl.DataFrame, up: str, colours: Mapping[str, str]) -> bytes:
@@ -133,7 +156,7 @@ def ranked_sizes(counts: pl.DataFrame, up: str, colours: Mapping[str, str]) -> b
         _grouped_digits(axes.yaxis)
         figure.legend(loc="outside upper right", ncols=len(counts.columns) - 1)
 
-    return _svg(9, 3.2, paint)
+    return svg(9, 3.2, paint)
 
 
 def roc_and_pr(points: pl.DataFrame, lines: Mapping[str, tuple[str, str]]) -> bytes:
@@ -143,7 +166,6 @@ def roc_and_pr(points: pl.DataFrame, lines: Mapping[str, tuple[str, str]]) -> by
     of a run share them.
     """
     shown = [run for run in lines if run in set(points["run"])]
-    rows = -(-len(shown) // 3)
 
     def paint(figure: "Figure") -> None:
         both = figure.subplots(1, 2)
@@ -164,9 +186,9 @@ def roc_and_pr(points: pl.DataFrame, lines: Mapping[str, tuple[str, str]]) -> by
                 axes.plot([0, 1], [0, 1], lw=0.8, color=GREY, ls=(0, (2, 4)))
             axes.set(title=title, xlabel=across, ylabel=up, xlim=(0, 1), ylim=(0, 1.02))
             axes.set_box_aspect(0.9)
-        figure.legend(loc="outside lower left", ncols=3)
+        figure.legend(loc="outside lower left", ncols=_legend_columns(shown))
 
-    return _svg(9, 4.4 + 0.22 * rows, paint)
+    return svg(9, 4.4 + _legend_height(shown), paint)
 
 
 def histogram(values: Floats, edges: Floats, across: str, up: str, mark: float, note: str) -> bytes:
@@ -179,10 +201,10 @@ def histogram(values: Floats, edges: Floats, across: str, up: str, mark: float, 
         axes.set(xscale="log", xlabel=across, ylabel=up)
         axes.grid(visible=False, axis="x")
         _grouped_digits(axes.xaxis)
-        _grouped_digits(axes.yaxis)
+        _counts(axes.yaxis)
         figure.legend(loc="outside upper right")
 
-    return _svg(9, 3.1, paint)
+    return svg(9, 3.1, paint)
 
 
 def quantile_bands(x: Floats, bands: pl.DataFrame, across: str, up: str) -> bytes:
@@ -202,7 +224,7 @@ def quantile_bands(x: Floats, bands: pl.DataFrame, across: str, up: str) -> byte
         axes.set_ylim(bottom=0)
         figure.legend(loc="outside upper right", ncols=3)
 
-    return _svg(9, 2.9, paint)
+    return svg(9, 2.9, paint)
 
 
 @dataclass(frozen=True)
@@ -254,7 +276,34 @@ def heat_maps(
             bar.outline.set_visible(False)
             bar.set_label(scale if axes is row[-1] else "")
 
-    return _svg(9, height, paint)
+    return svg(9, height, paint)
+
+
+def confusion_matrix(shares: Floats, rows: Sequence[str], columns: Sequence[str]) -> bytes:
+    """Shares (rows, columns) of each true class that were taken for each class; NaN is empty."""
+    down, across = ([_shortened(name) for name in names] for names in (rows, columns))
+    cell = min(0.24, 5.6 / len(columns))
+    size = min(9.0, 66 * cell)
+    margin = 0.008 * size * max(len(name) for name in (*down, *across)) + 0.5
+    upright = 0 if max(map(len, across)) <= 2 else 90
+
+    def paint(figure: "Figure") -> None:
+        axes = figure.subplots()
+        image = axes.imshow(
+            np.ma.masked_invalid(shares), cmap="viridis", interpolation="nearest", vmin=0, vmax=1
+        )
+        axes.set_xticks(range(len(across)), across, rotation=upright, fontsize=size)
+        axes.set_yticks(range(len(down)), down, fontsize=size)
+        axes.tick_params(length=0)
+        axes.set(xlabel="Predicted", ylabel="True class")
+        axes.grid(visible=False)
+        axes.spines[:].set_visible(False)
+        bar = figure.colorbar(image, ax=axes, fraction=0.04, pad=0.02)
+        bar.outline.set_visible(False)
+        bar.set_label("Share of the true class")
+
+    width = cell * len(columns) + margin + 1.0
+    return svg(max(width, 4.0), max(cell * len(rows) + margin, 2.6), paint)
 
 
 @dataclass(frozen=True)
@@ -283,7 +332,7 @@ def score_panels(panels: Sequence[ScorePanel], across: str) -> bytes:
         handles, labels = grid[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper right", ncols=4)
 
-    return _svg(3 * max(columns, 2), 0.7 + 2.5 * rows, paint)
+    return svg(3 * max(columns, 2), 0.7 + 2.5 * rows, paint)
 
 
 def _score_panel(axes: "Axes", panel: ScorePanel) -> None:
@@ -339,4 +388,161 @@ def old_and_new(old: Floats, new: Floats, crossed: NDArray[np.bool_], line: floa
         axes.set_box_aspect(1)
         figure.legend(loc="outside upper right", ncols=2)
 
-    return _svg(5.5, 5.5, paint)
+    return svg(5.5, 5.5, paint)
+
+
+def _line_grid(
+    points: pl.DataFrame,
+    lines: Mapping[str, tuple[str, str]],
+    across: str,
+    columns: int,
+    draw: Callable[["Axes", str, pl.DataFrame], None],
+    *,
+    panel_height: float,
+    notes: Mapping[str, str] | None = None,
+    **shared: bool,
+) -> bytes:
+    """A panel for each value of `panel`, which `draw` fills; lines and `notes` in one legend.
+
+    `lines` gives colour and dash of each line, `notes` the dash of each vertical mark.
+    """
+    points = points.filter(pl.col("line").is_in(list(lines)))
+    titles = points["panel"].unique(maintain_order=True).to_list()
+    rows = -(-len(titles) // columns)
+    legend = {name: style for name, style in lines.items() if name in set(points["line"])}
+    legend |= {name: (NOVEL, dash) for name, dash in (notes or {}).items()}
+
+    def paint(figure: "Figure") -> None:
+        from matplotlib.lines import Line2D
+
+        grid = figure.subplots(rows, min(columns, len(titles)), squeeze=False, **shared)
+        for place, axes in enumerate(grid.ravel()):
+            if place >= len(titles):
+                axes.set_axis_off()
+                continue
+            draw(axes, titles[place], points.filter(pl.col("panel") == titles[place]))
+            axes.set_title(titles[place])
+            if place + columns >= len(titles):
+                axes.set_xlabel(across)
+                axes.tick_params(labelbottom=True)
+        handles = [Line2D([], [], color=colour, ls=dash) for colour, dash in legend.values()]
+        columns_of_legend = _legend_columns(list(legend))
+        figure.legend(handles, list(legend), loc="outside lower left", ncols=columns_of_legend)
+
+    return svg(9, 0.4 + panel_height * rows + _legend_height(list(legend)), paint)
+
+
+def line_panels(
+    points: pl.DataFrame, lines: Mapping[str, tuple[str, str]], across: str, columns: int = 3
+) -> bytes:
+    """A panel for each value of `panel`. `points`: panel, line, x, y, hollow, in drawing order.
+
+    `lines` gives colour and dash of each line; a point is hollow where `hollow` holds. Seeds of a
+    line are one line each, told apart by the column `seed`.
+    """
+
+    def draw(axes: "Axes", title: str, chosen: pl.DataFrame) -> None:
+        for (name,), own in chosen.group_by("line", maintain_order=True):
+            colour, dash = lines[name]
+            for part in own.partition_by("seed", maintain_order=True):
+                axes.plot(part["x"], part["y"], dash, color=colour, lw=1.2)
+            for (hollow,), some in own.group_by("hollow", maintain_order=True):
+                face = "none" if hollow else colour
+                axes.plot(some["x"], some["y"], "o", ms=3, mfc=face, mec=colour, mew=0.8)
+
+    return _line_grid(points, lines, across, columns, draw, panel_height=2.3, sharex=True)
+
+
+def bar_panels(bars: pl.DataFrame, colours: Mapping[str, str], across: str) -> bytes:
+    """A panel for each value of `panel`, a group of bars per `name`, one bar of it per `kind`.
+
+    Kinds stand in the order of their `colours`.
+    """
+    panels = bars.partition_by("panel", as_dict=True, maintain_order=True)
+    kinds = [kind for kind in colours if kind in set(bars["kind"])]
+    heights = [part["name"].n_unique() * len(kinds) for part in panels.values()]
+
+    def paint(figure: "Figure") -> None:
+        grid = figure.subplots(
+            len(panels), 1, squeeze=False, sharex=True, height_ratios=[h + 2 for h in heights]
+        )
+        for axes, ((title,), part) in zip(grid.ravel(), panels.items(), strict=True):
+            names = part["name"].unique(maintain_order=True).to_list()
+            for number, kind in enumerate(kinds):
+                own = dict(part.filter(pl.col("kind") == kind).select("name", "value").iter_rows())
+                places = np.arange(len(names)) + (number - (len(kinds) - 1) / 2) * 0.8 / len(kinds)
+                values = [own.get(name) or 0.0 for name in names]
+                label = kind if axes is grid.ravel()[0] else None
+                axes.barh(places, values, 0.76 / len(kinds), color=colours[kind], label=label, lw=0)
+            axes.set_yticks(range(len(names)), [_shortened(name) for name in names])
+            axes.set_ylim(len(names) - 0.4, -0.6)
+            axes.set_title(title)
+            axes.grid(visible=False, axis="y")
+            axes.tick_params(axis="y", length=0)
+        axes.set_xlabel(across)
+        figure.legend(loc="outside lower left", ncols=_legend_columns(kinds))
+
+    return svg(9, 0.8 + _legend_height(kinds) + sum(0.12 * h + 0.55 for h in heights), paint)
+
+
+def cloud_gallery(clouds: Sequence[Floats], titles: Sequence[str], columns: int = 6) -> bytes:
+    """Point clouds (P, 3) seen a little from above, far points fainter; y is up."""
+    rows = -(-len(clouds) // columns)
+    turn, tilt = np.radians(35), np.radians(20)
+    right = np.array([np.cos(turn), 0, -np.sin(turn)])
+    depth = np.array([np.sin(turn) * np.cos(tilt), np.sin(tilt), np.cos(turn) * np.cos(tilt)])
+    up = np.cross(depth, right)
+
+    def paint(figure: "Figure") -> None:
+        grid = figure.subplots(rows, columns, squeeze=False)
+        for place, axes in enumerate(grid.ravel()):
+            axes.set_axis_off()
+            if place >= len(clouds):
+                continue
+            points = np.asarray(clouds[place], np.float64)
+            near = points @ depth
+            order = np.argsort(near)
+            shade = 0.25 + 0.75 * (near - near.min()) / max(np.ptp(near), 1e-9)
+            axes.scatter(
+                (points @ right)[order],
+                (points @ up)[order],
+                s=1.6,
+                color=COLOURS[0],
+                alpha=shade[order],
+                lw=0,
+                rasterized=True,
+            )
+            axes.set_aspect("equal")
+            axes.set(xlim=(-1.05, 1.05), ylim=(-1.05, 1.05))
+            axes.set_title(titles[place], fontsize=8)
+
+    return svg(9, 1.75 * rows, paint)
+
+
+def marked_lines(
+    points: pl.DataFrame,
+    marks: Mapping[str, tuple[float | None, float | None]],
+    lines: Mapping[str, tuple[str, str]],
+    across: str,
+    columns: int = 2,
+) -> bytes:
+    """A panel for each value of `panel`: lines over x, and two vertical marks in each panel.
+
+    `points`: panel, line, x, y. `marks` gives for a panel where the world changes and where the
+    first novel sample is.
+    """
+    notes = {"world changes": "--", "first novel sample": ":"}
+
+    def draw(axes: "Axes", title: str, chosen: pl.DataFrame) -> None:
+        for (name,), own in chosen.group_by("line", maintain_order=True):
+            part = _thinned(own, MOST_CURVE_POINTS)
+            colour, dash = lines[name]
+            axes.plot(part["x"], part["y"], dash, color=colour, lw=1.3)
+        for where, dash in zip(marks.get(title, (None, None)), notes.values(), strict=True):
+            if where is not None:
+                axes.axvline(where, color=NOVEL, lw=1.1, ls=dash)
+        axes.set_ylim(-0.03, 1.03)
+
+    return _line_grid(
+        points, lines, across, columns, draw, panel_height=1.9, notes=notes, sharey=True
+    )

@@ -1,4 +1,4 @@
-"""What only NovelCraft's report shows: frames with masks, novel fractions, the paper's tables.
+"""What only NovelCraft's report shows: novel fractions, the paper's tables, labels, scores.
 
 Enters: `read(table)` of tasks/report.py. Leaves: sections in reading order, each only where its
 tables are there. Paper: tables 1 and A.1, figure 2c (score against novel fraction).
@@ -10,18 +10,17 @@ import numpy as np
 import polars as pl
 
 from tasks import plots
-from tasks.novelcraft.classes import STANDARD
-from tasks.novelcraft.masks import decode_runs
+from tasks.novelcraft import detection_report, frames_report
+from tasks.novelcraft.frames_report import changed_targets, filled
 from tasks.novelcraft.splits import table_1, table_a1
 from tasks.novelcraft.targets import NOVEL_FROM, drift_by_class
 from tasks.report import (
     Html,
-    Picture,
     Read,
     Section,
     counted,
     figure,
-    gallery,
+    folded,
     heading,
     paragraph,
     run_name,
@@ -39,155 +38,29 @@ PAPER_TABLE_1: Mapping[tuple[str, str], tuple[int, int, int]] = {
 }
 OFFICIAL_COUNTS = (42138, 813, 55)  # frames, episodes, classes of the full release
 
-PICTURE_SIDE = 288
-JPEG_QUALITY = 85
-MOST_PICTURES = 60
-MOST_BOXES = 16
-WHOLE_VIEW = 0.95  # from here on the camera sees nothing but novelty
 EPISODE_STEPS = 20
-MASK_COLOUR = (138, 48, 229, 110)  # blue, green, red, alpha
 
 
 def sections(read: Read) -> list[Section]:
     """The sections that this lake has the tables for."""
     found = (
-        _frames(read),
+        frames_report.section(read),
         _fractions(read),
         _episodes(read),
         _paper_tables(read),
         _label_drift(read),
         _calibration(read),
         _scores(read),
+        detection_report.section(read),
     )
     return [section for section in found if section is not None]
-
-
-def _filled(read: Read, name: str, *arguments: object) -> pl.DataFrame | None:
-    """The table, or None if it is absent or has no rows."""
-    rows = read(name, *arguments)  # type: ignore[arg-type]
-    return None if rows is None or rows.is_empty() else rows
-
-
-def _changed_targets(read: Read) -> pl.DataFrame | None:
-    """Targets of every class but the standard game."""
-    return _filled(
-        read,
-        "targets",
-        ["frame_id", "class", "novel_fraction", "renderer", "rotation"],
-        pl.col("class") != STANDARD,
-    )
-
-
-# ---- frames and their masks
-
-
-def choose_frames(targets: pl.DataFrame, frames: pl.DataFrame) -> pl.DataFrame:
-    """Of each class the frame with the most novelty in view, the first id among equals.
-
-    Frames that may show the next game, and those that see nothing but novelty, come last.
-    """
-    return (
-        targets.join(frames.select("frame_id", "suspect_last"), on="frame_id")
-        .filter(pl.col("novel_fraction") > 0)
-        .sort(
-            pl.col("suspect_last"),
-            pl.col("novel_fraction") > WHOLE_VIEW,
-            -pl.col("novel_fraction"),
-            "frame_id",
-        )
-        .group_by("class", maintain_order=True)
-        .first()
-        .sort("class")
-        .head(MOST_PICTURES)
-    )
-
-
-def _frames(read: Read) -> Section | None:
-    targets = _changed_targets(read)
-    frames = read("frames", ["frame_id", "suspect_last"])
-    if targets is None or frames is None:
-        return None
-    chosen = choose_frames(targets, frames)
-    among = pl.col("frame_id").is_in(chosen["frame_id"].to_list())
-    pictures = _filled(read, "images", ["frame_id", "png"], among)
-    masks = _filled(read, "masks", ["frame_id", "height", "width", "runs"], among)
-    if pictures is None or masks is None:
-        return None
-    boxes = read("novel_objects", None, among)
-    drawn, damaged = [], []
-    rows = chosen.join(pictures, on="frame_id").join(masks, on="frame_id").sort("class")
-    for row in rows.iter_rows(named=True):
-        small = _shrunk(row["png"])
-        if small is None:
-            damaged.append(row["frame_id"])
-            continue
-        shape = (row["height"], row["width"])
-        drawn.append(
-            Picture(
-                small,
-                f"{row['class']}: {row['novel_fraction']:.1%} of the view (`{row['frame_id']}`)",
-                (row["width"], row["height"]),
-                _overlay(decode_runs(np.array(row["runs"]), shape)),
-                _boxes(boxes, row["frame_id"]),
-            )
-        )
-    parts = [
-        paragraph(
-            "Of each class the frame with the most novelty in view: novel pixels coloured, and the "
-            f"boxes of at most {MOST_BOXES} largest novel objects. Point at a picture to see it "
-            "bare. As in the release an entity, even a dropped item, hides what is behind it like "
-            "a box of 1 x 1.8 x 1 blocks, and leaves hide nothing."
-        ),
-        gallery(drawn),
-    ]
-    if damaged:
-        parts.append(paragraph(f"Pictures that could not be decoded: {', '.join(damaged)}"))
-    return Section("Frames and their masks", parts)
-
-
-def _shrunk(png: bytes) -> bytes | None:
-    """A JPEG of at most PICTURE_SIDE pixels a side; None if the picture cannot be decoded."""
-    import cv2
-
-    image = cv2.imdecode(np.frombuffer(png, np.uint8), cv2.IMREAD_COLOR)
-    if image is None:
-        return None
-    scale = PICTURE_SIDE / max(image.shape[:2])
-    if scale < 1:
-        image = cv2.resize(image, None, fx=scale, fy=scale, interpolation=cv2.INTER_AREA)
-    return cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])[1].tobytes()
-
-
-def _overlay(mask: np.ndarray) -> bytes:
-    """A PNG that colours the mask and leaves the rest transparent."""
-    import cv2
-
-    layer = np.zeros((*mask.shape, 4), np.uint8)
-    layer[mask] = MASK_COLOUR
-    return cv2.imencode(".png", layer)[1].tobytes()
-
-
-def _boxes(objects: pl.DataFrame | None, frame: str) -> list[tuple[int, int, int, int, str]]:
-    if objects is None:
-        return []
-    chosen = (
-        objects.filter(pl.col("frame_id") == frame)
-        .sort("pixels", "object", descending=[True, False])
-        .head(MOST_BOXES)
-    )
-    return [
-        (x0, y0, x1, y1, f"{label}: {counted(pixels, 'pixel')}")
-        for x0, y0, x1, y1, label, pixels in chosen.select(
-            "x0", "y0", "x1", "y1", "label", "pixels"
-        ).iter_rows()
-    ]
 
 
 # ---- novel fractions
 
 
 def _fractions(read: Read) -> Section | None:
-    targets = _changed_targets(read)
+    targets = changed_targets(read)
     if targets is None:
         return None
     fraction = targets["novel_fraction"]
@@ -219,7 +92,7 @@ def _fractions(read: Read) -> Section | None:
 
 
 def _episodes(read: Read) -> Section | None:
-    targets = _changed_targets(read)
+    targets = changed_targets(read)
     frames = read("frames", ["frame_id", "episode_id", "position"])
     if targets is None or frames is None:
         return None
@@ -281,7 +154,7 @@ def is_official(splits: pl.DataFrame) -> bool:
 
 
 def _paper_tables(read: Read) -> Section | None:
-    splits = _filled(read, "splits")
+    splits = filled(read, "splits")
     if splits is None:
         return None
     first = table_1(splits)
@@ -325,7 +198,7 @@ def _paper_tables(read: Read) -> Section | None:
 
 
 def _label_drift(read: Read) -> Section | None:
-    drift = _filled(read, "label_drift")
+    drift = filled(read, "label_drift")
     if drift is None:
         return None
     drift = drift.filter(pl.col("change") != "same")
@@ -355,7 +228,7 @@ def _label_drift(read: Read) -> Section | None:
 
 
 def _calibration(read: Read) -> Section | None:
-    rows = _filled(read, "calibration")
+    rows = filled(read, "calibration")
     if rows is None:
         return None
     width = (pl.col("fov").max() - pl.col("fov").min()).over("grid").alias("width")
@@ -404,7 +277,7 @@ def _calibration(read: Read) -> Section | None:
 
 
 def _scores(read: Read) -> Section | None:
-    scores = _filled(
+    scores = filled(
         read,
         "scores",
         ["protocol", "detector", "backbone", "seed", "split", "sample_id", "novel", "score"],
@@ -424,6 +297,7 @@ def _scores(read: Read) -> Section | None:
             "ρ is Spearman's rank correlation of score and novel fraction among novel frames."
         )
     ]
+    others: list[Html] = []
     keys = ["protocol", "split", "run"]
     known = joined.filter(~pl.col("novel")).partition_by(keys, as_dict=True)
     for (protocol, split), part in seen.group_by("protocol", "split", maintain_order=True):
@@ -431,15 +305,18 @@ def _scores(read: Read) -> Section | None:
         for (run,), points in part.group_by("run", maintain_order=True):
             rho = points.select(pl.corr("novel_fraction", "score", method="spearman")).item()
             shown = f"{run} (ρ = {rho:.2f})" if rho is not None and np.isfinite(rho) else run
-            others = known.get((protocol, split, run))
+            normal = known.get((protocol, split, run))
             panels.append(
                 plots.ScorePanel(
                     shown,
                     points["novel_fraction"].to_numpy(),
                     points["score"].to_numpy(),
-                    np.empty(0) if others is None else others["score"].to_numpy(),
+                    np.empty(0) if normal is None else normal["score"].to_numpy(),
                 )
             )
         caption = f"Score against novel fraction (paper figure 2c): {protocol}, split {split}"
-        parts.append(figure(plots.score_panels(panels, "Novel fraction of the frame"), caption))
+        drawn = figure(plots.score_panels(panels, "Novel fraction of the frame"), caption)
+        (parts if split == "test" else others).append(drawn)
+    if others:
+        parts.append(folded("Other splits", *others))
     return Section("Score against novel fraction", parts)

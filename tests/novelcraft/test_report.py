@@ -20,13 +20,15 @@ from schemas.novelcraft import (
 )
 from schemas.table import Table
 from schemas.tables import SCORES
+from tasks.novelcraft.frames_report import choose_frames
 from tasks.novelcraft.masks import bounding_box, encode_runs
-from tasks.novelcraft.report import PAPER_TABLE_1, choose_frames, is_official, sections
+from tasks.novelcraft.report import PAPER_TABLE_1, is_official, sections
 from tasks.novelcraft.splits import assign_splits, table_1
 from tasks.report import write_report
 from tasks.stage import Build, Produced, Shard, stage
 from tests.novelcraft.test_splits import released_frames
-from tests.test_report import parsed, results, titles
+from tests.report.reading import read_of
+from tests.test_report import parsed, results, timeless, titles
 
 SIDE = 32
 CLASSES = ("normal", "fence", "item_tnt", "tree_easy")
@@ -156,18 +158,6 @@ def report_of(lake: Path, tables: dict[str, pl.DataFrame]) -> Path:
     return write_report(lake, "novelcraft")
 
 
-def read_of(tables: dict[str, pl.DataFrame]):
-    """What tasks/report.py hands to `sections`, without a lake."""
-
-    def read(name, columns=None, where=None):
-        if name not in tables:
-            return None
-        rows = tables[name] if where is None else tables[name].filter(where)
-        return rows if columns is None else rows.select(columns)
-
-    return read
-
-
 @pytest.fixture(scope="module")
 def tables() -> dict[str, pl.DataFrame]:
     return made_up()
@@ -192,7 +182,7 @@ def test_every_section_is_there_and_well_formed(page):
 
 def test_page_is_small_and_repeats(page, tmp_path, tables):
     assert page.stat().st_size < 1_000_000
-    assert report_of(tmp_path / "again", tables).read_bytes() == page.read_bytes()
+    assert timeless(report_of(tmp_path / "again", tables)) == timeless(page)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,119 @@
+"""What a person names on the command line becomes one side of a comparison (see `diff.py`).
+
+Enter: `benchmark/table`, `benchmark/table@key` of a lake, `another/lake:benchmark/table` (a folder
+or s3://bucket/prefix), or the path of a Parquet file or of a folder of them. Leaves: a `Side`,
+files with their SHA-256 digests.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from schemas.errors import ConfigError, LakeError, SourceError
+from storage.filehash import sha256_file
+from storage.layout import MANIFEST, lake_root, versions_path
+from storage.tables import TableVersion, all_versions, current_version, read_manifest
+
+_NAMED = re.compile(r"(?:(?P<lake>.+):)?(?P<benchmark>[\w-]+)/(?P<table>[\w-]+)(?:@(?P<key>\w+))?")
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two sets of rows: its files with their digests, and the key that it declares."""
+
+    name: str
+    files: tuple[Path, ...]
+    digests: tuple[str, ...]
+    key: tuple[str, ...]
+
+
+def find_side(text: str, lake: Path) -> Side:
+    """`benchmark/table[@key]` of the lake, `another/lake:benchmark/table[@key]`, or a path.
+
+    The path of a version, or of a table's folder in any lake, is that version or the current one.
+    A name that is both a table of the lake and a path is the table; write `./name` for the path.
+    """
+    named = _NAMED.fullmatch(text)
+    path = Path(text).expanduser()
+    if named is not None:
+        home = lake_root(named["lake"]) if named["lake"] else lake
+        known = versions_path(home, named["benchmark"], named["table"]).is_dir()
+        if known or not path.exists():
+            return _version_side(_version(home, named["benchmark"], named["table"], named["key"]))
+    for folder in (path, path / "current"):
+        if (folder / MANIFEST).exists():
+            version = folder.resolve()
+            return _version_side(TableVersion(version, read_manifest(version)))
+    return _files_side(path)
+
+
+def previous_side(text: str, lake: Path) -> Side:
+    """The version that was made last before the current one, by the age of its manifest."""
+    named = _NAMED.fullmatch(text)
+    if named is None or named["key"]:
+        raise ConfigError(
+            f"one side alone must be a table of the lake, not {text!r}; name a second side"
+        )
+    home = lake_root(named["lake"]) if named["lake"] else lake
+    current = current_version(home, named["benchmark"], named["table"])
+    older = [
+        version
+        for version in all_versions(home, named["benchmark"], named["table"])
+        if version.manifest.key != current.manifest.key
+    ]
+    if not older:
+        raise ConfigError(
+            f"{current.name} has one version only, {current.manifest.key}; there is nothing to "
+            "compare it with (`novelty gc` removes old versions)"
+        )
+    return _version_side(older[0])
+
+
+def _version(lake: Path, benchmark: str, table: str, key: str | None) -> TableVersion:
+    current = current_version(lake, benchmark, table)
+    if key is None:
+        return current
+    versions = all_versions(lake, benchmark, table)
+    found = [version for version in versions if version.manifest.key.startswith(key)]
+    if len(found) != 1:
+        listed = ", ".join(
+            f"{version.manifest.key} ({version.manifest.rows:,} rows"
+            f"{', current' if version.manifest.key == current.manifest.key else ''})"
+            for version in versions
+        )
+        raise ConfigError(
+            f"{len(found)} versions of {benchmark}/{table} begin with {key!r}; there are, the "
+            f"newest first: {listed}"
+        )
+    return found[0]
+
+
+def _version_side(version: TableVersion) -> Side:
+    return Side(
+        name=f"{version.name}@{version.manifest.key[:12]}",
+        files=tuple(version.files),
+        digests=tuple(part.sha256 for part in version.manifest.parts),
+        key=_declared_key(version.files[0]),
+    )
+
+
+def _files_side(path: Path) -> Side:
+    files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
+    if not files or not files[0].exists():
+        raise SourceError(
+            f"{path} is no Parquet file, no folder of them and no table; write benchmark/table as "
+            "`novelty status` does, or the path of a file or folder"
+        )
+    digests = tuple(sha256_file(file) for file in files)
+    return Side(str(path), tuple(files), digests, _declared_key(files[0]))
+
+
+def _declared_key(file: Path) -> tuple[str, ...]:
+    """The sort key that our writer puts into the metadata; empty in files of others."""
+    try:
+        metadata = pq.read_schema(file).metadata or {}
+    except (OSError, ValueError) as error:
+        raise LakeError(f"cannot read {file}: {error}. Run `novelty verify`.") from error
+    return tuple(filter(None, metadata.get(b"sort_key", b"").decode().split(",")))

@@ -1,0 +1,50 @@
+"""The report of a benchmark: its current tables in, one self-contained HTML file out.
+
+Every benchmark gets what was built, data quality, balance, leaderboard, curves and confusions; what
+only one benchmark shows comes from `sections(read)` in `tasks/<benchmark>/report.py`, if there is
+one. Metrics in a form of its own become the shared form by `results(read)` there. The page needs no
+network, escapes all text, is whole without its script, and is the same for the same lake.
+"""
+
+from tasks.report.blocks import (
+    Html,
+    Picture,
+    bytes_text,
+    counted,
+    figure,
+    folded,
+    gallery,
+    heading,
+    number_text,
+    paragraph,
+    run_name,
+    table,
+    text,
+)
+from tasks.report.confusion import confused
+from tasks.report.page import Section
+from tasks.report.reading import Read, Tables
+from tasks.report.write import REPORTS, render_report, write_report
+
+__all__ = [
+    "REPORTS",
+    "Html",
+    "Picture",
+    "Read",
+    "Section",
+    "Tables",
+    "bytes_text",
+    "confused",
+    "counted",
+    "figure",
+    "folded",
+    "gallery",
+    "heading",
+    "number_text",
+    "paragraph",
+    "render_report",
+    "run_name",
+    "table",
+    "text",
+    "write_report",
+]

@@ -1,0 +1,82 @@
+"""Puts a report together: the sections of every benchmark around the benchmark's own."""
+
+import hashlib
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from schemas.errors import ConfigError, LakeError
+from storage.atomic import write_bytes
+from storage.layout import content_key
+from storage.locks import locked
+from storage.tables import TableVersion, current_versions
+from storage.upkeep import read_build_record
+from tasks.report.balance import balance
+from tasks.report.built import data_quality, tiles, what_was_built
+from tasks.report.confusion import confusion
+from tasks.report.curves import curves
+from tasks.report.index import index
+from tasks.report.leaderboard import leaderboard
+from tasks.report.page import INDEX, key_of, page
+from tasks.report.reading import Tables, module, names
+
+REPORTS = "reports"
+
+
+def write_report(lake: Path, benchmark: str, *, anew: bool = True) -> Path:
+    """Write `<lake>/reports/<benchmark>.html` and the index of all reports.
+
+    Without `anew` a page that was made from the same tables, settings and code is left as it is.
+    """
+    if not benchmark.isidentifier():
+        raise ConfigError(f"benchmark is {benchmark!r}, expected a name such as novelcraft")
+    versions = current_versions(lake, benchmark)
+    if not versions:
+        raise LakeError(
+            f"no tables of {benchmark} in {lake}; `novelty build {benchmark}` makes them"
+        )
+    path = lake / REPORTS / f"{benchmark}.html"
+    if anew or key_of(path) != report_key(lake, benchmark, versions):
+        write_bytes(path, render_report(lake, benchmark, versions).encode())
+    with locked(lake, REPORTS, 60.0):
+        there = list(path.parent.glob("*.html"))
+        write_bytes(path.with_stem(INDEX), index(lake, there).encode())
+    return path
+
+
+def report_key(lake: Path, benchmark: str, versions: Sequence[TableVersion]) -> str:
+    """Everything that a page shows: tables, what the build recorded, and the code that draws."""
+    record = read_build_record(lake, benchmark)
+    recorded = record.model_dump(mode="json") if record else {}
+    recorded.get("settings", {}).pop("lake", None)
+    return content_key(
+        {
+            "tables": {version.name: version.manifest.key for version in versions},
+            "record": recorded,
+            "code": _code_digest(),
+        }
+    )
+
+
+@cache
+def _code_digest() -> str:
+    """Of all files of `tasks` and `schemas`: cheaper to read than to know which of them matter."""
+    digest = hashlib.sha256()
+    root = Path(__file__).parents[2]
+    for folder in ("schemas", "tasks"):
+        for path in sorted((root / folder).rglob("*")):
+            if path.suffix in (".py", ".html", ".csv", ".yaml"):
+                digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def render_report(lake: Path, benchmark: str, versions: Sequence[TableVersion]) -> str:
+    """The page. All sections see these versions, even if a build swaps the tables meanwhile."""
+    read = Tables(lake, benchmark, versions)
+    sections = [what_was_built(read), data_quality(read), *balance(read)]
+    if (own := module(f"tasks.{benchmark}.report")) is not None:
+        sections += own.sections(read)
+    sections += [*leaderboard(read), *curves(read), *confusion(read)]
+    title, about = names(benchmark)
+    key = report_key(lake, benchmark, versions)
+    return page(title, about, tiles(read), sections, key)
