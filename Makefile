@@ -7,11 +7,13 @@ LAKE ?= lake
 SAMPLE ?= sample
 SOURCE ?=
 ARGS ?=
+DRY ?=
+DRY_RUN := $(if $(DRY),--dry-run)
 export NOVELTY_LAKE := $(LAKE)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup doctor demo sample lint test test-all bench lock docs status verify query report \
-        novelcraft kowl
+        all novelcraft kowl threedos semantic condda serve server deploy stop publish
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -36,11 +38,47 @@ sample: setup ## write the sample data sets to $(SAMPLE)
 demo: sample ## install, build every benchmark on sample data, show where the tables are
 	$(BIN)/novelty demo --sample $(SAMPLE)
 
+# One that fails does not stop the next. DRY=1 on these targets only says what a build would make.
+all: setup ## build all that is named: make all NOVELCRAFT=… KOWL=… THREEDOS=… SEMANTIC=… CONDDA=…
+	@failed=""; \
+	build() { \
+	  name=$$1; option=$$2; given=$$3; shift 3; \
+	  if test -z "$$given"; then echo "$$name: skipped, no source named"; return; fi; \
+	  $(BIN)/novelty build $$name $$option "$$given" $(DRY_RUN) "$$@" || failed="$$failed $$name"; \
+	}; \
+	build novelcraft --source "$(NOVELCRAFT)" $(NOVELCRAFT_ARGS); \
+	build kowl --lists "$(KOWL)" $(KOWL_ARGS); \
+	build threedos --source "$(THREEDOS)" $(THREEDOS_ARGS); \
+	build semantic --source "$(SEMANTIC)" $(SEMANTIC_ARGS); \
+	build condda --tests "$(CONDDA)" $(CONDDA_ARGS); \
+	if test -n "$$failed"; then echo "failed:$$failed" >&2; exit 1; fi
+
 novelcraft: setup ## build NovelCraft: make novelcraft SOURCE=dir_or_zip [ARGS=...]
-	$(BIN)/novelty build novelcraft --source "$(SOURCE)" $(ARGS)
+	$(BIN)/novelty build novelcraft --source "$(SOURCE)" $(DRY_RUN) $(ARGS)
 
 kowl: setup ## build KOWL-718: make kowl SOURCE=lists_dir [ARGS="--videos dir"]
-	$(BIN)/novelty build kowl --lists "$(SOURCE)" $(ARGS)
+	$(BIN)/novelty build kowl --lists "$(SOURCE)" $(DRY_RUN) $(ARGS)
+
+threedos: setup ## build 3DOS: make threedos SOURCE=modelnet40=dir_or_zip [ARGS="--lists dir"]
+	$(BIN)/novelty build threedos $(if $(SOURCE),--source "$(SOURCE)") $(DRY_RUN) $(ARGS)
+
+semantic: setup ## build semantic anomalies: make semantic SOURCE=cifar10=dir_or_archive
+	$(BIN)/novelty build semantic --source "$(SOURCE)" $(DRY_RUN) $(ARGS)
+
+condda: setup ## run the agents over CONDDA/OND tests: make condda SOURCE=tests_dir
+	$(BIN)/novelty build condda --tests "$(SOURCE)" $(DRY_RUN) $(ARGS)
+
+serve: setup ## serve CONDDA/OND tests on loopback: make serve SOURCE=tests_dir
+	$(BIN)/novelty serve condda --tests "$(SOURCE)" $(ARGS)
+
+server: setup ## scheduled builds: start the Prefect server and worker of service.yaml
+	$(BIN)/novelty service start
+
+deploy: setup ## bring the deployments to the running server (PREFECT_API_URL: to that one)
+	$(BIN)/novelty service deploy
+
+stop: setup ## stop what `make server` started
+	$(BIN)/novelty service stop
 
 status: setup ## every table: rows, bytes, age, fresh or stale
 	$(BIN)/novelty status
@@ -53,6 +91,9 @@ report: setup ## write the HTML reports again
 
 query: setup ## run SQL on the catalogue: make query SQL='select ...'
 	$(BIN)/novelty query "$(SQL)"
+
+publish: setup ## tables as a folder with a card: make publish BENCHMARK=kowl DIR=folder [ARGS=...]
+	$(BIN)/novelty publish "$(BENCHMARK)" "$(DIR)" $(ARGS)
 
 docs: setup ## write docs/tables.md from the declarations
 	$(BIN)/novelty dictionary

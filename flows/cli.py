@@ -19,6 +19,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if words[:1] == ["build"]:
             return _build(words[1:])
+        if words[:1] == ["make-tests"]:
+            return _make_tests(words[1:])
         parsed = _parser().parse_args(words)
         return int(parsed.run(parsed) or 0)
     except NoveltyError as error:
@@ -51,7 +53,10 @@ def _parser() -> argparse.ArgumentParser:
         return added
 
     def with_lake(added: argparse.ArgumentParser) -> argparse.ArgumentParser:
-        added.add_argument("--lake", help="lake folder (default: NOVELTY_LAKE, else ./lake)")
+        added.add_argument(
+            "--lake",
+            help="lake: a folder or s3://bucket/prefix (default: NOVELTY_LAKE, else ./lake)",
+        )
         return added
 
     command("build", None, f"build a benchmark's tables: {', '.join(benchmarks())}")
@@ -71,10 +76,24 @@ def _parser() -> argparse.ArgumentParser:
     lineage.add_argument("table", help="benchmark/table")
     gc = with_lake(command("gc", _gc, "remove versions that nothing current refers to"))
     gc.add_argument("--yes", action="store_true", help="remove without asking")
+    gc.add_argument(
+        "--grace",
+        type=float,
+        default=24.0,
+        help="hours that objects in a bucket are kept for builds elsewhere (default: 24)",
+    )
     report = with_lake(command("report", _report, "write the HTML report again"))
     report.add_argument("benchmark", nargs="?", help="benchmark (default: all in the lake)")
     query = with_lake(command("query", _query, "run SQL on the catalogue and print the rows"))
-    query.add_argument("sql", help="such as: select * from novelcraft.frames limit 5")
+    query.add_argument("sql", nargs="?", help="such as: select * from novelcraft.frames limit 5")
+    query.add_argument("--file", help="a .sql file, or the name of an example query")
+    query.add_argument("--list", action="store_true", help="the example queries of docs/queries")
+    diff = with_lake(command("diff", _diff, "what changed in a table (exit code 0 same, 1 not)"))
+    diff.add_argument("before", help="benchmark/table[@key], lake:benchmark/table, or Parquet path")
+    diff.add_argument("after", nargs="?", help="the same (default: previous against current)")
+    diff.add_argument("--key", help="columns that name a row, as a,b (default: the declared key)")
+    diff.add_argument("--examples", type=int, default=5, help="shown of each kind (default: 5)")
+    diff.add_argument("--out", help="Parquet file for every change, one value a row")
     render = command("render", _render, "masks and novel fractions of NovelCraft world states")
     render.add_argument("states", help="folder of .json files, or a .jsonl[.gz] file")
     render.add_argument("--novel", required=True, help="novel names, such as minecraft:tnt[,…]")
@@ -96,12 +115,56 @@ def _parser() -> argparse.ArgumentParser:
     )
     masks.add_argument("--out", required=True, help="folder for class/episode/frame.png")
     masks.add_argument("--only", action="append", help="only this class (may be repeated)")
+    export = with_lake(command("export", _export, "NovelCraft's episodes in LeRobot's v3.0 layout"))
+    export.add_argument("what", choices=("lerobot",))
+    export.add_argument("--out", required=True, help="new folder for meta/ and data/")
+    export.add_argument("--only", action="append", help="only this class (may be repeated)")
+    export.add_argument("--fps", type=int, default=1, help="frames that make a second (default: 1)")
     drift = command(
         "drift", _drift, "what changed between two versions of NovelCraft's targets.csv"
     )
     drift.add_argument("old", help="targets.csv before")
     drift.add_argument("new", help="targets.csv now")
     drift.add_argument("--out", help="Parquet file for every frame that differs")
+    lists = command("list-drift", _list_drift, "what changed between two snapshots of a list")
+    lists.add_argument("old", help="Kinetics list before: CSV, plain or gzip")
+    lists.add_argument("new", help="the list now")
+    lists.add_argument(
+        "--split", choices=("train", "validate", "test"), help="split of lists that name none"
+    )
+    lists.add_argument("--out", help="Parquet file for every change")
+    serve = command("serve", _serve, "serve tests by the published CONDDA/OND API and by /v1")
+    serve.add_argument("what", choices=("condda",))
+    serve.add_argument("--tests", required=True, help="folder of PROTOCOL/domain/ test files")
+    serve.add_argument("--state", default="condda-state", help="folder for the sessions")
+    serve.add_argument("--host", default="127.0.0.1", help="other than loopback needs --tokens")
+    serve.add_argument("--port", type=int, default=3307, help="0 takes any free one")
+    serve.add_argument("--strict", action="store_true", help="refuse what the protocol forbids")
+    serve.add_argument("--tokens", help="file of tokens, one a line; clients must send one")
+    run = with_lake(command("run", _run, "run an agent over tests and measure it"))
+    run.add_argument("what", choices=("condda",))
+    run.add_argument("--detector", required=True, help="agent: threshold, clustering")
+    run.add_argument("--tests", required=True, help="folder of tests with their features")
+    run.add_argument("--url", help="server to run against (default: in this process)")
+    run.add_argument("--token", help="its token, if it wants one")
+    run.add_argument("--name", default="", help="another name runs the same once more")
+    run.add_argument("--red-light", action="store_true", help="be told when the world changes")
+    service = command("service", _service, "scheduled builds: a Prefect server and worker, here")
+    service.add_argument("action", choices=("start", "stop", "deploy", "status"))
+    service.add_argument("--file", help="default: NOVELTY_SERVICE, else ./service.yaml")
+    service.add_argument("--clear", action="store_true", help="status: runs without a process end")
+    command("make-tests", None, "make CONDDA/OND tests of a lake's tables")
+    publish = with_lake(
+        command("publish", _publish, "a benchmark's tables as a self-contained folder with a card")
+    )
+    publish.add_argument("benchmark", help=", ".join(benchmarks()))
+    publish.add_argument("folder", help="new folder, or one published before")
+    publish.add_argument("--version", help="name of this publication, such as 1.0.0")
+    publish.add_argument("--tables", help="only these, such as frames,targets (default: all)")
+    publish.add_argument("--licence", "--license", help="such as CC-BY-4.0, or a URL")
+    publish.add_argument("--date", help="day of publication (default: today), such as 2026-11-30")
+    published = command("check-published", _check_published, "whether a published folder is whole")
+    published.add_argument("folder")
     dictionary = command("dictionary", _dictionary, "write the data dictionary of all tables")
     dictionary.add_argument("--out", default="docs/tables.md")
     doctor = command("doctor", _doctor, "what is missing on this machine, and how to mend it")
@@ -126,16 +189,25 @@ def _build(words: list[str]) -> int:
     model = importlib.import_module(f"schemas.{benchmark}").Config
     parser = argparse.ArgumentParser(prog=f"novelty build {benchmark}", description=model.__doc__)
     add_options(parser, model)
-    config = chosen_values(parser.parse_args(words[1:]), model)
+    parser.add_argument(
+        "--dry-run", action="store_true", help="say what a build would make, why and how long"
+    )
+    parsed = parser.parse_args(words[1:])
+    config = chosen_values(parsed, model)
+    if parsed.dry_run:
+        from flows.dry_run import show_dry_run
+
+        show_dry_run(benchmark, config)
+        return 0
 
     from flows.runner import run_flow
-    from storage.layout import lake_root
+    from storage.layout import lake_address, lake_root
     from tasks.report import REPORTS
     from tasks.summary import show_tables
 
     run_flow(benchmark, config)
     show_tables(config.lake, benchmark)
-    print(f"report: {lake_root(config.lake) / REPORTS / f'{benchmark}.html'}")
+    print(f"report: {lake_address(lake_root(config.lake))}/{REPORTS}/{benchmark}.html")
     return 0
 
 
@@ -213,55 +285,83 @@ def _gc(parsed: argparse.Namespace) -> int:
     lake = lake_root(parsed.lake)
     require_lake(lake)
     with all_locked(lake):
-        return _collect(lake, parsed.yes)
+        return _collect(lake, parsed.yes, parsed.grace)
 
 
-def _collect(lake: Path, sure: bool) -> int:
-    from storage.upkeep import find_garbage, remove, size_of
+def _collect(lake: Path, sure: bool, grace_hours: float) -> int:
+    from storage.layout import lake_address
+    from storage.upkeep import (
+        find_garbage,
+        find_remote_garbage,
+        remove,
+        remove_remote_garbage,
+        size_of,
+    )
 
-    garbage = find_garbage(lake)
+    garbage, objects = find_garbage(lake), find_remote_garbage(lake, grace_hours)
     for path in garbage:
         print(f"{size_of(path):>14,} bytes  {path.relative_to(lake)}")
-    if not garbage:
+    for entry in objects:
+        print(f"{entry.bytes:>14,} bytes  {lake_address(lake)}/{entry.name}")
+    count = len(garbage) + len(objects)
+    if not count:
         print("nothing to remove")
         return 0
     if not sure:
         if not sys.stdin.isatty():
-            print(f"{len(garbage)} things to remove; run again with --yes to do it")
+            print(f"{count} things to remove; run again with --yes to do it")
             return 0
-        if input(f"remove these {len(garbage)}? [y/N] ").strip().lower() != "y":
+        if input(f"remove these {count}? [y/N] ").strip().lower() != "y":
             return 0
+    remove_remote_garbage(lake, objects)
     remove(garbage)
-    print(f"removed {len(garbage)}")
+    print(f"removed {count}")
     return 0
 
 
 def _report(parsed: argparse.Namespace) -> None:
+    from flows.share_report import share_report
     from storage.layout import lake_root
     from storage.tables import current_versions
     from storage.upkeep import require_lake
-    from tasks.report import write_report
 
     lake = lake_root(parsed.lake)
     require_lake(lake)
     there = sorted({version.manifest.benchmark for version in current_versions(lake)})
     for benchmark in [parsed.benchmark] if parsed.benchmark else there:
-        print(write_report(lake, benchmark))
+        print(share_report(lake, benchmark))
 
 
 def _query(parsed: argparse.Namespace) -> None:
-    import duckdb
-
-    from storage.layout import catalog_path, lake_root
+    from storage.catalog import catalog_for
+    from storage.layout import lake_root
     from storage.upkeep import require_lake
+    from tasks.queries import example_queries, read_query, show_query
+    from tasks.summary import show_frame
 
+    if parsed.list:
+        show_frame(example_queries())
+        return
     lake = lake_root(parsed.lake)
     require_lake(lake)
-    try:
-        with duckdb.connect(str(catalog_path(lake)), read_only=True) as connection:
-            connection.sql(parsed.sql).show(max_width=200)
-    except duckdb.Error as error:
-        raise ConfigError(f"the query failed: {error}") from None
+    sql = read_query(parsed.sql, parsed.file)
+    catalog_for(lake, sql)
+    show_query(lake, sql)
+
+
+def _diff(parsed: argparse.Namespace) -> int:
+    from storage.layout import lake_root
+    from tasks.diff import diff_tables, show_diff
+    from tasks.diff_sides import find_side, previous_side
+
+    lake = lake_root(parsed.lake)
+    after = find_side(parsed.after or parsed.before, lake)
+    before = find_side(parsed.before, lake) if parsed.after else previous_side(parsed.before, lake)
+    key = [name.strip() for name in (parsed.key or "").split(",") if name.strip()]
+    out = Path(parsed.out) if parsed.out else None
+    diff = diff_tables(before, after, key, parsed.examples, out)
+    show_diff(diff)
+    return 0 if diff.same else 1
 
 
 def _render(parsed: argparse.Namespace) -> None:
@@ -305,6 +405,18 @@ def _masks(parsed: argparse.Namespace) -> None:
     print(f"{count} masks in {parsed.out}")
 
 
+def _export(parsed: argparse.Namespace) -> None:
+    from storage.layout import lake_root
+    from tasks.novelcraft.lerobot import export_lerobot
+
+    done = export_lerobot(lake_root(parsed.lake), Path(parsed.out), parsed.only, parsed.fps)
+    print(f"{done.episodes} episodes, {done.frames:,} frames, {done.files} files in {parsed.out}")
+    if done.without_role:
+        print(f"{done.without_role:,} frames left out: their class is neither normal nor novel")
+    if done.without_picture:
+        print(f"{done.without_picture:,} frames left out: they have no picture")
+
+
 def _drift(parsed: argparse.Namespace) -> None:
     import polars as pl
 
@@ -323,6 +435,115 @@ def _drift(parsed: argparse.Namespace) -> None:
         differs.write_parquet(parsed.out)
 
 
+def _list_drift(parsed: argparse.Namespace) -> None:
+    import polars as pl
+
+    from tasks.kowl.drift import compare_lists
+    from tasks.summary import show_frame
+
+    drift = compare_lists(Path(parsed.old), Path(parsed.new), parsed.split)
+    show_frame(drift.summary)
+    for change, rows in drift.rows.group_by("change", maintain_order=True):
+        print(f"{change[0]}: {rows.height:,}; the first ones")
+        show_frame(rows.drop("change").head(5))
+    labels = drift.rows.filter(pl.col("change") == "relabelled")
+    if labels.height:
+        pairs = labels.group_by("label_before", "label_after").len("clips")
+        show_frame(pairs.sort("clips", "label_before", descending=[True, False]).head(20))
+    if parsed.out:
+        drift.rows.write_parquet(parsed.out)
+
+
+def _serve(parsed: argparse.Namespace) -> None:
+    from tasks.condda.server.serve import read_tokens, serve
+
+    serve(
+        Path(parsed.tests),
+        Path(parsed.state),
+        parsed.host,
+        parsed.port,
+        "strict" if parsed.strict else "compat",
+        read_tokens(Path(parsed.tokens)) if parsed.tokens else (),
+    )
+
+
+def _run(parsed: argparse.Namespace) -> None:
+    from flows.runner import run_flow
+    from schemas.condda import Config, RunSettings
+    from schemas.config import make_config
+    from tasks.summary import show_tables
+
+    settings = {
+        "agents": (parsed.detector,),
+        "red_light": "with" if parsed.red_light else "without",
+        "baseline": parsed.detector,
+        "url": parsed.url,
+        "token": parsed.token,
+        "name": parsed.name,
+    }
+    config = {"tests": parsed.tests, "run": make_config(RunSettings, settings)}
+    run_flow("condda", make_config(Config, config | ({"lake": parsed.lake} if parsed.lake else {})))
+    show_tables(parsed.lake, "condda")
+
+
+def _make_tests(words: list[str]) -> int:
+    from schemas.condda import TestSettings
+    from storage.layout import lake_root
+    from tasks.condda.from_lake import tests_of_lake
+    from tasks.summary import show_frame
+
+    parser = argparse.ArgumentParser(
+        prog="novelty make-tests", description="Make CONDDA/OND tests of a lake's tables."
+    )
+    parser.add_argument("benchmark", choices=("kowl", "novelcraft", "semantic"))
+    parser.add_argument("--out", required=True, help="folder for tests and features")
+    parser.add_argument(
+        "--trial", action="append", help="semantic: held-out SUBSET/MEMBER (default: the first)"
+    )
+    parser.add_argument("--lake", help="folder or s3://… (default: NOVELTY_LAKE, else ./lake)")
+    add_options(parser, TestSettings)
+    parsed = parser.parse_args(words)
+    settings = chosen_values(parsed, TestSettings)
+    made = tests_of_lake(
+        lake_root(parsed.lake), parsed.benchmark, Path(parsed.out), settings, parsed.trial or ()
+    )
+    show_frame(made.drop("novel_classes"))
+    print(f"tests and features in {parsed.out}; try: novelty serve condda --tests {parsed.out}")
+    return 0
+
+
+def _publish(parsed: argparse.Namespace) -> None:
+    from storage.layout import lake_root
+    from tasks.publish.folder import publish
+
+    tables = [name.strip() for name in parsed.tables.split(",")] if parsed.tables else None
+    done = publish(
+        lake_root(parsed.lake),
+        parsed.benchmark,
+        Path(parsed.folder),
+        version=parsed.version,
+        tables=tables,
+        licence=parsed.licence,
+        date=parsed.date,
+    )
+    word = "published" if done.written else "already published"
+    count = len(done.publication.tables)
+    print(f"{word}: {count} tables, key {done.publication.key}, in {parsed.folder}")
+
+
+def _check_published(parsed: argparse.Namespace) -> int:
+    from tasks.publish.check import check_published
+
+    checked = check_published(Path(parsed.folder))
+    for problem in checked.problems:
+        print(problem)
+    if not checked.by_mlcroissant:
+        print("mlcroissant is not installed: croissant.json was compared with the files only")
+    count = len(checked.publication.tables)
+    print(f"{count} tables, key {checked.publication.key}, {len(checked.problems)} problems")
+    return 1 if checked.problems else 0
+
+
 def _dictionary(parsed: argparse.Namespace) -> None:
     from tasks.dictionary import data_dictionary
 
@@ -330,6 +551,18 @@ def _dictionary(parsed: argparse.Namespace) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(data_dictionary())
     print(path)
+
+
+def _service(parsed: argparse.Namespace) -> int:
+    from flows import service
+    from flows.deployments import read_service
+
+    chosen = read_service(parsed.file)
+    if parsed.action == "status":
+        return service.status(chosen, parsed.clear)
+    act = {"start": service.start, "stop": service.stop, "deploy": service.deploy_only}
+    act[parsed.action](chosen)
+    return 0
 
 
 def _doctor(parsed: argparse.Namespace) -> int:

@@ -43,7 +43,7 @@ def add_options(parser: argparse.ArgumentParser, model: type[BaseModel], prefix:
         option = f"--{prefix}{name.replace('_', '-')}"
         dest = f"{prefix}{name}"
         if isinstance(kind, type) and issubclass(kind, BaseModel):
-            add_options(parser, kind, f"{name.replace('_', '-')}.")
+            add_options(parser, kind, f"{prefix}{name.replace('_', '-')}.")
             continue
         common: dict[str, Any] = {"dest": dest, "default": argparse.SUPPRESS, "help": _help(field)}
         if kind is bool:
@@ -64,7 +64,7 @@ def _merge(
         kind = _plain(field.annotation)
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             nested = dict(into.get(name) or {})
-            _merge(nested, kind, given, f"{name.replace('_', '-')}.")
+            _merge(nested, kind, given, f"{prefix}{name.replace('_', '-')}.")
             if nested:
                 into[name] = nested
             continue
@@ -86,14 +86,16 @@ def chosen_values(parsed: argparse.Namespace, model: type[Model]) -> Model:
     values = read_config_file(parsed.config) if parsed.config else {}
     _merge(values, model, vars(parsed))
     config = make_config(model, values)
-    _check_paths(config)
+    check_paths(config)
     return config
 
 
-def _check_paths(config: BaseModel, prefix: str = "") -> None:
+def check_paths(config: BaseModel, prefix: str = "") -> None:
     """Every path but that of the lake is an input, so it must be there before anything starts."""
     for name, value in config:
         if isinstance(value, BaseModel):
-            _check_paths(value, f"{name}.")
-        elif isinstance(value, Path) and name != "lake" and not value.exists():
-            raise ConfigError(f"{prefix}{name}: {value} does not exist; name a file or folder")
+            check_paths(value, f"{prefix}{name}.")
+            continue
+        for path in value.values() if isinstance(value, dict) else (value,):
+            if isinstance(path, Path) and name != "lake" and not path.exists():
+                raise ConfigError(f"{prefix}{name}: {path} does not exist; name a file or folder")

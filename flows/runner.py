@@ -1,14 +1,45 @@
 """How a flow is run from the command line: with Prefect, quietly, and with a table at the end."""
 
+import functools
 import importlib
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
+from flows.engine import task_runner
+from flows.hooks import write_failure
+from flows.share_report import share_report
+from schemas.config import make_config
 from schemas.errors import SourceError
-from storage.layout import lake_root
-from tasks.report import REPORTS, write_report
+from storage.layout import lake_address, lake_root
+from tasks.report import REPORTS
+
+
+def benchmark_flow(function: Callable[[Any], None]) -> Any:
+    """The Prefect flow of a benchmark, named after its module.
+
+    Its one parameter is the configuration; a deployment sends it as JSON, so it is checked here.
+    """
+    from prefect import flow
+
+    name = function.__module__.rpartition(".")[2]
+    model = get_type_hints(function)["config"]
+
+    @functools.wraps(function)
+    def run(config: Any) -> None:
+        function(make_config(model, config) if isinstance(config, dict) else config)
+
+    return flow(
+        run,
+        name=name,
+        flow_run_name=name,
+        validate_parameters=False,
+        task_runner=task_runner(),
+        on_failure=[write_failure],
+        on_crashed=[write_failure],
+    )
 
 
 def run_flow(benchmark: str, config: Any) -> None:
@@ -21,14 +52,13 @@ def run_flow(benchmark: str, config: Any) -> None:
 
 
 def publish_report(lake: Path, benchmark: str) -> Path:
-    """Write the benchmark's report and link it from the flow run."""
+    """Write the benchmark's report, unless nothing changed, and link it from the flow run."""
     from prefect.artifacts import create_link_artifact
 
-    path = write_report(lake, benchmark)
-    create_link_artifact(
-        key=f"{benchmark}-report", link=path.absolute().as_uri(), description="What was built"
-    )
-    return path
+    address = share_report(lake, benchmark, anew=False)
+    link = address if address.startswith("s3://") else Path(address).absolute().as_uri()
+    create_link_artifact(key=f"{benchmark}-report", link=link, description="What was built")
+    return lake / REPORTS / f"{benchmark}.html"
 
 
 def run_demo(sample: Path, lake: str | None, benchmarks: list[str]) -> None:
@@ -44,4 +74,4 @@ def run_demo(sample: Path, lake: str | None, benchmarks: list[str]) -> None:
         run_flow(benchmark, config.model_copy(update={"lake": Path(lake)} if lake else {}))
         print(f"{benchmark}: done in {time.monotonic() - start:.0f} s", flush=True)
     show_tables(lake)
-    print(f"report: {lake_root(lake) / REPORTS / 'index.html'}")
+    print(f"report: {lake_address(lake_root(lake))}/{REPORTS}/index.html")

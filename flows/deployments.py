@@ -1,0 +1,234 @@
+"""What runs when: `service.yaml` of the user and `prefect.yaml` of the project to deployments.
+
+Enters: the user's file (sources, lake, schedules, place of the server). Leaves: one Prefect
+deployment per flow. A benchmark that the file does not name is deployed paused, and its
+description says what to write. The file is the truth: a change made in the UI lasts until the next
+deploy.
+"""
+
+import contextlib
+import importlib
+import os
+import re
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+import yaml
+from pydantic import Field, model_validator
+
+from flows.options import check_paths
+from schemas.config import Settings, make_config, read_config_file
+from schemas.errors import ConfigError
+from storage.layout import lake_root
+
+DECLARED = Path(__file__).with_name("prefect.yaml")
+SERVICE_FILE = "service.yaml"
+REMOTE = re.compile(r"[a-z0-9]+:/")  # s3://bucket, which a Path turns into s3:/bucket
+
+
+class Schedule(Settings):
+    """One benchmark of the service."""
+
+    config: dict[str, Any] = Field({})
+    """Settings of the build, as in `novelty build BENCHMARK --config FILE`."""
+    cron: str | None = None
+    """When, such as "0 3 * * 1" (default: weekly, see flows/prefect.yaml)."""
+    every: float | None = Field(None, ge=1)
+    """Seconds from run to run, instead of cron."""
+    timezone: str | None = None
+    """Time zone of the cron line (default: that of the service)."""
+    paused: bool = False
+    """Deployed, but not run by its schedule."""
+
+    @model_validator(mode="after")
+    def _one_rhythm(self) -> "Schedule":
+        if self.cron and self.every:
+            raise ValueError("cron and every exclude each other; keep one")
+        return self
+
+
+class Service(Settings):
+    """A Prefect server on this machine, its worker, and what they run."""
+
+    lake: Path | None = None
+    """Lake of every run, a folder or s3://bucket/prefix (default: NOVELTY_LAKE, else ./lake)."""
+    state: Path = Path(".novelty/service")
+    """Folder of the server's database, logs and process ids."""
+    port: int = Field(4200, ge=1, le=65535)
+    """Port of the server on 127.0.0.1."""
+    database: str | None = None
+    """postgresql+asyncpg://USER@HOST/NAME (default: SQLite in the state folder)."""
+    timezone: str = "UTC"
+    """Time zone of every cron line."""
+    benchmarks: dict[str, Schedule] = Field({})
+    """Benchmark to its sources and schedule."""
+
+
+def read_service(given: str | Path | None = None) -> Service:
+    """The user's file: the argument, else NOVELTY_SERVICE, else ./service.yaml if it is there.
+
+    Relative paths count from the folder of the file: a worker runs the flows somewhere else.
+    """
+    named = given or os.environ.get("NOVELTY_SERVICE")
+    path = Path(named or SERVICE_FILE).expanduser().absolute()
+    values = read_config_file(path) if named or path.exists() else {}
+    service = make_config(Service, values)
+    if service.database and not service.database.startswith("postgresql+asyncpg://"):
+        raise ConfigError("database must begin with postgresql+asyncpg://; leave it out for SQLite")
+    lake = _lake(service.lake, path.parent)
+    benchmarks = {
+        name: entry.model_copy(update={"config": _checked(name, entry.config, path.parent, lake)})
+        for name, entry in service.benchmarks.items()
+    }
+    state = _whole(service.state, path.parent)
+    return service.model_copy(update={"lake": lake, "state": state, "benchmarks": benchmarks})
+
+
+def _lake(given: Path | None, folder: Path) -> Path:
+    if given is not None:
+        return _whole(given, folder)
+    named = os.environ.get("NOVELTY_LAKE", "")
+    return Path(named) if REMOTE.match(named) else lake_root()
+
+
+def _checked(benchmark: str, values: dict[str, Any], folder: Path, lake: Path) -> dict[str, Any]:
+    """The settings as JSON with whole paths, refused now rather than in the first run."""
+    known = [declared.benchmark for declared in declared_deployments()]
+    if benchmark not in known:
+        raise ConfigError(f"unknown benchmark {benchmark!r}; there are: {', '.join(known)}")
+    model = importlib.import_module(f"schemas.{benchmark}").Config
+    try:
+        config = with_whole_paths(make_config(model, {"lake": lake} | values), folder)
+        check_paths(config)
+    except ConfigError as error:
+        raise ConfigError(f"benchmarks.{benchmark}.config: {error}") from None
+    return config.model_dump(mode="json", exclude_unset=True)
+
+
+def with_whole_paths(config: Settings, folder: Path) -> Settings:
+    """The same settings for a process that runs elsewhere: relative paths count from `folder`."""
+    return make_config(type(config), _whole(config.model_dump(exclude_unset=True), folder))
+
+
+def _whole(value: Any, folder: Path) -> Any:
+    if isinstance(value, dict):
+        return {key: _whole(part, folder) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_whole(part, folder) for part in value]
+    if not isinstance(value, Path) or REMOTE.match(str(value)):
+        return value
+    return folder / value.expanduser()
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """What Prefect is told of one flow."""
+
+    benchmark: str
+    name: str
+    entrypoint: str
+    description: str
+    tags: tuple[str, ...]
+    schedule: dict[str, Any]
+    limit: dict[str, Any]
+    pool: str
+    job_variables: dict[str, Any]
+    paused: bool = True
+    config: dict[str, Any] | None = None
+
+
+def declared_deployments() -> list[Deployment]:
+    """What flows/prefect.yaml says."""
+    return [
+        Deployment(
+            benchmark=entry["entrypoint"].split(".")[1],
+            name=entry["name"],
+            entrypoint=entry["entrypoint"],
+            description=entry["description"],
+            tags=tuple(entry["tags"]),
+            schedule=entry["schedules"][0],
+            limit=entry["concurrency_limit"],
+            pool=entry["work_pool"]["name"],
+            job_variables=entry["work_pool"]["job_variables"],
+        )
+        for entry in yaml.safe_load(DECLARED.read_text())["deployments"]
+    ]
+
+
+def plan_deployments(service: Service) -> list[Deployment]:
+    """Every flow, with the user's sources and rhythm where the file names it."""
+    return [_planned(declared, service) for declared in declared_deployments()]
+
+
+def _planned(declared: Deployment, service: Service) -> Deployment:
+    entry = service.benchmarks.get(declared.benchmark)
+    if entry is None:
+        missing = (
+            f"Not configured: write benchmarks.{declared.benchmark}.config with its sources "
+            f"(`novelty build {declared.benchmark} --help`) into {SERVICE_FILE}, then `make "
+            "deploy`."
+        )
+        return replace(declared, description=f"{missing}\n\n{declared.description}")
+    slug = declared.schedule["slug"]
+    if entry.every:
+        rhythm: dict[str, Any] = {"interval": entry.every, "slug": slug}
+    else:
+        cron = entry.cron or declared.schedule["cron"]
+        rhythm = {"cron": cron, "timezone": entry.timezone or service.timezone, "slug": slug}
+    planned = replace(declared, schedule=rhythm, paused=entry.paused, config=entry.config)
+    _prefect_schedule(planned)  # a wrong line is said before any server starts
+    return planned
+
+
+def deploy(service: Service) -> list[Deployment]:
+    """Create or update the work pool and every deployment on the server that is set."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.actions import WorkPoolCreate
+    from prefect.exceptions import ObjectAlreadyExists
+
+    planned = plan_deployments(service)
+    with get_client(sync_client=True) as client:
+        for pool in {deployment.pool for deployment in planned}:
+            with contextlib.suppress(ObjectAlreadyExists):
+                client.create_work_pool(WorkPoolCreate(name=pool, type="process"))
+    for deployment in planned:
+        _apply(deployment)
+    return planned
+
+
+def _apply(deployment: Deployment) -> None:
+    from prefect.client.schemas.objects import ConcurrencyLimitConfig
+    from prefect.flows import EntrypointType
+
+    module, function = deployment.entrypoint.rsplit(".", 1)
+    made = getattr(importlib.import_module(module), function).to_deployment(
+        name=deployment.name,
+        description=deployment.description,
+        tags=list(deployment.tags),
+        parameters={"config": deployment.config} if deployment.config else {},
+        schedules=[_prefect_schedule(deployment)],
+        paused=deployment.paused,
+        concurrency_limit=ConcurrencyLimitConfig(**deployment.limit),
+        work_pool_name=deployment.pool,
+        job_variables=deployment.job_variables,
+        entrypoint_type=EntrypointType.MODULE_PATH,
+    )
+    made.apply(work_pool_name=deployment.pool)
+
+
+def _prefect_schedule(deployment: Deployment) -> Any:
+    from prefect.schedules import Schedule as PrefectSchedule
+
+    values = dict(deployment.schedule)
+    try:
+        if "interval" in values:
+            values["interval"] = timedelta(seconds=values["interval"])
+        else:
+            ZoneInfo(values["timezone"])
+        return PrefectSchedule(**values)
+    except (ValueError, ZoneInfoNotFoundError) as error:
+        place = f"benchmarks.{deployment.benchmark}"
+        raise ConfigError(f"{place}: wrong cron or timezone: {error}") from None

@@ -1,0 +1,168 @@
+"""Where the shards of a flow run: threads of this process, or a cluster, by one setting.
+
+NOVELTY_RUNNER is `local` (the default), `dask` or `ray`; NOVELTY_CLUSTER is the address of a
+scheduler that runs already. Prefect's own task of a shard always waits in a thread here, and only
+the work goes to the cluster: so workers need this project and the lake, but neither Prefect nor a
+way to its API, and a worker that dies is the cluster's business (docs/cluster.md).
+"""
+
+import contextlib
+import logging
+import os
+import sys
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
+
+from schemas.errors import ConfigError, MissingDependency, NativeError
+from tasks.places import Cluster
+
+RUNNERS = ("local", "dask", "ray")
+CONNECT_SECONDS = 20
+
+
+def task_runner() -> TaskRunner:
+    """The task runner that NOVELTY_RUNNER names."""
+    return StageRunner()
+
+
+class StageRunner(ThreadPoolTaskRunner[Any]):
+    """A thread for each shard under way; `cluster` is where it sends the work, if anywhere."""
+
+    cluster: Cluster | None = None
+
+    def __enter__(self) -> "StageRunner":
+        with contextlib.ExitStack() as stack:
+            self.cluster = _chosen_cluster(stack)
+            self._open = stack.pop_all()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._open.close()  # first, so that threads that wait for the cluster end at once
+        super().__exit__(*error)
+
+
+def _chosen_cluster(stack: contextlib.ExitStack) -> Cluster | None:
+    name = os.environ.get("NOVELTY_RUNNER") or "local"
+    address = os.environ.get("NOVELTY_CLUSTER") or None
+    if name not in RUNNERS:
+        raise ConfigError(f"NOVELTY_RUNNER is {name!r}; set it to one of: {', '.join(RUNNERS)}")
+    if name == "local":
+        if address:
+            raise ConfigError("NOVELTY_CLUSTER is set; set NOVELTY_RUNNER=dask too, or unset it")
+        return None
+    return DaskCluster(address, stack) if name == "dask" else RayCluster(address, stack)
+
+
+class DaskCluster:
+    """Workers of a Dask scheduler; without an address, processes of this machine for one flow."""
+
+    def __init__(self, address: str | None, stack: contextlib.ExitStack):
+        try:
+            from distributed import Client, LocalCluster
+        except ImportError:
+            raise MissingDependency(
+                "NOVELTY_RUNNER=dask needs the package distributed; run `make setup`"
+            ) from None
+        logging.getLogger("distributed").setLevel(logging.ERROR)  # else a page for each flow
+        if address is None:
+            count = os.cpu_count() or 1
+            here = LocalCluster(
+                n_workers=count,
+                threads_per_worker=1,
+                memory_limit=0,  # how much a stage may use is its own business
+                dashboard_address="127.0.0.1:0",  # its usual port may be taken
+            )
+            address = stack.enter_context(here).scheduler_address
+            print(f"dask: started {count} workers on this machine for this flow", file=sys.stderr)
+        try:
+            client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"no Dask scheduler answers at {address} ({error}); check NOVELTY_CLUSTER, or "
+                "unset it to start workers on this machine"
+            ) from None
+        self._client = stack.enter_context(client)
+        if not self.workers():
+            print(f"dask: {address} has no workers yet; waiting for one", file=sys.stderr)
+
+    def run(self, name: str, gpu: bool, function: Callable[..., None], *arguments: Any) -> None:
+        from distributed import CancelledError, KilledWorker
+
+        future = self._client.submit(
+            function,
+            *arguments,
+            key=f"{name.partition('/')[0]}-{uuid.uuid4().hex}",
+            resources={"GPU": 1} if gpu else None,
+            pure=False,
+        )
+        try:
+            future.result()
+        except KilledWorker as error:
+            raise NativeError(
+                f"{name}: {error.allowed_failures + 1} workers died while they made it; the log "
+                f"of the last, {error.last_worker.address}, says more"
+            ) from None
+        except CancelledError as error:
+            raise NativeError(
+                f"{name}: the Dask scheduler let it go ({error}); if it is gone, start it again, "
+                "and the same command goes on"
+            ) from None
+
+    def gpus(self) -> bool:
+        workers = self._ask(self._client.scheduler_info)["workers"].values()
+        return any(worker["resources"].get("GPU", 0) >= 1 for worker in workers)
+
+    def workers(self) -> int:
+        return len(self._ask(self._client.nthreads))
+
+    def threads(self) -> int:
+        return sum(self._ask(self._client.nthreads).values())
+
+    def _ask(self, question: Callable[[], Any]) -> Any:
+        try:
+            return question()
+        except OSError as error:
+            raise NativeError(
+                f"the Dask scheduler answers no longer ({error}); start it again, and the same "
+                "command goes on"
+            ) from None
+
+
+class RayCluster:
+    """Workers of a Ray cluster; without an address, this machine for one flow."""
+
+    def __init__(self, address: str | None, stack: contextlib.ExitStack):
+        try:
+            import ray
+        except ImportError:
+            raise MissingDependency(
+                "NOVELTY_RUNNER=ray needs the package ray, which `make setup` does not install; "
+                "run `.venv/bin/python -m pip install ray`, or set NOVELTY_RUNNER=dask"
+            ) from None
+        self._ray = ray
+        ray.init(address=address, log_to_driver=True)
+        stack.callback(ray.shutdown)
+
+    def run(self, name: str, gpu: bool, function: Callable[..., None], *arguments: Any) -> None:
+        remote = self._ray.remote(function).options(
+            name=name, num_cpus=1, num_gpus=1 if gpu else 0, max_retries=3
+        )
+        try:
+            self._ray.get(remote.remote(*arguments))
+        except self._ray.exceptions.RayTaskError as error:
+            raise error.cause from None
+        except self._ray.exceptions.WorkerCrashedError as error:
+            raise NativeError(f"{name}: the workers that made it died: {error}") from None
+
+    def gpus(self) -> bool:
+        return self._ray.cluster_resources().get("GPU", 0) >= 1
+
+    def workers(self) -> int:
+        return sum(node["Alive"] for node in self._ray.nodes())
+
+    def threads(self) -> int:
+        return int(self._ray.cluster_resources().get("CPU", 1))

@@ -1,0 +1,172 @@
+"""What happens when a flow run fails or crashes: a note that says what failed and how to go on.
+
+Enters: Prefect's flow, run and state. Leaves: `<lake>/reports/failures/<time>-<benchmark>.md`, a
+`.yaml` of the run's settings beside it, and the same text as a Prefect artifact. The note's command
+names that file, so it repeats exactly this run, also one whose settings were changed in the UI.
+"""
+
+import importlib
+import shlex
+import time
+import traceback
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel
+
+from flows.deployments import with_whole_paths
+from schemas.config import make_config
+from schemas.errors import ConfigError, NoveltyError
+from storage.atomic import write_bytes
+from storage.layout import lake_root
+from tasks.report import REPORTS
+
+FAILURES = "failures"
+WAIT_SECONDS = 15.0
+"""Prefect records that a task failed a moment after it did, on a busy machine some seconds."""
+MOST_SHARDS = 20
+
+
+@dataclass(frozen=True)
+class FailedShard:
+    """A task run that did not end well: a stage, its shard, and how it stands."""
+
+    stage: str
+    shard: str
+    state: str
+
+
+def write_failure(flow: Any, flow_run: Any, state: Any) -> Path:
+    """Prefect's `on_failure` and `on_crashed` hook. A worker calls it with these names."""
+    benchmark = flow.name
+    settings = run_settings(benchmark, flow_run.parameters)
+    lake = lake_root(settings.get("lake"))
+    error = _error(state)
+    shards = failed_shards(flow_run.id, WAIT_SECONDS if _left_a_task(error) else 0.0)
+    now = datetime.now(UTC)
+    note = lake / REPORTS / FAILURES / f"{now:%Y-%m-%dT%H-%M-%S}.{now:%f}Z-{benchmark}.md"
+    config = note.with_suffix(".yaml")
+    settings["lake"] = settings.get("lake") or str(lake)
+    text = failure_note(benchmark, flow_run, state, error, shards, config)
+    try:
+        write_bytes(config, yaml.safe_dump(settings).encode())
+        write_bytes(note, text.encode())
+    finally:
+        _publish(benchmark, flow_run.id, text)  # a full disk is a failure, too
+    return note
+
+
+def run_settings(benchmark: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    """The configuration of a run as JSON with whole paths: the note is read in another folder."""
+    given = parameters.get("config") or {}
+    values = given.model_dump(mode="json") if isinstance(given, BaseModel) else dict(given)
+    try:
+        model = importlib.import_module(f"schemas.{benchmark}").Config
+        config = with_whole_paths(make_config(model, values), Path.cwd())
+    except (ModuleNotFoundError, ConfigError):
+        return values  # settings that are wrong may be just what failed: show them as they came
+    return config.model_dump(mode="json", exclude_unset=True)
+
+
+def _error(state: Any) -> BaseException | None:
+    """The exception itself where the flow ran in this process; after a crash there is none."""
+    if state.data is None:
+        return None
+    found = state.result(raise_on_failure=False)
+    return found if isinstance(found, BaseException) else None
+
+
+def _left_a_task(error: BaseException | None) -> bool:
+    """Whether the exception came out of a task, so that the server will hear of a failed one."""
+    frames = traceback.walk_tb(error.__traceback__) if error is not None else ()
+    return any(frame.f_globals.get("__name__") == "prefect.futures" for frame, _ in frames)
+
+
+def failed_shards(run_id: Any, wait_seconds: float = 0.0) -> list[FailedShard]:
+    """Shards that failed, else those that were under way when the process died."""
+    deadline = time.monotonic() + wait_seconds
+    while True:
+        runs = open_tasks(run_id)
+        failed = [run for run in runs if run.state_type in ("FAILED", "CRASHED")]
+        if failed or time.monotonic() >= deadline:
+            break
+        time.sleep(0.25)
+    shards = [
+        FailedShard(*run.name.partition("/")[::2], state=run.state_name or "")
+        for run in failed or runs
+    ]
+    return sorted(shards, key=lambda shard: (shard.stage, shard.shard))
+
+
+def open_tasks(run_id: Any) -> list[Any]:
+    """Task runs that failed, crashed, or are held for running."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId, TaskRunFilter
+
+    wanted = {"state": {"type": {"any_": ["RUNNING", "FAILED", "CRASHED"]}}}
+    with get_client(sync_client=True) as client:
+        return client.read_task_runs(
+            flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run_id])),
+            task_run_filter=TaskRunFilter.model_validate(wanted),
+        )
+
+
+def failure_note(
+    benchmark: str,
+    flow_run: Any,
+    state: Any,
+    error: BaseException | None,
+    shards: list[FailedShard],
+    config: Path,
+) -> str:
+    """The note: the sentence, where it happened, and the command that goes on."""
+    sentence = str(error) if isinstance(error, NoveltyError) else (state.message or state.name)
+    lines = [
+        f"# {benchmark}: {state.name.lower()}",
+        "",
+        sentence,
+        "",
+        f"- When: {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC",
+        f"- Run: {flow_run.name}, {flow_run.id}",
+        *_places(shards),
+        "",
+        "To go on (what was finished is not made again):",
+        "",
+        f"    novelty build {benchmark} --config {shlex.quote(str(config))}",
+        "",
+    ]
+    if error is not None and not isinstance(error, NoveltyError):
+        trace = "".join(traceback.format_exception(error))
+        lines += ["## Traceback", "", *(f"    {line}" for line in trace.splitlines()), ""]
+    return "\n".join(lines)
+
+
+def _places(shards: list[FailedShard]) -> list[str]:
+    if not shards:
+        return ["- Stage: no shard is known to have failed or to have been under way"]
+    lines = [
+        f"- Stage: {shard.stage}, shard: {shard.shard} ({shard.state.lower()})"
+        for shard in shards[:MOST_SHARDS]
+    ]
+    more = len(shards) - MOST_SHARDS
+    return [*lines, f"- and {more} shards more"] if more > 0 else lines
+
+
+def _publish(benchmark: str, run_id: Any, text: str) -> None:
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.actions import ArtifactCreate
+
+    artifact = ArtifactCreate(
+        key=f"{benchmark}-failure",
+        type="markdown",
+        description="What failed, and how to go on",
+        data=text,
+        flow_run_id=run_id,
+    )
+    with get_client(sync_client=True) as client:
+        # `create_artifact` adds an event, sent in the background: this process is about to end.
+        sent = artifact.model_dump(mode="json", exclude_unset=True)
+        client.request("POST", "/artifacts/", json=sent)

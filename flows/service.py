@@ -1,0 +1,319 @@
+"""The service of this machine: a Prefect server on loopback, a worker, the deployments.
+
+Enters: `service.yaml` (flows/deployments.py). Leaves: two background processes, known by files in
+the state folder, and an account of them on the terminal. Where PREFECT_API_URL names another
+server, that one is used and only the worker runs here.
+"""
+
+import contextlib
+import fcntl
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+from flows.deployments import Service, declared_deployments, deploy, plan_deployments
+from flows.lost_runs import RUN_ID, clear_runs, lost_runs, unfinished_runs
+from flows.processes import Background, end_all, processes_with, wait_until
+from schemas.errors import ConfigError, NoveltyError
+from storage.layout import content_key
+
+HEALTHY_SECONDS = 240.0
+
+
+class ServiceError(NoveltyError):
+    """A process of the service did not start or ended by itself."""
+
+
+def own_address(service: Service) -> str:
+    return f"http://127.0.0.1:{service.port}/api"
+
+
+def api_address(service: Service) -> str:
+    """PREFECT_API_URL if it is set, else the server that `start` starts."""
+    return os.environ.get("PREFECT_API_URL") or own_address(service)
+
+
+def is_own(service: Service) -> bool:
+    return api_address(service) == own_address(service)
+
+
+def worker_name(service: Service) -> str:
+    """The same after a restart, another for every state folder and, on a shared server, machine."""
+    place = "" if is_own(service) else f"{socket.gethostname()}-"
+    return f"novelty-{place}{content_key(str(service.state))[:6]}"
+
+
+def environment(service: Service) -> dict[str, str]:
+    """What the server and the worker find: offline, everything of theirs in the state folder."""
+    asked = {"PREFECT_API_URL": api_address(service), "PREFECT_LOGGING_LEVEL": "INFO"}
+    if not is_own(service):
+        return os.environ | asked  # its keys and certificates are in the user's own settings
+    folder = service.state
+    return (
+        os.environ
+        | asked
+        | {
+            "PREFECT_HOME": str(folder / "prefect"),
+            "PREFECT_SERVER_DATABASE_CONNECTION_URL": (
+                service.database or f"sqlite+aiosqlite:///{folder / 'prefect.db'}"
+            ),
+            "PREFECT_SERVER_DATABASE_TIMEOUT": "60",  # SQLite has one writer; others wait for it
+            "PREFECT_SERVER_DATABASE_CONNECTION_TIMEOUT": "60",
+            "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+        }
+    )
+
+
+def parts(service: Service) -> tuple[Background, Background]:
+    """The server and the worker."""
+    return Background("server", service.state), Background("worker", service.state)
+
+
+@contextlib.contextmanager
+def connected(service: Service) -> Iterator[Any]:
+    """A client of the service's server; everything inside speaks to that one."""
+    from prefect.client.orchestration import get_client
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    _no_proxy_on_loopback()
+    with temporary_settings({PREFECT_API_URL: api_address(service)}):
+        with get_client(sync_client=True) as client:
+            if client.api_healthcheck() is not None:
+                raise ServiceError(
+                    f"no Prefect server answers at {api_address(service)}; start one with `make "
+                    "server`, or name a running one with PREFECT_API_URL"
+                )
+            yield client
+
+
+def _no_proxy_on_loopback() -> None:
+    """A company's proxy cannot reach 127.0.0.1 of this machine."""
+    for name in ("NO_PROXY", "no_proxy"):
+        kept = [part for part in os.environ.get(name, "").split(",") if part]
+        os.environ[name] = ",".join(dict.fromkeys([*kept, "127.0.0.1", "localhost"]))
+
+
+@contextlib.contextmanager
+def _alone(service: Service) -> Iterator[None]:
+    """One start or stop at a time."""
+    _check_user(service)
+    service.state.mkdir(parents=True, exist_ok=True)
+    with (service.state / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ServiceError(
+                "the service is being started or stopped by another command; wait for it to end"
+            ) from None
+        yield
+
+
+def _check_user(service: Service) -> None:
+    """Another user cannot see whose processes live, so would take every run for lost."""
+    if service.state.exists() and os.geteuid() not in (0, owner := service.state.stat().st_uid):
+        raise ServiceError(f"the service belongs to user {owner}; run this command as that user")
+
+
+def start(service: Service) -> None:
+    """Server, crashed runs cleared, deployments, worker; waits for each and says where it is."""
+    _no_proxy_on_loopback()
+    plan_deployments(service)  # a mistake in the file is said before anything starts
+    with _alone(service):
+        server, worker = parts(service)
+        wanted = ([server] if is_own(service) else []) + [worker]
+        if all(part.pid() for part in wanted):
+            print(f"already running: {_account(service)}")
+            return
+        fresh = [part for part in wanted if not part.pid()]
+        try:
+            if server in fresh:
+                _start_server(service, server)
+            _start_worker(service, worker, fresh=worker in fresh)
+        except BaseException:
+            for part in reversed(fresh):
+                part.stop()
+            raise
+    print(_account(service))
+
+
+def _start_server(service: Service, server: Background) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", service.port))
+        except OSError:
+            raise ConfigError(
+                f"port {service.port} is taken; set another `port` in service.yaml, or if a "
+                "Prefect server runs there, set PREFECT_API_URL to its address"
+            ) from None
+    print(f"starting the server on 127.0.0.1:{service.port} ...", flush=True)
+    where = ["--host", "127.0.0.1", "--port", str(service.port)]
+    server.start([sys.executable, "-m", "prefect", "server", "start", *where], environment(service))
+    for deployment in declared_deployments():  # a few seconds of imports, while the server starts
+        __import__(deployment.entrypoint.rpartition(".")[0])
+
+    def healthy() -> bool:
+        if server.pid() is None:
+            raise ServiceError(f"the server ended; {server.log} ends with:\n{server.last_words()}")
+        with contextlib.suppress(ServiceError), connected(service):
+            return True
+        return False
+
+    if not wait_until(healthy, HEALTHY_SECONDS):
+        raise ServiceError(
+            f"the server was not healthy after {HEALTHY_SECONDS:.0f} s; {server.log} ends with:\n"
+            f"{server.last_words()}"
+        )
+
+
+def _start_worker(service: Service, worker: Background, *, fresh: bool) -> None:
+    with connected(service) as client:
+        if fresh:
+            reason = "The worker died, and no process of the run is left."
+            _clear(client, service, worker_lives=False, reason=reason)
+        _say_deployed(service)
+        if not fresh:
+            return
+        pool = declared_deployments()[0].pool
+        names = ["--pool", pool, "--type", "process", "--name", worker_name(service)]
+        worker.start(
+            [sys.executable, "-m", "prefect", "worker", "start", *names], environment(service)
+        )
+        before = datetime.now(UTC)
+
+        def online() -> bool:
+            if worker.pid() is None:
+                said = f"{worker.log} ends with:\n{worker.last_words()}"
+                raise ServiceError(f"the worker ended; {said}")
+            beats = {
+                known.name: known.last_heartbeat_time
+                for known in client.read_workers_for_work_pool(pool)
+            }
+            last = beats.get(worker_name(service))
+            return last is not None and last >= before
+
+        if not wait_until(online, HEALTHY_SECONDS):
+            raise ServiceError(f"the worker gave no sign of life; see {worker.log}")
+
+
+def _account(service: Service) -> str:
+    server, worker = parts(service)
+    address = api_address(service).removesuffix("/api")
+    ours = f"process {server.pid()}" if is_own(service) else "not ours"
+    return (
+        f"server {address} ({ours}), worker {worker_name(service)} (process {worker.pid()}); "
+        f"logs and database in {service.state}"
+    )
+
+
+def stop(service: Service) -> None:
+    """End the worker, the runs that it started, and the server, in this order, and nothing else."""
+    with _alone(service):
+        server, worker = parts(service)
+        if not (server.pid() or worker.pid() or _run_processes(service)):
+            print("not running")
+            return
+        children = worker.family()[1:]
+        worker.ask_to_stop()  # it takes no new runs from here on
+        end_all([*children, *_run_processes(service)], 20.0)
+        worker.stop()
+        try:
+            with contextlib.suppress(ServiceError), connected(service) as client:
+                reason = "The service was stopped; the next run goes on where this one was."
+                _clear(client, service, worker_lives=False, reason=reason)
+        finally:
+            server.stop()
+        print("stopped")
+
+
+def _run_processes(service: Service) -> list[Any]:
+    """Processes of runs that our worker started, also where the worker itself is gone."""
+    return [
+        process
+        for process, known in processes_with(RUN_ID)
+        if known.get("PREFECT__WORKER_NAME") == worker_name(service)
+        and known.get("PREFECT_API_URL") == api_address(service)
+    ]
+
+
+def deploy_only(service: Service) -> None:
+    """Create or update the deployments on a server that runs already."""
+    with connected(service):
+        _say_deployed(service)
+
+
+def _say_deployed(service: Service) -> None:
+    for deployment in deploy(service):
+        if deployment.config is None:
+            said = "paused: no source in service.yaml"
+        else:
+            rhythm = deployment.schedule
+            said = (
+                f"every {rhythm['interval']:g} s"
+                if "interval" in rhythm
+                else f"{rhythm['cron']} {rhythm['timezone']}"
+            )
+            said += ", paused" if deployment.paused else ""
+        print(f"  {deployment.benchmark}/{deployment.name}: {said}")
+
+
+def _lost(client: Any, service: Service, worker_lives: bool) -> list[Any]:
+    own = is_own(service)
+    return lost_runs(client, worker_name(service), worker_lives=worker_lives, own_server=own)
+
+
+def _clear(client: Any, service: Service, *, worker_lives: bool, reason: str) -> None:
+    runs = _lost(client, service, worker_lives)
+    clear_runs(client, runs, reason)
+    for run in runs:
+        print(f"  run {run.name} ({run.id}) was {run.state.name}; cleared as Crashed")
+
+
+def status(service: Service, clear: bool = False) -> int:
+    """What runs, what is scheduled next, and which runs are lost; 1 if something is amiss."""
+    _check_user(service)
+    server, worker = parts(service)
+    for part in [server, worker] if is_own(service) else [worker]:
+        print(f"{part.name}: " + (f"process {part.pid()}" if part.pid() else "not running"))
+    if is_own(service) and not server.pid():
+        return 1
+    with connected(service) as client:
+        print(f"address: {api_address(service).removesuffix('/api')}")
+        _say_schedules(client)
+        lives = worker.pid() is not None
+        if clear:
+            _clear(client, service, worker_lives=lives, reason="No process of the run is left.")
+        lost = _lost(client, service, lives)
+        for run in unfinished_runs(client):
+            gone = any(run.id == other.id for other in lost)
+            mark = "its process is gone; clear it with `novelty service status --clear`"
+            print(f"  run {run.name} ({run.id}): {run.state.name}{', ' + mark if gone else ''}")
+    return int(bool(lost) or not lives)
+
+
+def _say_schedules(client: Any) -> None:
+    flows = {flow.id: flow.name for flow in client.read_flows()}
+    pools = {deployment.pool for deployment in declared_deployments()}
+    for deployment in client.read_deployments():
+        if deployment.work_pool_name in pools:
+            state = "paused" if deployment.paused else "scheduled"
+            last = _last_run(client, deployment.id)
+            print(f"  {flows[deployment.flow_id]}/{deployment.name}: {state}, last run: {last}")
+
+
+def _last_run(client: Any, deployment_id: Any) -> str:
+    from prefect.client.schemas.filters import FlowRunFilter
+    from prefect.client.schemas.sorting import FlowRunSort
+
+    started = {"deployment_id": {"any_": [deployment_id]}, "start_time": {"is_null_": False}}
+    runs = client.read_flow_runs(
+        flow_run_filter=FlowRunFilter.model_validate(started),
+        sort=FlowRunSort.START_TIME_DESC,
+        limit=1,
+    )
+    if not runs:
+        return "none"
+    return f"{runs[0].state.name} at {runs[0].state.timestamp:%Y-%m-%d %H:%M} UTC"

@@ -1,0 +1,295 @@
+"""How long pieces took, and what a build would do: timings and the dry run.
+
+Enters: each piece made, with its seconds; or the shards that a flow plans. Leaves: one line of JSON
+per piece in `.novelty/timings/<host>.jsonl` (outside the manifests, which must not depend on the
+clock; nothing breaks when it is lost), and for `--dry-run` one `StagePlan` per stage.
+
+A dry run goes through the flow's own code. Where pieces are missing it carries on with those of the
+last build, so later stages are planned by the rows of then; a shard that reads such a piece is
+said to be made "after" the stage that makes it anew. Where there is no earlier piece at all, the
+flow ends there.
+"""
+
+import contextlib
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from schemas.config import Settings
+from schemas.manifest import Input, PieceManifest
+from storage.layout import MANIFEST, file_slug, inner, pieces_path
+from storage.pieces import Piece
+
+RECENT = 500
+"""Pieces that a stage's pace is taken from: the last ones."""
+
+
+def note_time(lake: Path, made: PieceManifest, seconds: float) -> None:
+    """Remember how long a piece took. A line is one write, so writers do not mix."""
+    line = {
+        "benchmark": made.benchmark,
+        "stage": made.stage,
+        "shard": made.shard,
+        "records": made.rows_in,
+        "seconds": round(seconds, 4),
+        "when": round(time.time(), 1),
+    }
+    path = inner(lake) / "timings" / f"{file_slug(socket.gethostname())}.jsonl"
+    with contextlib.suppress(OSError):  # the piece is committed; its time is a convenience
+        path.parent.mkdir(exist_ok=True)
+        with path.open("ab", buffering=0) as file:
+            file.write(orjson.dumps(line) + b"\n")
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What a stage's last pieces took."""
+
+    shards: int
+    records: int
+    seconds: float
+
+    def expect(self, records: int | None) -> float:
+        """Seconds for a shard of so many records, or for one whose records are not known."""
+        if records is None or not self.records:
+            return self.seconds / self.shards
+        return self.seconds / self.records * records
+
+
+def paces(lake: Path, benchmark: str) -> dict[str, Pace]:
+    """The pace of every stage of the benchmark that was ever timed in this lake."""
+    import duckdb
+
+    if not list((inner(lake) / "timings").glob("*.jsonl")):
+        return {}
+    rows = duckdb.execute(
+        """
+        select stage, count(*), sum(records)::bigint, sum(seconds) from (
+            select *, row_number() over (partition by stage order by "when" desc) as place
+            from read_json(
+                $files, format = 'newline_delimited', ignore_errors = true,
+                columns = {benchmark: 'varchar', stage: 'varchar', records: 'bigint',
+                           seconds: 'double', "when": 'double'}
+            )
+            where benchmark = $benchmark and records is not null and seconds is not null
+        ) where place <= $recent group by stage
+        """,
+        {
+            "files": str(inner(lake) / "timings" / "*.jsonl"),
+            "benchmark": benchmark,
+            "recent": RECENT,
+        },
+    ).fetchall()
+    return {stage: Pace(*rest) for stage, *rest in rows}
+
+
+@dataclass
+class StagePlan:
+    """What a build would do for one stage."""
+
+    stage: str
+    shards: int
+    missing: int = 0
+    after: dict[str, int] = field(default_factory=dict)  # stage made before: shards that read it
+    reasons: dict[str, list[str]] = field(default_factory=dict)  # why: what, one for each shard
+    seconds: float | None = 0.0  # None: never timed
+
+    @property
+    def waiting(self) -> int:
+        """Shards that are there, but may have to be made again."""
+        return sum(self.after.values())
+
+    def why(self) -> str:
+        said = []
+        for reason, details in self.reasons.items():
+            first = next((detail for detail in details if detail), "")
+            more = ", …" if len(set(details)) > 1 else ""
+            count = f"{len(details)} x " if len(self.reasons) > 1 else ""
+            said.append(f"{count}{reason}" + (f" ({first}{more})" if first else ""))
+        said += [f"perhaps {count} after {stage}" for stage, count in self.after.items()]
+        return "; ".join(said)
+
+
+class DryRunEnds(Exception):
+    """The flow has been planned as far as it can be."""
+
+
+class DryRun:
+    """Collects what the stages of one flow would do. `Build` asks it instead of making pieces."""
+
+    def __init__(self) -> None:
+        self.plans: list[StagePlan] = []
+        self.unplanned_after: str | None = None
+        self.published = False
+        self._redone: dict[str, str] = {}  # address of an earlier piece: the stage that remakes it
+        self._grows: dict[str, int] = {}  # stage with shards that were never made: pieces it has
+        self._paces: dict[str, Pace] | None = None
+
+    @property
+    def incomplete(self) -> bool:
+        return bool(self._redone or self._grows)
+
+    def plan(
+        self,
+        lake: Path,
+        benchmark: str,
+        stage: Any,
+        shards: Sequence[Any],
+        found: Sequence[Piece | None],
+        settings: Settings,
+        at_once: int,
+    ) -> list[Piece]:
+        """Note what is to be made; the pieces to plan the next stages by."""
+        if self._paces is None:
+            self._paces = paces(lake, benchmark)
+        plan = StagePlan(stage.name, len(shards))
+        self.plans.append(plan)
+        earlier = latest_pieces(lake, benchmark, stage.name) if None in found else {}
+        pieces, records, absent = [], [], 0
+        for shard, piece in zip(shards, found, strict=True):
+            if piece is not None:
+                pieces.append(piece)
+                if after := self._after(shard.inputs()):
+                    plan.after[after] = plan.after.get(after, 0) + 1
+                    self._redone[piece.manifest.address] = stage.name
+                    records.append(piece.manifest.rows_in)
+                continue
+            plan.missing += 1
+            before = earlier.get(shard.name)
+            for reason, what in why_missing(stage, shard, settings, before, bool(earlier)):
+                plan.reasons.setdefault(reason, []).append(what)
+            records.append(before.manifest.rows_in if before else None)
+            if before is None:
+                absent += 1
+            else:
+                pieces.append(before)
+                self._redone[before.manifest.address] = stage.name
+        pace = self._paces.get(stage.name)
+        if records:
+            plan.seconds = pace and sum(pace.expect(count) for count in records) / at_once
+        if absent:
+            self._grows[stage.name] = len(pieces)
+        if shards and not pieces:
+            self.unplanned_after = stage.name
+            raise DryRunEnds
+        return pieces
+
+    def _after(self, inputs: Sequence[Input]) -> str | None:
+        """The stage whose missing pieces may change these inputs, if any."""
+        read: dict[str, set[str]] = {}
+        for source in inputs:
+            if source.piece in self._redone:
+                return self._redone[source.piece]
+            if source.piece is not None:
+                read.setdefault(source.piece.split("/")[1], set()).add(source.piece)
+        # A shard that reads every piece of a stage will read its new ones too.
+        growing = (stage for stage in read if len(read[stage]) == self._grows.get(stage))
+        return next(growing, None)
+
+
+_current: ContextVar[DryRun | None] = ContextVar("dry_run", default=None)
+
+
+def current_dry_run() -> DryRun | None:
+    """The dry run that builds started now belong to, if any."""
+    return _current.get()
+
+
+@contextlib.contextmanager
+def dry_run() -> Iterator[DryRun]:
+    """Builds inside the block make nothing; they end with `DryRunEnds`, which is kept here."""
+    run = DryRun()
+    token = _current.set(run)
+    try:
+        with contextlib.suppress(DryRunEnds):
+            yield run
+    finally:
+        _current.reset(token)
+
+
+def latest_pieces(lake: Path, benchmark: str, stage: str) -> dict[str, Piece]:
+    """The newest piece of every shard that the stage ever made, by the name of the shard."""
+    newest: dict[str, tuple[int, Path, bytes]] = {}
+    for path in (pieces_path(lake) / benchmark / stage).glob(f"[!.]*/{MANIFEST}"):
+        data, made = path.read_bytes(), path.stat().st_mtime_ns
+        shard = orjson.loads(data)["shard"]
+        if shard not in newest or (made, path) > newest[shard][:2]:
+            newest[shard] = made, path, data
+    return {
+        shard: Piece(path.parent, PieceManifest.model_validate_json(data))
+        for shard, (_, path, data) in newest.items()
+    }
+
+
+def why_missing(
+    stage: Any, shard: Any, settings: Settings, before: Piece | None, built_before: bool
+) -> list[tuple[str, str]]:
+    """Why a shard has no piece: pairs of a reason and what exactly."""
+    if before is None and not built_before:
+        return [("first build", "")]
+    if before is None:
+        new = f"{shard.files[0].name}" if shard.files else shard.name
+        return [("new raw file" if shard.files else "new shard", new)]
+    old = before.manifest
+    reasons = []
+    if changed := _differing(old.settings, settings.model_dump(mode="json")):
+        reasons.append(("settings changed", ", ".join(changed)))
+    if old.stage_version != stage.version:
+        reasons.append(("stage version", f"{old.stage_version} to {stage.version}"))
+    versions = {part.table: part.schema_version for part in old.parts}
+    for table in stage.writes(settings):
+        if versions.get(table.name, table.version) != table.version:
+            was = f"{table.name} {versions[table.name]} to {table.version}"
+            reasons.append(("table version", was))
+    now = shard.inputs()
+    reasons += _changed_files(_raw(old.inputs), _raw(now))
+    was_read, is_read = (
+        {(i.name, i.digest) for i in some if i.piece} for some in (old.inputs, now)
+    )
+    if tables := sorted({name for name, _ in was_read ^ is_read}):
+        reasons.append(("input changed upstream", ", ".join(tables)))
+    return reasons or [("planned differently", shard.name)]
+
+
+def _raw(inputs: Sequence[Input]) -> dict[str, str]:
+    return {source.name: source.digest for source in inputs if source.piece is None}
+
+
+def _changed_files(old: Mapping[str, str], new: Mapping[str, str]) -> list[tuple[str, str]]:
+    changed = {
+        "changed raw file": sorted(n for n in old.keys() & new.keys() if old[n] != new[n]),
+        "new raw file": sorted(new.keys() - old.keys()),
+        "removed raw file": sorted(old.keys() - new.keys()),
+    }
+    return [
+        (reason, names[0] + (", …" if len(names) > 1 else ""))
+        for reason, names in changed.items()
+        if names
+    ]
+
+
+def _differing(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Names of settings whose values differ, nested ones with a dot."""
+    found = []
+    for name in sorted(old.keys() | new.keys()):
+        a, b = old.get(name), new.get(name)
+        if isinstance(a, dict) and isinstance(b, dict):
+            found += _differing(a, b, f"{prefix}{name}.")
+        elif a != b:
+            found.append(f"{prefix}{name}")
+    return found
+
+
+def duration(seconds: float | None) -> str:
+    """For people: `3 s`, `12 min`, `5.5 h`; `unknown` where nothing was ever timed."""
+    if seconds is None:
+        return "unknown"
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s" if seconds else "-"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,516 @@
+"""Scheduled runs: the service file, deployments, failure notes, lost runs, and the real service."""
+
+import contextlib
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import yaml
+
+from flows.cli import benchmarks, main
+from flows.deployments import declared_deployments, plan_deployments, read_service
+from flows.processes import Background, processes_with, start_mark, wait_until
+from schemas.errors import ConfigError, SourceError
+from storage.tables import current_version
+from tasks.sample.condda import write_condda
+from tests.toy import build_toy, write_raw
+
+QUICK = {"agents": ["threshold"], "red_light": "without", "protocols": ["OND"]}
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_of_the_user(monkeypatch):
+    for name in ("PREFECT_API_URL", "NOVELTY_SERVICE", "NOVELTY_LAKE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def service_file(folder: Path, **values) -> Path:
+    path = folder / "service.yaml"
+    path.write_text(yaml.safe_dump(values))
+    return path
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+# --- the file -------------------------------------------------------------------------------------
+
+
+def test_every_flow_is_declared_once_weekly_at_its_own_hour_one_at_a_time():
+    declared = declared_deployments()
+    assert sorted(entry.benchmark for entry in declared) == benchmarks()
+    hours = {entry.schedule["cron"] for entry in declared}
+    assert len(hours) == len(declared)
+    for entry in declared:
+        assert entry.entrypoint == f"flows.{entry.benchmark}.build"
+        assert entry.paused and entry.config is None
+        assert entry.limit == {"limit": 1, "collision_strategy": "CANCEL_NEW"}
+        _, hour, *_, weekday = entry.schedule["cron"].split()
+        assert hour.isdigit() and weekday.isdigit()
+
+
+def test_a_benchmark_that_is_not_named_is_paused_and_says_what_to_write(tmp_path):
+    (tmp_path / "tests").mkdir()
+    entry = {"config": {"tests": "tests"}, "cron": "30 4 * * 2", "timezone": "Europe/Berlin"}
+    service = read_service(service_file(tmp_path, benchmarks={"condda": entry}))
+    planned = {deployment.benchmark: deployment for deployment in plan_deployments(service)}
+    condda, kowl = planned["condda"], planned["kowl"]
+    assert not condda.paused
+    assert condda.schedule == {
+        "cron": "30 4 * * 2",
+        "timezone": "Europe/Berlin",
+        "slug": "weekly",
+    }
+    assert kowl.paused and kowl.config is None
+    assert "benchmarks.kowl.config" in kowl.description and "make deploy" in kowl.description
+
+
+def test_relative_paths_count_from_the_file(tmp_path, monkeypatch):
+    monkeypatch.chdir("/")
+    for name in ("raw", "c"):
+        (tmp_path / name).mkdir()
+    given = {
+        "semantic": {"config": {"source": {"cifar10": "c"}, "seeds": [3]}},
+        "novelcraft": {"config": {"source": str(tmp_path / "raw"), "lake": "s3://bucket/lake"}},
+    }
+    service = read_service(service_file(tmp_path, lake="here", benchmarks=given))
+    assert service.state == tmp_path / ".novelty" / "service"
+    assert service.benchmarks["semantic"].config == {
+        "source": {"cifar10": str(tmp_path / "c")},
+        "seeds": [3],
+        "lake": str(tmp_path / "here"),
+    }
+    assert service.benchmarks["novelcraft"].config["lake"].startswith("s3:/")
+    assert read_service(service_file(tmp_path)).lake == Path("/lake")
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"prot": 1}, "prot is not a setting"),
+        ({"port": 0}, "port"),
+        ({"database": "sqlite:///x"}, r"postgresql\+asyncpg://"),
+        ({"benchmarks": {"kwol": {}}}, "unknown benchmark 'kwol'; there are: .*kowl"),
+        ({"benchmarks": {"condda": {}}}, "benchmarks.condda.config: .*tests: field required"),
+        ({"benchmarks": {"condda": {"config": {"tests": "no"}}}}, "no does not exist"),
+        ({"benchmarks": {"condda": {"cron": "1 * * * *", "every": 5}}}, "exclude each other"),
+        ({"benchmarks": {"condda": {"config": {"tests": "."}, "cron": "soon"}}}, "condda: .*cron"),
+        ({"timezone": "Mars/Base", "benchmarks": {"condda": {"config": {"tests": "."}}}}, "Mars"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_mistake_in_the_file_is_a_sentence(tmp_path, values, said):
+    with pytest.raises(ConfigError, match=said):
+        plan_deployments(read_service(service_file(tmp_path, **values)))
+
+
+def test_a_named_file_must_be_there_and_none_is_needed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert read_service().benchmarks == {}
+    with pytest.raises(ConfigError, match=r"mine\.yaml"):
+        read_service("mine.yaml")
+
+
+# --- processes ------------------------------------------------------------------------------------
+
+STUBBORN = (
+    "import signal, subprocess, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+    "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']);"
+    "print('up', flush=True); time.sleep(600)"
+)
+
+
+def test_a_process_is_found_again_and_ended_with_its_children(tmp_path):
+    part = Background("part", tmp_path)
+    assert part.pid() is None and not part.stop()
+    part.start([sys.executable, "-c", STUBBORN], dict(os.environ))
+    try:
+        assert wait_until(lambda: part.last_words() == "up", 20)
+        family = Background("part", tmp_path).family()
+        assert len(family) == 2 and family[0].pid == part.pid()
+    finally:
+        assert Background("part", tmp_path).stop(wait_seconds=0.5)
+    assert not any(process.is_running() for process in family[1:])
+    assert start_mark(family[0].pid) is None and part.pid() is None
+    assert not part.record.exists()
+
+
+def test_an_id_that_another_program_got_is_left_alone(tmp_path):
+    part = Background("part", tmp_path)
+    part.start(["sleep", "0"], dict(os.environ))
+    assert wait_until(lambda: part.pid() is None, 10)
+    part.record.write_text('{"pid": 1, "start": null, "command": []}')
+    assert part.pid() is None
+    with subprocess.Popen(["sleep", "600"]) as other:
+        part.record.write_text(f'{{"pid": {other.pid}, "start": "boot/1", "command": []}}')
+        assert part.pid() is None
+        assert not part.stop()
+        assert other.poll() is None
+        other.kill()
+
+
+def test_a_taken_port_and_a_missing_server_are_sentences(tmp_path, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        path = service_file(tmp_path, port=taken.getsockname()[1])
+        assert main(["service", "start", "--file", str(path)]) == 2
+        assert "is taken; set another `port`" in capsys.readouterr().err
+    assert main(["service", "deploy", "--file", str(path)]) == 2
+    assert "no Prefect server answers" in capsys.readouterr().err
+    assert main(["service", "stop", "--file", str(path)]) == 0
+    assert capsys.readouterr().out == "not running\n"
+    assert main(["service", "status", "--file", str(path)]) == 1
+
+
+# --- against an API -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def client(prefect_api):
+    from prefect.client.orchestration import get_client
+
+    with get_client(sync_client=True) as client:
+        yield client
+
+
+@pytest.fixture
+def deployed(tmp_path, client):
+    """CONDDA deployed for an empty source."""
+    from flows.deployments import deploy
+
+    (tmp_path / "tests").mkdir()
+    entry = {"config": {"tests": "tests"}, "cron": "0 4 * * 2"}
+    service = read_service(service_file(tmp_path, lake="lake", benchmarks={"condda": entry}))
+    deploy(service)
+    return tmp_path, service, client.read_deployment_by_name("condda/weekly")
+
+
+def test_deployments_carry_schedule_settings_descriptions_and_the_limit(deployed, client):
+    from flows.deployments import deploy
+
+    root, _, made = deployed
+    config = {"tests": str(root / "tests"), "lake": str(root / "lake")}
+    assert made.parameters == {"config": config} and not made.paused
+    assert [schedule.schedule.cron for schedule in made.schedules] == ["0 4 * * 2"]
+    assert made.entrypoint == "flows.condda.build" and made.work_pool_name == "novelty"
+    assert made.job_variables == {"env": {"PYTHONSAFEPATH": "1"}}
+    assert made.global_concurrency_limit.limit == 1
+    assert made.concurrency_options.collision_strategy == "CANCEL_NEW"
+    shown = made.parameter_openapi_schema["definitions"]["Config"]["properties"]
+    assert shown["tests"]["description"].startswith("Folder of PROTOCOL/domain/ test files")
+    assert client.read_deployment_by_name("kowl/weekly").paused
+
+    entry = {"config": {"tests": "tests"}, "every": 3600, "paused": True}
+    deploy(read_service(service_file(root, lake="lake", benchmarks={"condda": entry})))
+    again = client.read_deployment_by_name("condda/weekly")
+    assert again.id == made.id and again.paused
+    (schedule,) = again.schedules
+    assert schedule.schedule.interval.total_seconds() == 3600
+
+
+def test_a_wrong_setting_is_refused_by_the_server(deployed, client):
+    from prefect.exceptions import PrefectHTTPStatusError
+
+    with pytest.raises(PrefectHTTPStatusError, match=r"422|409"):
+        client.create_flow_run_from_deployment(deployed[2].id, parameters={"config": {"tset": 1}})
+
+
+@pytest.fixture
+def existing_server(client, monkeypatch):
+    """PREFECT_API_URL names a server that is not ours."""
+    from prefect.settings import PREFECT_API_URL
+
+    monkeypatch.setenv("PREFECT_API_URL", PREFECT_API_URL.value())
+    return client
+
+
+def test_deployments_go_to_the_server_that_is_named(tmp_path, existing_server, capsys):
+    entry = {"config": {"tests": "."}, "cron": "7 7 * * 7"}
+    path = service_file(tmp_path, lake="lake", benchmarks={"condda": entry})
+    assert main(["service", "deploy", "--file", str(path)]) == 0
+    assert "condda/weekly: 7 7 * * 7 UTC\n" in capsys.readouterr().out
+    made = existing_server.read_deployment_by_name("condda/weekly")
+    assert [schedule.schedule.cron for schedule in made.schedules] == ["7 7 * * 7"]
+    assert main(["service", "status", "--file", str(path)]) == 1  # no worker here
+    said = capsys.readouterr().out
+    assert said.startswith("worker: not running\n") and "condda/weekly: scheduled" in said
+    assert main(["service", "stop", "--file", str(path)]) == 0
+    assert existing_server.api_healthcheck() is None
+
+
+@pytest.mark.slow
+def test_with_an_existing_server_only_a_worker_starts_and_stops(tmp_path, existing_server, capsys):
+    command = ["service", "--file", str(service_file(tmp_path, lake="lake", state="state"))]
+    worker = Background("worker", tmp_path / "state")
+    try:
+        assert main([*command, "start"]) == 0
+        assert "(not ours), worker novelty-" in capsys.readouterr().out
+        assert worker.pid() and not (tmp_path / "state" / "server.json").exists()
+        assert main([*command, "status"]) == 0
+    finally:
+        main([*command, "stop"])
+    assert worker.pid() is None
+    assert existing_server.api_healthcheck() is None
+
+
+def run_of(client, deployment, state, worker: str | None):
+    run = client.create_flow_run_from_deployment(deployment.id)
+    client.set_flow_run_state(run.id, state, force=True)
+    if worker:
+        labels = {"prefect.worker.name": worker}
+        client._client.patch(f"/flow_runs/{run.id}/labels", json=labels).raise_for_status()
+    return run
+
+
+def test_runs_without_a_process_are_cleared_and_no_others(deployed, client):
+    from prefect import task
+    from prefect.states import Pending, Running
+
+    from flows.lost_runs import clear_runs, lost_runs
+
+    root, _, deployment = deployed
+    gone = run_of(client, deployment, Running(), "novelty-here")
+    early = run_of(client, deployment, Pending(), None)
+    alive = run_of(client, deployment, Running(), "novelty-here")
+    elsewhere = run_of(client, deployment, Running(), "novelty-other-machine")
+    shard = client.create_task_run(
+        task(lambda: None, name="read_test"), gone.id, "0", name="read_test/OND.1", state=Running()
+    )
+    ours = {gone.id, early.id, alive.id, elsewhere.id}
+
+    def lost(**how) -> set:
+        return {run.id for run in lost_runs(client, "novelty-here", **how)} & ours
+
+    environment = os.environ | {"PREFECT__FLOW_RUN_ID": str(alive.id)}
+    with subprocess.Popen(["sleep", "600"], env=environment) as process:
+        try:
+            assert lost(worker_lives=True, own_server=True) == set()  # they are seconds old
+            assert lost(worker_lives=False, own_server=False) == {gone.id}
+            assert lost(worker_lives=False, own_server=True) == {gone.id, early.id}
+            found = lost_runs(client, "novelty-here", worker_lives=False, own_server=True)
+            clear_runs(client, [run for run in found if run.id in ours], "The worker died.")
+            assert lost(worker_lives=False, own_server=True) == set()
+        finally:
+            process.kill()
+    states = {id: client.read_flow_run(id).state.name for id in ours}
+    assert states == {
+        gone.id: "Crashed",
+        early.id: "Crashed",
+        alive.id: "Running",
+        elsewhere.id: "Running",
+    }
+    assert "The worker died. It was Running since" in client.read_flow_run(gone.id).state.message
+    assert client.read_task_run(shard.id).state.name == "Crashed"
+    notes = [path.read_text() for path in sorted((root / "lake/reports/failures").glob("*.md"))]
+    assert len(notes) == 2
+    assert any("- Stage: read_test, shard: OND.1 (running)" in note for note in notes)
+    for run in (alive, elsewhere):
+        client.set_flow_run_state(run.id, Pending(), force=True)
+        client.delete_flow_run(run.id)
+
+
+# --- failure notes --------------------------------------------------------------------------------
+
+
+def notes_in(lake: Path) -> list[Path]:
+    return sorted((lake / "reports" / "failures").glob("*.md"))
+
+
+def test_the_note_of_a_failed_shard(tmp_path, client):
+    from prefect import flow
+
+    from flows.hooks import _left_a_task, write_failure
+
+    write_raw(tmp_path / "raw", files=3)
+    (tmp_path / "raw" / "f1.txt").write_bytes(b"a,\xff\n")  # not UTF-8: a defect, so a traceback
+    lake = tmp_path / "lake"
+
+    @flow(name="toy", on_failure=[write_failure])
+    def run(config):
+        build_toy(lake, tmp_path / "raw")
+
+    with pytest.raises(UnicodeDecodeError) as failure:
+        run({"lake": str(lake), "scale": 2})
+    assert _left_a_task(failure.value)
+    (note,) = notes_in(lake)
+    text = note.read_text()
+    assert text.startswith("# toy: failed\n\nFlow run encountered an exception: UnicodeDecodeError")
+    assert "- Stage: read_lines, shard: f1.txt (failed)" in text
+    assert "shard: f0.txt" not in text
+    assert "## Traceback" in text and "in read_lines" in text
+    config = note.with_suffix(".yaml")
+    assert f"    novelty build toy --config {config}\n" in text
+    assert yaml.safe_load(config.read_text()) == {"lake": str(lake), "scale": 2}
+    kept = [artifact.data for artifact in client.read_artifacts() if artifact.key == "toy-failure"]
+    assert kept[-1] == text
+
+
+def test_the_command_of_a_note_goes_on(tmp_path, prefect_api, monkeypatch):
+    from flows.condda import build
+    from flows.hooks import _left_a_task
+    from schemas.condda import Config
+
+    lake, tests = tmp_path / "lake", tmp_path / "tests"
+    tests.mkdir()
+    config = Config(tests=tests, lake=lake, run=QUICK, max_reject_share=0.4)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SourceError) as failure:
+        build(config.model_copy(update={"tests": Path("tests"), "lake": Path("lake")}))
+    monkeypatch.chdir("/")
+    assert not _left_a_task(failure.value)  # nobody waits for a failed task to be recorded
+    (note,) = notes_in(lake)
+    text = note.read_text()
+    assert text.startswith(f"# condda: failed\n\n{failure.value}\n")
+    assert "Traceback" not in text
+    assert yaml.safe_load(note.with_suffix(".yaml").read_text()) == config.model_dump(mode="json")
+
+    write_condda(tests, rows=192)
+    (line,) = [line for line in text.splitlines() if line.startswith("    novelty ")]
+    words = shlex.split(line)
+    assert words[0] == "novelty" and main(words[1:]) == 0
+    assert set(current_version(lake, "condda", "sessions").read()["protocol"]) == {"OND"}
+
+
+def test_long_lists_of_shards_are_cut(tmp_path):
+    from flows.hooks import FailedShard, failure_note
+
+    shards = [FailedShard("render", f"episode_{number:03}", "Failed") for number in range(50)]
+    state = SimpleNamespace(name="Crashed", message="Killed.")
+    run = SimpleNamespace(name="fox", id="1")
+    text = failure_note("novelcraft", run, state, None, shards, tmp_path / "a b.yaml")
+    assert text.count("shard: episode_") == 20 and "- and 30 shards more" in text
+    assert f"--config '{tmp_path}/a b.yaml'" in text
+
+
+# --- the whole service ----------------------------------------------------------------------------
+
+
+def left_behind(state: Path) -> list[psutil.Process]:
+    home = str(state / "prefect")
+    return [p for p, known in processes_with("PREFECT_HOME") if known["PREFECT_HOME"] == home]
+
+
+@contextlib.contextmanager
+def postgresql(folder: Path):
+    """A real PostgreSQL on loopback; it refuses to run as root, so another user starts it."""
+    import pwd
+
+    if not (shutil.which("initdb") and shutil.which("pg_ctl")):
+        pytest.skip("there is no PostgreSQL (initdb, pg_ctl) on this machine")
+    before: list[str] = []
+    if os.geteuid() == 0:
+        try:
+            user = pwd.getpwnam("postgres")
+        except KeyError:
+            user = pwd.getpwnam("nobody")
+        before = ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
+        if not shutil.which("setpriv"):
+            pytest.skip("PostgreSQL does not run as root, and there is no setpriv to change user")
+        os.chown(folder, user.pw_uid, user.pw_gid)
+    port, data = free_port(), folder / "data"
+
+    def call(*words: str) -> None:
+        subprocess.run([*before, *words], check=True, cwd=folder, stdout=subprocess.DEVNULL)
+
+    call("initdb", "-D", str(data), "-A", "trust", "-U", "novelty", "--no-sync")
+    options = f"-h 127.0.0.1 -p {port} -k {folder}"
+    call("pg_ctl", "-D", str(data), "-l", str(folder / "log"), "-o", options, "-w", "start")
+    try:
+        yield f"postgresql+asyncpg://novelty@127.0.0.1:{port}/postgres"
+    finally:
+        call("pg_ctl", "-D", str(data), "-m", "fast", "-w", "stop")
+
+
+def scheduled_run(root: Path, capsys, **database) -> None:
+    """From a fresh state: up, a scheduled run, its tables and report, down, no process left."""
+    tests, lake, state = root / "tests", root / "lake", root / "state"
+    write_condda(tests, rows=192)
+    entry = {"config": {"tests": "tests", "run": QUICK}, "every": 15}
+    path = service_file(
+        root, lake="lake", state="state", port=free_port(), benchmarks={"condda": entry}, **database
+    )
+    command = ["service", "--file", str(path)]
+    report = lake / "reports" / "condda.html"
+    try:
+        assert main([*command, "start"]) == 0
+        said = capsys.readouterr().out
+        assert "condda/weekly: every 15 s" in said and "kowl/weekly: paused" in said
+        assert main([*command, "start"]) == 0
+        assert capsys.readouterr().out.startswith("already running: server http://127.0.0.1:")
+
+        assert wait_until(report.exists, 120), (state / "worker.log").read_text()
+        assert current_version(lake, "condda", "sessions").read().height == 4
+        assert main([*command, "status"]) == 0
+        assert "condda/weekly: scheduled, last run: " in capsys.readouterr().out
+    finally:
+        main([*command, "stop"])
+    assert capsys.readouterr().out.endswith("stopped\n")
+    assert left_behind(state) == []
+    assert not (state / "server.json").exists() and not (state / "worker.json").exists()
+
+
+def test_a_scheduled_run_from_a_fresh_state(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("PREFECT_WORKER_QUERY_SECONDS", "2")
+    scheduled_run(tmp_path, capsys)
+    assert (tmp_path / "state" / "prefect.db").exists()
+
+
+@pytest.mark.slow
+def test_a_scheduled_run_on_postgresql(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("PREFECT_WORKER_QUERY_SECONDS", "2")
+    import tempfile
+
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder, postgresql(Path(folder)) as address:
+        scheduled_run(tmp_path, capsys, database=address)
+    assert not (tmp_path / "state" / "prefect.db").exists()
+
+
+@pytest.mark.slow
+def test_a_killed_run_and_a_killed_worker_leave_notes_and_the_next_run_goes_on(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setenv("PREFECT_WORKER_QUERY_SECONDS", "2")
+    write_condda(tmp_path / "tests", rows=192)
+    entry = {"config": {"tests": "tests", "run": QUICK}, "every": 15}
+    path = service_file(
+        tmp_path, lake="lake", state="state", port=free_port(), benchmarks={"condda": entry}
+    )
+    command = ["service", "--file", str(path)]
+    worker = Background("worker", tmp_path / "state")
+    lake = tmp_path / "lake"
+
+    def engine() -> psutil.Process:
+        def found() -> list[psutil.Process]:
+            return [p for p in worker.family() if "prefect.engine" in " ".join(p.cmdline())]
+
+        assert wait_until(lambda: bool(found()), 60)
+        return found()[0]
+
+    try:
+        assert main([*command, "start"]) == 0
+        engine().kill()
+        assert wait_until(lambda: len(notes_in(lake)) == 1, 60), worker.last_words(60)
+        assert "SIGKILL" in notes_in(lake)[0].read_text()
+
+        run = engine()
+        os.kill(worker.pid(), signal.SIGKILL)
+        run.kill()
+        assert main([*command, "status"]) == 1
+        assert "its process is gone; clear it with" in capsys.readouterr().out
+        assert main([*command, "start"]) == 0
+        assert "cleared as Crashed" in capsys.readouterr().out
+        assert "The worker died" in notes_in(lake)[1].read_text()
+        assert wait_until((lake / "reports" / "condda.html").exists, 120)
+    finally:
+        main([*command, "stop"])
+    assert left_behind(tmp_path / "state") == []
