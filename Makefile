@@ -38,35 +38,66 @@ sample: setup ## write the sample data sets to $(SAMPLE)
 demo: sample ## install, build every benchmark on sample data, show where the tables are
 	$(BIN)/novelty demo --sample $(SAMPLE)
 
+# build NAME SOURCE [ARGS]: what a source means to each benchmark. The folders that `novelty sample`
+# writes have the layout that is looked for: lists/ and videos/, or one entry for each data set.
+define BUILD
+build() { \
+  name=$$1; given=$$2; shift 2; options=(); sets=""; \
+  case $$name in \
+    novelcraft) options=(--source "$$given");; \
+    condda) options=(--tests "$$given");; \
+    kowl) options=(--lists "$$given"); \
+      if test -d "$$given/lists"; then options=(--lists "$$given/lists"); \
+        if test -d "$$given/videos"; then options+=(--videos "$$given/videos"); fi; \
+      fi;; \
+    threedos) sets="modelnet40 scanobjectnn shapenet";; \
+    semantic) sets="cifar10 stl10 imagenet";; \
+  esac; \
+  for set in $$sets; do \
+    for found in "$$given/$$set" "$$given/$$set".{zip,tar,tar.gz,tgz}; do \
+      if test -e "$$found"; then options+=(--source "$$set=$$found"); fi; \
+    done; \
+  done; \
+  if test -n "$$given" -a $${#options[@]} = 0; then options=(--source "$$given"); fi; \
+  $(BIN)/novelty build $$name "$${options[@]}" $(DRY_RUN) "$$@"; \
+}
+endef
+
 # One that fails does not stop the next. DRY=1 on these targets only says what a build would make.
-all: setup ## build all that is named: make all NOVELCRAFT=… KOWL=… THREEDOS=… SEMANTIC=… CONDDA=…
-	@failed=""; \
-	build() { \
-	  name=$$1; option=$$2; given=$$3; shift 3; \
+all: setup ## build all: make all SOURCE=folder_of_benchmarks, or NOVELCRAFT=… KOWL=… THREEDOS=… SEMANTIC=… CONDDA=…
+	@$(BUILD); failed=""; begun=""; \
+	named() { \
+	  name=$$1; given=$$2; shift 2; \
+	  for found in "$(SOURCE)/$$name" "$(SOURCE)/$$name".{zip,tar,tar.gz,tgz}; do \
+	    if test -z "$$given" -a -n "$(SOURCE)" -a -e "$$found"; then given=$$found; fi; \
+	  done; \
 	  if test -z "$$given"; then echo "$$name: skipped, no source named"; return; fi; \
-	  $(BIN)/novelty build $$name $$option "$$given" $(DRY_RUN) "$$@" || failed="$$failed $$name"; \
+	  begun=yes; build $$name "$$given" "$$@" || failed="$$failed $$name"; \
 	}; \
-	build novelcraft --source "$(NOVELCRAFT)" $(NOVELCRAFT_ARGS); \
-	build kowl --lists "$(KOWL)" $(KOWL_ARGS); \
-	build threedos --source "$(THREEDOS)" $(THREEDOS_ARGS); \
-	build semantic --source "$(SEMANTIC)" $(SEMANTIC_ARGS); \
-	build condda --tests "$(CONDDA)" $(CONDDA_ARGS); \
+	named novelcraft "$(NOVELCRAFT)" $(NOVELCRAFT_ARGS); \
+	named kowl "$(KOWL)" $(KOWL_ARGS); \
+	named threedos "$(THREEDOS)" $(THREEDOS_ARGS); \
+	named semantic "$(SEMANTIC)" $(SEMANTIC_ARGS); \
+	named condda "$(CONDDA)" $(CONDDA_ARGS); \
+	if test -z "$$begun"; then \
+	  echo "nothing to build: name sources, such as NOVELCRAFT=file.zip, or SOURCE=folder with novelcraft/, kowl/, …" >&2; exit 2; \
+	fi; \
 	if test -n "$$failed"; then echo "failed:$$failed" >&2; exit 1; fi
 
 novelcraft: setup ## build NovelCraft: make novelcraft SOURCE=dir_or_zip [ARGS=...]
-	$(BIN)/novelty build novelcraft --source "$(SOURCE)" $(DRY_RUN) $(ARGS)
+	@$(BUILD); build $@ "$(SOURCE)" $(ARGS)
 
 kowl: setup ## build KOWL-718: make kowl SOURCE=lists_dir [ARGS="--videos dir"]
-	$(BIN)/novelty build kowl --lists "$(SOURCE)" $(DRY_RUN) $(ARGS)
+	@$(BUILD); build $@ "$(SOURCE)" $(ARGS)
 
 threedos: setup ## build 3DOS: make threedos SOURCE=modelnet40=dir_or_zip [ARGS="--lists dir"]
-	$(BIN)/novelty build threedos $(if $(SOURCE),--source "$(SOURCE)") $(DRY_RUN) $(ARGS)
+	@$(BUILD); build $@ "$(SOURCE)" $(ARGS)
 
 semantic: setup ## build semantic anomalies: make semantic SOURCE=cifar10=dir_or_archive
-	$(BIN)/novelty build semantic --source "$(SOURCE)" $(DRY_RUN) $(ARGS)
+	@$(BUILD); build $@ "$(SOURCE)" $(ARGS)
 
 condda: setup ## run the agents over CONDDA/OND tests: make condda SOURCE=tests_dir
-	$(BIN)/novelty build condda --tests "$(SOURCE)" $(DRY_RUN) $(ARGS)
+	@$(BUILD); build $@ "$(SOURCE)" $(ARGS)
 
 serve: setup ## serve CONDDA/OND tests on loopback: make serve SOURCE=tests_dir
 	$(BIN)/novelty serve condda --tests "$(SOURCE)" $(ARGS)
@@ -89,8 +120,10 @@ verify: setup ## re-hash every table
 report: setup ## write the HTML reports again
 	$(BIN)/novelty report
 
+# By the environment, so that quotes and dollars in it stay what they are.
+query: export NOVELTY_SQL := $(value SQL)
 query: setup ## run SQL on the catalogue: make query SQL='select ...'
-	$(BIN)/novelty query "$(SQL)"
+	@$(BIN)/novelty query "$$NOVELTY_SQL"
 
 publish: setup ## tables as a folder with a card: make publish BENCHMARK=kowl DIR=folder [ARGS=...]
 	$(BIN)/novelty publish "$(BENCHMARK)" "$(DIR)" $(ARGS)

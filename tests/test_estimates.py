@@ -320,15 +320,15 @@ def test_the_command_needs_no_server_and_no_lake(tmp_path, sample):
 
 
 @pytest.fixture
-def make_all(tmp_path):
-    """`make all` with a `novelty` that only tells its arguments, and fails for kowl."""
+def make(tmp_path):
+    """`make` with a `novelty` that only tells its arguments, and fails for kowl."""
     command = tmp_path / "novelty"
     command.write_text('#!/bin/sh\necho "$*" >> "$(dirname "$0")/calls"\ntest "$2" != kowl\n')
     command.chmod(0o755)
 
-    def run(*words: str) -> tuple[int, list[str], str]:
+    def run(target: str, *words: str) -> tuple[int, list[str], str]:
         done = subprocess.run(
-            ["make", "--no-print-directory", "-o", "setup", "all", f"BIN={tmp_path}", *words],
+            ["make", "--no-print-directory", "-o", "setup", target, f"BIN={tmp_path}", *words],
             cwd=ROOT,
             env={k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS"))},
             capture_output=True,
@@ -345,8 +345,8 @@ def make_all(tmp_path):
     return run
 
 
-def test_make_all_goes_on_after_a_failure_and_says_so(make_all):
-    code, calls, out = make_all("KOWL=lists", "CONDDA=my tests", "CONDDA_ARGS=--lake x", "DRY=1")
+def test_make_all_goes_on_after_a_failure_and_says_so(make):
+    code, calls, out = make("all", "KOWL=lists", "CONDDA=my tests", "CONDDA_ARGS=--lake x", "DRY=1")
     assert calls == [
         "build kowl --lists lists --dry-run",
         "build condda --tests my tests --dry-run --lake x",
@@ -357,6 +357,35 @@ def test_make_all_goes_on_after_a_failure_and_says_so(make_all):
     ]
 
 
-def test_make_all_succeeds_when_all_named_do(make_all):
-    code, calls, _ = make_all("SEMANTIC=cifar10=data")
+def test_make_all_succeeds_when_all_named_do(make):
+    code, calls, _ = make("all", "SEMANTIC=cifar10=data")
     assert (code, calls) == (0, ["build semantic --source cifar10=data"])
+
+
+def test_make_all_takes_one_folder_of_all_benchmarks(make, tmp_path):
+    """As `novelty sample` writes it; what is named for itself wins."""
+    root = tmp_path / "my data"
+    for name in ("kowl/lists", "kowl/videos", "semantic/stl10", "threedos/shapenet", "condda"):
+        (root / name).mkdir(parents=True)
+    for name in ("novelcraft.zip", "semantic/cifar10.tar.gz"):
+        (root / name).touch()
+    code, calls, out = make("all", f"SOURCE={root}", "CONDDA=other")
+    assert calls == [
+        f"build novelcraft --source {root}/novelcraft.zip",
+        f"build kowl --lists {root}/kowl/lists --videos {root}/kowl/videos",
+        f"build threedos --source shapenet={root}/threedos/shapenet",
+        f"build semantic --source cifar10={root}/semantic/cifar10.tar.gz"
+        f" --source stl10={root}/semantic/stl10",
+        "build condda --tests other",
+    ]
+    assert (code != 0, out) == (True, "")
+
+
+def test_make_all_without_any_source_is_a_mistake(make):
+    code, calls, out = make("all")
+    assert (code, calls, out.count("skipped, no source named")) == (2, [], 5)
+
+
+def test_make_query_passes_quotes_and_dollars_on(make):
+    sql = """select "a b", 'x' from t where v ~ '^c$' and `d`"""
+    assert make("query", f"SQL={sql}")[1] == [f"query {sql}"]
