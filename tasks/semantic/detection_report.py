@@ -233,7 +233,7 @@ def changes(runs: pl.DataFrame) -> pl.DataFrame:
         )
     )
     found = (
-        pairs.sort("subset", "network", "auxiliary", _place("column"), "member", "seed")
+        pairs.sort("subset", "network", "auxiliary", _in_order("column"), "member", "seed")
         .group_by(*key, "auxiliary", maintain_order=True)
         .agg(
             pl.len().cast(pl.Int64).alias("pairs"),
@@ -267,7 +267,7 @@ def changes(runs: pl.DataFrame) -> pl.DataFrame:
     )  # fmt: skip
 
 
-def _place(column: str) -> pl.Expr:
+def _in_order(column: str) -> pl.Expr:
     """The columns of a table in the order of the paper's, not of their names."""
     return pl.col(column).replace_strict(
         {name: place for place, name in enumerate(COLUMNS)}, return_dtype=pl.Int64

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import ttest_1samp
 
@@ -147,6 +147,7 @@ def test_the_verdict(gain, wobble, seeds, verdict):
     assert f"{100 * gain:+.2f} points" in said
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(-0.3, 0.3), min_size=6, max_size=6))
 def test_the_verdict_is_that_of_the_t_test(gains):
     members = ("airplane", "cat", "dog")
