@@ -37,9 +37,10 @@ def build(config: Config) -> None:
         sources = {
             name: build.source(path, limits=ARCHIVE_LIMITS) for name, path in config.source.items()
         }
-        lists = build.source(config.lists) if config.lists else sources.get("shapenet")
-        if lists is not None:
-            build.run(read_members, plan_members(lists, config.listing), config.listing)
+        lists = build.source(config.lists) if config.lists else None
+        listed = plan_members(lists, sources, config.listing)
+        if listed:
+            build.run(read_members, listed, config.listing)
 
         listings = [shapes_of(build, config, name, source) for name, source in sources.items()]
         if listings:

@@ -9,13 +9,18 @@ A shape's id is `<data set>/<name inside it>`, the same whether a list, a mesh o
   (the h5 files name no object and lack 12 of the listed ones, so their rows cannot be matched)
 - `<source>/<parts...>`                any other source, such as a folder of meshes
 
-Files are found by name (`LIST_FILES`), wherever they lie. Each line becomes a member or a reject.
+Files are found by name (`LIST_FILES`), wherever they lie, plain or gzip. Each line becomes a member
+or a reject.
 ShapeNet's all.csv alone says which synset a model belongs to: 1,258 models stand under several in
 the v2 tree, and a model listed twice would leak from train into test (spec threedos 1.1, 1.2, 4).
 """
 
+import gzip
 import re
-from collections.abc import Callable, Iterable
+import zlib
+from collections.abc import Callable, Collection, Iterable
+from io import BytesIO
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import orjson
@@ -24,7 +29,7 @@ import polars as pl
 from schemas.errors import RecordError, SourceError
 from schemas.table import REJECTED
 from schemas.threedos import ListSettings
-from storage.raw import RawSource
+from storage.raw import READ_LIMIT, RawSource
 
 DATASETS = {"sncore": "shapenet", "modelnet40_resampled": "modelnet40"}
 
@@ -66,6 +71,9 @@ LIST_FILES = {
     "scan_labels": r"(scanobjectnn_)?object_labels\.txt",
     "scan_names": r"(scanobjectnn_)?shape_names_ext\.txt",
 }
+NAMES_ONLY = (
+    "shapenet_names", "shapenet_taxonomy", "modelnet40_names", "scan_labels", "scan_names",
+)  # fmt: skip
 
 
 class ListsRead(NamedTuple):
@@ -81,14 +89,22 @@ Rule = tuple[str, pl.Expr, str]
 Judged = tuple[pl.DataFrame, pl.DataFrame]
 """Good rows, rejects."""
 Reader = tuple[tuple[str, ...], tuple[str, ...], Callable[["_Lists", ListSettings], Judged]]
+LISTED = ("shapenet", "modelnet40", "scanobjectnn")
+"""Data sets that have lists."""
 
 
-def find_lists(names: Iterable[str]) -> dict[str, str]:
+def roles_of(name: str) -> list[str]:
+    """What a file of that name may be, of `LIST_FILES`."""
+    base = name.rpartition("/")[2].removesuffix(".gz")
+    return [role for role, pattern in LIST_FILES.items() if re.fullmatch(pattern, base)]
+
+
+def find_lists(names: Iterable[str], datasets: Collection[str] = LISTED) -> dict[str, str]:
     """Role of `LIST_FILES` to the file that has it; two files for one role are refused."""
     found: dict[str, str] = {}
     for name in sorted(names):
-        for role, pattern in LIST_FILES.items():
-            if not re.fullmatch(pattern, name.rpartition("/")[2]):
+        for role in roles_of(name):
+            if _dataset(role) not in datasets:
                 continue
             if role in found:
                 raise SourceError(
@@ -99,13 +115,26 @@ def find_lists(names: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def read_lists(source: RawSource, settings: ListSettings) -> ListsRead:
-    """Members of every data set whose lists are there; at least one must be."""
-    found = find_lists(file.name for file in source.files(digests=False))
+def listed_datasets(found: dict[str, str]) -> set[str]:
+    """Data sets of which `find_lists` found something that says who is a member."""
+    return {_dataset(role) for role in found if role not in NAMES_ONLY}
+
+
+def _dataset(role: str) -> str:
+    start = role.partition("_")[0]
+    return {"sncore": "shapenet", "scan": "scanobjectnn"}.get(start, start)
+
+
+def read_lists(
+    source: RawSource, settings: ListSettings, datasets: Collection[str] = LISTED
+) -> ListsRead:
+    """Members of every one of the data sets whose lists are there; at least one must be."""
+    found = find_lists((file.name for file in source.files(digests=False)), datasets)
     lists = _Lists(source, found)
     parts: list[Judged] = []
     missing: list[str] = []
-    for required, optional, reader in _readers(found, settings):
+    readers = _readers(found, settings)
+    for required, optional, reader in (readers[name] for name in LISTED if name in datasets):
         lacking = [role for role in required if role not in found]
         if lacking and len(lacking) < len(required):
             there = ", ".join(found[role] for role in required if role in found)
@@ -121,7 +150,7 @@ def read_lists(source: RawSource, settings: ListSettings) -> ListsRead:
     members = pl.concat([part[0] for part in parts]).sort("shape_id")
     rejects = [part[1] for part in parts]
     absent = members.clear()
-    if settings.missing_models:
+    if settings.missing_models and "shapenet" in listed_datasets(found):
         gone, bad = _read_missing(lists, settings.missing_models, members)
         absent = members.join(gone, on="shape_id", how="semi", maintain_order="left")
         members = members.join(gone, on="shape_id", how="anti", maintain_order="left")
@@ -148,7 +177,7 @@ def shapenet_models(names: pl.Series) -> pl.Series:
     return ids.drop_nulls().unique().sort()
 
 
-def _readers(found: dict[str, str], settings: ListSettings) -> list[Reader]:
+def _readers(found: dict[str, str], settings: ListSettings) -> dict[str, Reader]:
     """For each data set: the lists it needs, those it may have, and what reads them."""
     listed = settings.shapenet_list
     if listed == "auto":
@@ -164,11 +193,9 @@ def _readers(found: dict[str, str], settings: ListSettings) -> list[Reader]:
         else (("shapenet_all",), ("shapenet_names",), _read_all_csv)
     )
     scan = f"scan_{settings.scan_split}"
-    return [
-        shapenet,
-        (("modelnet40_train", "modelnet40_test"), ("modelnet40_names",), _read_modelnet),
-        ((scan,), ("scan_labels", "scan_names"), _read_scan),
-    ]
+    modelnet = ("modelnet40_train", "modelnet40_test"), ("modelnet40_names",), _read_modelnet
+    scans = (scan,), ("scan_labels", "scan_names"), _read_scan
+    return {"shapenet": shapenet, "modelnet40": modelnet, "scanobjectnn": scans}
 
 
 # ---------------------------------------------------------------- ShapeNet
@@ -244,7 +271,9 @@ def _synset_names(lists: "_Lists") -> dict[str, str]:
 
 def _read_missing(lists: "_Lists", name: str, members: pl.DataFrame) -> Judged:
     """Ids of the models that have no file; a line that names no listed model is a reject."""
-    fields = _csv_fields(_numbered(lists.read(name), name), ("synsetId", "modelId"))
+    path = missing_file(lists.source, name)
+    data = lists.read(name) if path is None else _unpacked(_on_disk(path), name)
+    fields = _csv_fields(_numbered(data, name), ("synsetId", "modelId"))
     parsed = fields.with_columns(pl.col("synsetId").str.zfill(8)).with_columns(
         _ids("shapenet", "synsetId", "modelId")
     )
@@ -337,7 +366,7 @@ class _Lists(NamedTuple):
 
     def read(self, name: str) -> bytes:
         try:
-            return self.source.read(name)
+            return _unpacked(self.source.read(name), name)
         except RecordError as error:
             raise SourceError(f"list {name} cannot be read: {error.message}") from error
 
@@ -351,6 +380,39 @@ class _Lists(NamedTuple):
             raise SourceError(
                 f"list {self.found[role]} is not JSON ({error}); fetch it again"
             ) from error
+
+
+def missing_file(source: RawSource, name: str) -> Path | None:
+    """Where `missing_models` lies if it is no file of the source: a path of its own."""
+    if any(file.name == name for file in source.files(digests=False)):
+        return None
+    path = Path(name).absolute()
+    if not path.is_file():
+        raise SourceError(
+            f"list {name} cannot be read: it is neither in {source.root} nor at {path}; name a CSV "
+            "of missing models with the columns synsetId and modelId"
+        )
+    return path
+
+
+def _on_disk(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise SourceError(f"list {path} cannot be read: {error.strerror}") from error
+
+
+def _unpacked(data: bytes, name: str) -> bytes:
+    if not name.endswith(".gz"):
+        return data
+    try:
+        with gzip.open(BytesIO(data)) as file:
+            text = file.read(READ_LIMIT + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise SourceError(f"list {name} is no whole gzip file ({error}); fetch it again") from error
+    if len(text) > READ_LIMIT:
+        raise SourceError(f"list {name} unpacks to more than {READ_LIMIT} bytes; check the file")
+    return text
 
 
 def _numbered(data: bytes, name: str) -> pl.DataFrame:

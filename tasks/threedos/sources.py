@@ -23,7 +23,7 @@ from schemas.errors import ConfigError, RecordError, SourceError
 from schemas.threedos import ShapeSettings
 from storage.raw import RawFile, RawSource
 from tasks.native.pool import Limits, Outcome, run_batch
-from tasks.threedos.lists import LIST_FILES, SCAN_CLASSES, shape_id
+from tasks.threedos.lists import SCAN_CLASSES, roles_of, shape_id
 
 MODEL = re.compile(r"(?:.*/)?(?P<synset>\d{8})/(?P<model>[\w-]+)/models/model_normalized\.obj")
 MODEL_COMPANION = re.compile(
@@ -35,8 +35,10 @@ OFF_TREE = re.compile(
 )
 RESAMPLED = re.compile(r"(?:.*/)?(?P<class>[^/]+)/(?P<stem>(?P=class)_\d{4,})\.txt")
 FILE_LIST = re.compile(r"filelist\.txt|modelnet10_\w+\.txt")
-SCAN_BIN = re.compile(r"(?:.*/)?(?P<class>[^/]+)/(?P<stem>\w+_\d{5})\.bin")
-SCAN_H5 = re.compile(r"(?:.*/)?(?P<part>training|test)_objectdataset\.h5")
+SCAN_BIN = re.compile(r"(?:.*/)?(?P<stem>\w+_\d{5})\.bin")
+SCAN_COMPANION = re.compile(r"(?:.*/)?\w+_\d{5}(?:_indices\.bin|_part\.bin|_part\.xml|\.xml)")
+SCAN_H5 = re.compile(r"(?P<folder>(?:.*/)?)(?P<part>training|test)_objectdataset\.h5")
+SCAN_VARIANT = "main_split"
 SNCORE_H5 = re.compile(r"(?P<stem>(?:.*/)?sncore_(?P<split>train|val|test)_\d+)_points\.h5")
 OFFICIAL = {"train": "train", "training": "train", "val": "valid", "valid": "valid", "test": "test"}
 FOLDER_READERS = {
@@ -125,7 +127,7 @@ class _Found:
             else:
                 first[entry.shape_id] = entry
         for name in sorted(self.files.keys() - self.seen):
-            if not is_companion(name) and not _is_list(name):
+            if not is_companion(name) and not roles_of(name):
                 message = f"not a shape of this source; expected {expected}"
                 self.refused.append(Refused(name, "unrecognised_file", message))
         if not first and not any(refused.rule != "unrecognised_file" for refused in self.refused):
@@ -163,11 +165,6 @@ def list_shapes(
 
 def place(entry: Entry) -> str:
     return entry.file if entry.row is None else f"{entry.file}#{entry.row}"
-
-
-def _is_list(name: str) -> bool:
-    base = name.rpartition("/")[2]
-    return any(re.fullmatch(pattern, base) for pattern in LIST_FILES.values())
 
 
 # ---------------------------------------------------------------- meshes and texts
@@ -277,12 +274,17 @@ def _split_level(folders: Iterable[tuple[str, ...]]) -> int | None:
 
 
 def _list_scanobjectnn(found: _Found) -> Listing:
+    """The objects of .bin files, by the lists or by class folders, and the rows of h5 files."""
     for name in found.files:
         if match := SCAN_BIN.fullmatch(name):
             shape = shape_id("scanobjectnn", match["stem"])
-            class_, split = found.members.get(shape, (match["class"], None))
-            found.add(Entry(shape, class_, split, name, "bin"))
-    matches = {name: match for name in found.files if (match := SCAN_H5.fullmatch(name))}
+            class_, split = found.members.get(shape, (PurePosixPath(name).parent.name, None))
+            if class_ in SCAN_CLASSES:
+                found.add(Entry(shape, class_, split, name, "bin"))
+            else:
+                reason = "no list names this object and its folder is none of the 15 classes"
+                found.refuse(name, "no_class", f"{reason}; add the list main_split.txt")
+    matches = _one_variant(found)
     for name, value in _probed(found, matches, "h5"):
         part = matches[name]["part"]
         labels = value.get("label")
@@ -298,8 +300,28 @@ def _list_scanobjectnn(found: _Found) -> Listing:
                 found.refuse(shape, "unknown_label", f"{name}#{row}: label {label} has no class")
     return found.listing(
         "training_objectdataset.h5 and test_objectdataset.h5, or <class>/<scene>_<object>.bin",
-        lambda name: False,
+        lambda name: SCAN_COMPANION.fullmatch(name) is not None,
     )
+
+
+def _one_variant(found: _Found) -> dict[str, re.Match[str]]:
+    """The h5 files of one folder: `main_split` (OBJ_BG) where there are several, else the first.
+
+    The release also holds the same objects without background and in other divisions. A folder
+    with only one of the two files is completed by a folder that has only the other one.
+    """
+    matches = {name: match for name in found.files if (match := SCAN_H5.fullmatch(name))}
+    parts: dict[str, set[str]] = {}
+    for match in matches.values():
+        parts.setdefault(match["folder"], set()).add(match["part"])
+    order = sorted(parts, key=lambda one: (PurePosixPath(one).name != SCAN_VARIANT, one))
+    taken = order[:1]
+    taken += [one for one in order[1:] if not parts[one] & parts[order[0]]][:1]
+    for name, match in matches.items():
+        if match["folder"] not in taken:
+            message = f"the same objects are taken from {' and '.join(taken) or 'the top folder'}"
+            found.refuse(name, "other_variant", f"{message}; name this folder to take these")
+    return {name: match for name, match in matches.items() if match["folder"] in taken}
 
 
 def _list_sncore(found: _Found) -> Listing:

@@ -4,31 +4,76 @@ Enters: a folder of lists, the shapes that were read. Leaves: MEMBERS and SPLITS
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import polars as pl
 
 from schemas.threedos import MEMBERS, SPLITS, ListSettings, TrackSettings
+from storage.filehash import sha256_file
 from storage.pieces import Part
 from storage.raw import RawSource, open_raw
 from tasks.stage import Produced, Reject, Shard, stage
-from tasks.threedos.lists import DATASETS, find_lists, read_lists
+from tasks.threedos.lists import (
+    DATASETS,
+    LISTED,
+    find_lists,
+    listed_datasets,
+    missing_file,
+    read_lists,
+)
 from tasks.threedos.tracks import Track, build_possible
 
+H5_ROW = r"^scanobjectnn/(training|test)/\d{5}$"
 
-def plan_members(source: RawSource, settings: ListSettings) -> list[Shard]:
-    """One shard: every official list in the folder, and that of missing models if it is named."""
+
+def plan_members(
+    lists: RawSource | None, sources: Mapping[str, RawSource], settings: ListSettings
+) -> list[Shard]:
+    """One shard for the folder of lists, and one for each source that brings lists of its own.
+
+    A data set that the folder lists is not listed again. The json files of sncore repeat what its
+    h5 files say, so they count only in a folder of lists.
+    """
+    shards, told = [], set()
+    if lists is not None:
+        shards.append(_list_shard("all", lists, LISTED, settings))
+        told = listed_datasets(find_lists(file.name for file in shards[0].files))
+    for name, source in sorted(sources.items()):
+        dataset = DATASETS.get(name, name)
+        if name == "sncore" or dataset not in LISTED or dataset in told:
+            continue
+        shard = _list_shard(name, source, (dataset,), settings)
+        if listed_datasets(find_lists((file.name for file in shard.files), (dataset,))):
+            told.add(dataset)
+            shards.append(shard)
+    return shards
+
+
+def _list_shard(
+    name: str, source: RawSource, datasets: Sequence[str], settings: ListSettings
+) -> Shard:
+    """The official lists of those data sets, and that of missing models if it is named."""
     files = {file.name: file for file in source.files()}
-    named = [*find_lists(files).values(), settings.missing_models]
-    wanted = sorted({name for name in named if name in files})
-    return [Shard("all", files=tuple(files[name] for name in wanted), source=source.root)]
+    found = find_lists(files, datasets)
+    wanted = set(found.values())
+    outside = None
+    if settings.missing_models and "shapenet" in listed_datasets(found):
+        path = missing_file(source, settings.missing_models)
+        outside = path and sha256_file(path)
+        wanted |= set() if path else {settings.missing_models}
+    return Shard(
+        name,
+        files=tuple(files[file] for file in sorted(wanted)),
+        source=source.root,
+        about={"datasets": list(datasets), "missing_models": outside},
+    )
 
 
-@stage(writes=(MEMBERS,), version=1)
+@stage(writes=(MEMBERS,), version=2)
 def read_members(shard: Shard, settings: ListSettings) -> Produced:
     """Read the official lists: every shape, its class and its official split."""
-    found = read_lists(open_raw(Path(shard.source or "")), settings)
+    found = read_lists(open_raw(Path(shard.source or "")), settings, shard.about["datasets"])
     members = found.members.select(MEMBERS.polars_schema.names())
     rejects = [Reject(*row) for row in found.rejects.iter_rows()]
     return Produced({"members": members}, members.height + len(rejects), rejects)
@@ -39,7 +84,7 @@ def plan_splits(parts: tuple[Part, ...], tracks: Sequence[Track]) -> list[Shard]
     return [Shard(track.name, parts=parts, about=track.model_dump(mode="json")) for track in tracks]
 
 
-@stage(writes=(SPLITS,), version=1)
+@stage(writes=(SPLITS,), version=2)
 def split_track(shard: Shard, settings: TrackSettings) -> Produced:
     """Put the shapes of one track into train, valid and test, known or unknown."""
     track = Track.model_validate(shard.about)
@@ -64,5 +109,6 @@ def all_members(shard: Shard) -> pl.DataFrame:
         read = shard.read("shapes", columns).with_columns(pl.col("source").replace(DATASETS))
         read = read.with_columns(pl.lit(None, pl.String).alias("class_name"))
     new = read.join(listed, on="shape_id", how="anti")
-    replaced = new["source"].unique().implode()
-    return pl.concat([listed.filter(~pl.col("source").is_in(replaced)), new.select(listed.columns)])
+    if new["shape_id"].str.contains(H5_ROW).any():
+        listed = listed.filter(pl.col("source") != "scanobjectnn")
+    return pl.concat([listed, new.select(listed.columns)])

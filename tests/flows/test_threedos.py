@@ -2,6 +2,7 @@
 
 import shutil
 
+import numpy as np
 import polars as pl
 import pytest
 
@@ -165,3 +166,60 @@ def test_lists_alone_give_the_official_counts(tmp_path, prefect_api):
         assert counts[track, "valid", "known"] == valid, track
         assert counts[track, "test", "known"] == known, track
         assert counts[track, "test", "unknown"] == unknown, track
+
+
+def test_a_source_brings_its_own_lists(tmp_path, prefect_api):
+    """modelnet40_normal_resampled holds its official lists; no other folder need be named."""
+    from flows.threedos import build
+
+    rng = np.random.default_rng(0)
+    root = tmp_path / "modelnet40_normal_resampled"
+    names = {"train": [], "test": []}
+    for kind in ("chair", "sofa", "bed", "toilet"):
+        (root / kind).mkdir(parents=True)
+        for number, split in enumerate(("train",) * 6 + ("test",) * 2, 1):
+            names[split].append(f"{kind}_{number:04d}")
+            np.savetxt(root / kind / f"{names[split][-1]}.txt", rng.random((20, 6)), delimiter=",")
+    for split, listed in names.items():
+        (root / f"modelnet40_{split}.txt").write_text("\n".join(listed))
+    np.savetxt(root / "chair" / "chair_0099.txt", rng.random((20, 6)), delimiter=",")
+    config = Config(
+        source={"modelnet40_resampled": root}, lake=tmp_path / "lake", shapes=SMALL, tracks=("MN1",)
+    )
+    build(config)
+    splits = table(tmp_path / "lake", "splits")
+    counts = {
+        key: rows.height for key, rows in splits.group_by("split", "role", maintain_order=True)
+    }
+    # 12 known training shapes, of which int(10 %) are for validation.
+    assert counts["train", "known"] + counts["valid", "known"] == 12
+    assert (counts["test", "known"], counts["test", "unknown"]) == (4, 4)
+
+
+def test_an_unlisted_mesh_does_not_push_the_listed_ones_out(tmp_path, prefect_api):
+    from flows.threedos import build
+
+    raw = tmp_path / "raw"
+    write_threedos(raw, train=6, test=3, scans_train=1, scans_test=1, models=1, bad_records=False)
+    meshes = sorted((raw / "modelnet40").rglob("*.off"))
+    lists = tmp_path / "lists"
+    lists.mkdir()
+    for split in ("train", "test"):
+        listed = [path.stem for path in meshes if path.parent.name == split]
+        (lists / f"modelnet40_{split}.txt").write_text("\n".join(listed))
+    config = Config(
+        source={"modelnet40": raw / "modelnet40"},
+        lists=lists,
+        lake=tmp_path / "lake",
+        shapes=SMALL,
+        tracks=("MN1",),
+    )
+    build(config)
+    before = table(tmp_path / "lake", "splits")
+    chair = next(path for path in meshes if path.parts[-3:-1] == ("chair", "test"))
+    shutil.copy(chair, chair.with_name("chair_9999.off"))
+    build(config)
+    after = table(tmp_path / "lake", "splits")
+    new = after.filter(shape_id="modelnet40/chair_9999")
+    assert new.select("split", "role", "label").rows() == [("test", "known", 0)]
+    assert after.height == before.height + 1

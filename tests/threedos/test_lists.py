@@ -1,4 +1,5 @@
 import csv
+import gzip
 import json
 import zipfile
 from pathlib import Path
@@ -19,6 +20,7 @@ from tasks.threedos.lists import (
     ListsRead,
     find_lists,
     keep_present,
+    listed_datasets,
     read_lists,
     shape_id,
     shapenet_models,
@@ -407,6 +409,36 @@ def test_lines_of_the_missing_list_are_checked(tmp_path):
     ]
     with pytest.raises(SourceError, match=r"list nowhere\.csv cannot be read"):
         read(tmp_path, missing_models="nowhere.csv")
+    lists = tmp_path / "lists"
+    lists.mkdir()
+    (tmp_path / "all.csv").rename(lists / "all.csv")
+    elsewhere = read(lists, missing_models=str(tmp_path / "gone.csv"))
+    assert elsewhere.members.equals(members), "the list may lie anywhere"
+
+
+def test_packed_lists_are_the_same(tmp_path):
+    text = f"{ALL_CSV}1,03001627,x,aa,train\n2,03001627,x,bb,test\n"
+    plain = read(put(tmp_path, all__csv=text))
+    packed = tmp_path / "packed"
+    packed.mkdir()
+    put(packed, all__csv__gz=gzip.compress(text.encode()))
+    assert read(packed).members.equals(plain.members)
+    put(packed, all__csv__gz=gzip.compress(text.encode())[:-12])
+    with pytest.raises(SourceError, match=r"all\.csv\.gz is no whole gzip file"):
+        read(packed)
+
+
+def test_lists_of_some_data_sets_only(tmp_path):
+    put(
+        tmp_path,
+        all__csv=f"{ALL_CSV}1,03001627,x,aa,train\n",
+        modelnet40_train__txt="chair_0001\n",
+        modelnet40_test__txt="chair_0002\n",
+    )
+    found = read_lists(open_raw(tmp_path), ListSettings(), ["modelnet40"])
+    assert set(found.members["source"]) == {"modelnet40"}
+    names = [file.name for file in open_raw(tmp_path).files()]
+    assert listed_datasets(find_lists(names)) == {"shapenet", "modelnet40"}
 
 
 @pytest.mark.parametrize(

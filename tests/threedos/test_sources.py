@@ -257,8 +257,6 @@ def test_scanobjectnn_faults(tmp_path):
     write_h5(tmp_path / "a/training_objectdataset.h5", data=data, label=np.array([0, 15, 14]))
     write_h5(tmp_path / "a/test_objectdataset.h5", data=data, label=np.array([0, 1]))
     write_h5(tmp_path / "b/training_objectdataset.h5", data=data[:1], label=np.array([0]))
-    (tmp_path / "c").mkdir()
-    (tmp_path / "c/test_objectdataset.h5").write_bytes(b"no hdf5")
     write_h5(tmp_path / "a/test_objectdataset_augmented25rot.h5", data=data, label=np.zeros(3))
     listing = listed("scanobjectnn", tmp_path)
     assert [(e.shape_id, e.class_) for e in listing.entries] == [
@@ -268,10 +266,33 @@ def test_scanobjectnn_faults(tmp_path):
     assert rules(listing) == {
         "scanobjectnn/training/00001": "unknown_label",
         "a/test_objectdataset.h5": "label_length",
-        "scanobjectnn/training/00000": "duplicate_id",
-        "c/test_objectdataset.h5": "bad_h5",
+        "b/training_objectdataset.h5": "other_variant",
         "a/test_objectdataset_augmented25rot.h5": "unrecognised_file",
     }
+    (tmp_path / "a/test_objectdataset.h5").write_bytes(b"no hdf5")
+    assert rules(listed("scanobjectnn", tmp_path))["a/test_objectdataset.h5"] == "bad_h5"
+
+
+def test_of_the_variants_of_scanobjectnn_main_split_is_taken(tmp_path):
+    """The release has each object several times; they are not a flood of bad records."""
+    data, label = np.zeros((3, 8, 3), np.float32), np.arange(3)
+    for folder in ("main_split", "main_split_nobg", "another_split"):
+        for part in ("training", "test"):
+            write_h5(tmp_path / folder / f"{part}_objectdataset.h5", data=data, label=label)
+    listing = listed("scanobjectnn", tmp_path)
+    assert {e.file.rpartition("/")[0] for e in listing.entries} == {"main_split"}
+    assert len(listing.entries) == 6
+    assert list(rules(listing).values()) == ["other_variant"] * 4
+    nobg = listed("scanobjectnn", tmp_path / "main_split_nobg")
+    assert len(nobg.entries) == 6 and not nobg.refused
+
+
+def test_the_two_h5_files_may_lie_apart(tmp_path):
+    data, label = np.zeros((3, 8, 3), np.float32), np.arange(3)
+    for part in ("training", "test"):
+        write_h5(tmp_path / part / f"{part}_objectdataset.h5", data=data, label=label)
+    listing = listed("scanobjectnn", tmp_path)
+    assert len(listing.entries) == 6 and not listing.refused
 
 
 def test_scanobjectnn_bins(tmp_path):
@@ -285,7 +306,20 @@ def test_scanobjectnn_bins(tmp_path):
         ("scanobjectnn/005_00020", "bag", "test"),
         ("scanobjectnn/scene0001_00_00007", "bed", None),
     ]
-    assert list(rules(listing).values()) == ["unrecognised_file"]
+    assert not listing.refused, "a part file is a companion"
+
+
+def test_scanobjectnn_bins_without_class_folders(tmp_path):
+    root = tree(tmp_path, "005_00020.bin", "raw/005_00021.bin", "raw/005_00022.bin")
+    known = members(
+        ("scanobjectnn/005_00020", "bag", "test"), ("scanobjectnn/005_00021", "bed", "train")
+    )
+    listing = listed("scanobjectnn", root, members=known)
+    assert [(e.shape_id, e.class_, e.split) for e in listing.entries] == [
+        ("scanobjectnn/005_00020", "bag", "test"),
+        ("scanobjectnn/005_00021", "bed", "train"),
+    ]
+    assert rules(listing) == {"raw/005_00022.bin": "no_class"}
 
 
 def test_sncore(tmp_path):
