@@ -75,14 +75,17 @@ def rows_without_ids(kind: FeedbackType, test: TestState, metadata: Mapping[str,
 
     Metadata `feedback_constrained: false` widens that to all lines posted.
     """
-    marks = test.marks.get(kind.result, {})
-    if metadata.get("feedback_constrained", True):
-        rows = [row for row in test.last_rows.get(kind.result, []) if row >= 0]
-    else:
-        rows = list(marks)
+    rows = _last_round(test, kind.result, metadata)
     if kind.wrong_only:
+        marks = test.marks.get(kind.result, {})
         rows = [row for row in rows if marks[row] != 1]
     return rows
+
+
+def _last_round(test: TestState, result: str, metadata: Mapping[str, Any]) -> list[int]:
+    if metadata.get("feedback_constrained", True):
+        return [row for row in test.last_rows.get(result, []) if row >= 0]
+    return list(test.marks.get(result, {}))
 
 
 def answer(
@@ -99,7 +102,8 @@ def answer(
     if kind.answer == "points":
         return Told(f"current_score,{state.right.get(kind.result, 0) - state.points}\n", 1, 0)
     if kind.answer == "distance":
-        rows = [row for row in rows if row in state.marks.get(kind.result, {})]
+        told = _last_round(state, kind.result, metadata)
+        rows = [row for row in rows if row in told]
     rows = sorted(set(rows))[:left]
     values = _values(kind, rows, state, test, metadata)
     lines = (f"{test.names[row]},{value}\n" for row, value in zip(rows, values, strict=True))
@@ -124,17 +128,14 @@ def _values(
 ) -> list[str]:
     if kind.answer == "distance":
         return [str(state.marks[kind.result][row]) for row in rows]
-    lacking = [name for name in kind.columns if name not in test.truth.columns]
-    if lacking:
-        raise ProtocolRefusal(
-            400, "feedback_type_invalid", f"test {test.test_id} has no column {lacking[0]}"
-        )
     if kind.answer == "label":
         labels = test.truth[kind.columns[0]].gather(rows)
         known = known_classes(metadata)
         return [str(label if known is None else min(label, known)) for label in labels]
-    told = test.truth.select(kind.columns)[rows]
-    return [",".join("" if cell is None else str(cell) for cell in row) for row in told.rows()]
+    # Older activity tests have no names: then nothing stands after the id, as published.
+    present = [name for name in kind.columns if name in test.truth.columns]
+    told = test.truth.select("instance_id", *present)[rows]
+    return [",".join("" if cell is None else str(cell) for cell in row[1:]) for row in told.rows()]
 
 
 def give_feedback(state: SessionState, command: Feedback, rules: Rules) -> Decision:

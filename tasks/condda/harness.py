@@ -71,15 +71,23 @@ class Harness:
         test_assumptions: str = "{}",
     ) -> bytes:
         """Ids of the tests on offer, one a line; seed and assumptions choose nothing."""
+        self._check_offered(protocol, domain)
+        with lake_refusals():
+            return self.library.test_list(protocol, domain)
+
+    def offered_tests(self, *, protocol: str, domain: str) -> list[str]:
+        """The same ids as a list."""
+        self._check_offered(protocol, domain)
+        with lake_refusals():
+            return self.library.test_ids(protocol, domain)
+
+    def _check_offered(self, protocol: str, domain: str) -> None:
         if protocol not in self.library.protocols():
             raise ProtocolRefusal(400, "BadDomain", f"{protocol} not configured")
         if domain not in self.library.domains(protocol):
             raise ProtocolRefusal(
                 400, "BadDomain", f"domain {domain} for {protocol} not configured"
             )
-        with lake_refusals():
-            tests = self.library.test_ids(protocol, domain)
-        return "".join(f"{test}\n" for test in tests).encode()
 
     def session_request(
         self,

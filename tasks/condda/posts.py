@@ -157,8 +157,12 @@ def _marks(result: ResultFile, values: Values, test: TestFile, rows: np.ndarray)
 
 
 def plain(text: str) -> str:
-    """Text as it is compared: no quotes, one space between words."""
-    return " ".join(re.sub(r'[;"|]', "", text).split())
+    """Text as the public server compares it: no quotes, a space between words and what is between.
+
+    So a missing comma costs more than itself: "one, two" is "one , two", "one two" "one  two".
+    """
+    runs = re.split(r"(\W+)", re.sub(r'[;"|]', "", text).replace("  ", " "))
+    return " ".join(run.strip() for run in runs)
 
 
 def edit_distance(left: str, right: str) -> int:

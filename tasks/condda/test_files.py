@@ -98,13 +98,24 @@ class TestLibrary:
 
     def test_ids(self, protocol: str, domain: str) -> list[str]:
         """Tests offered: what `test_ids.csv` lists, else every test with ground truth."""
-        folder = self._folder(protocol, domain)
-        if folder is None:
-            raise SourceError(f"domain {domain} for {protocol} not configured")
+        folder = self._offering(protocol, domain)
         if folder.test_ids is None:
             return sorted(folder.truth)
         lines = _text(folder.test_ids, "utf-8-sig").splitlines()
         return [line.strip(CELL_EDGES + ",") for line in lines if line.strip(CELL_EDGES + ",")]
+
+    def test_list(self, protocol: str, domain: str) -> bytes:
+        """The same as a file: `test_ids.csv` byte for byte, else one id a line."""
+        folder = self._offering(protocol, domain)
+        if folder.test_ids is None:
+            return "".join(f"{test}\n" for test in sorted(folder.truth)).encode()
+        return _bytes(folder.test_ids)
+
+    def _offering(self, protocol: str, domain: str) -> _Folder:
+        folder = self._folder(protocol, domain)
+        if folder is None:
+            raise SourceError(f"domain {domain} for {protocol} not configured")
+        return folder
 
     def find(
         self, test_id: str, protocol: str | None = None, domain: str | None = None
@@ -189,13 +200,17 @@ def _stamp(path: Path) -> tuple[int, int]:
     return state.st_mtime_ns, state.st_size
 
 
-def _text(path: Path, encoding: str) -> str:
+def _bytes(path: Path) -> bytes:
     try:
-        # newline="": a quoted text may hold a line break, the csv reader deals with them.
-        with path.open(encoding=encoding, newline="") as file:
-            return file.read()
+        return path.read_bytes()
     except OSError as error:
         raise SourceError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _text(path: Path, encoding: str) -> str:
+    try:
+        # Line ends stay: a quoted text may hold one, the csv reader deals with them.
+        return _bytes(path).decode(encoding)
     except UnicodeError as error:
         raise SourceError(f"{path} is not {encoding} text: {error}") from error
 

@@ -612,15 +612,13 @@ def test_activity_feedback(root: Path) -> None:
 
 
 def test_activity_without_kinetics_names(root: Path) -> None:
-    truth = "vid,novel,detection,activity\nv0,0,0,1\n"
+    """As the public server answers for its own test without them: ids and nothing."""
+    truth = "vid,novel,detection,activity\nv0,0,0,1\nv1,0,0,1\n"
     write_test(root, "A", domain="activity_recognition", truth=truth)
     session = Session(root, "compat", tests=("A",), domain="activity_recognition")
     session(Dataset("A", 0))
-    session(Post("A", 0, {"detection": b"v0,1\n"}))
-    assert session.refused(Feedback("A", "classification", ("v0",))) == (
-        400,
-        "feedback_type_invalid",
-    )
+    session(Post("A", 0, {"detection": b"v0,1\nv1,1\n"}))
+    assert session(Feedback("A", "classification", ("v1", "v0"))) == b"v0,\nv1,\n"
 
 
 def test_transcription_feedback_is_an_edit_distance(root: Path) -> None:
@@ -636,6 +634,22 @@ def test_transcription_feedback_is_an_edit_distance(root: Path) -> None:
     session(Post("T", 0, files))
     assert session(Feedback("T", "transcription")) == b"a.png,1\nb.png,1\n"
     assert session(Feedback("T", "classification", ("b.png",))) == b"b.png,4\n"  # never above K
+
+
+@pytest.mark.parametrize(
+    ("posted", "distance"),
+    [("one, two", 0), ("one; two", 1), ("one  two", 1), ("one, two.", 3), ("o-ne, two", 3)],
+)
+def test_transcriptions_are_compared_as_published(root: Path, posted: str, distance: int) -> None:
+    truth = "file,text,novel,representation,detection,writer_id\n"
+    truth += "a.png,|one, two|,0,x,0,1\nb.png,|three|,1,x,1,9\n"
+    write_test(root, "T", domain="transcripts", truth=truth, round_size=1)
+    session = Session(root, "compat", tests=("T",), domain="transcripts")
+    session(Post("T", 0, {"detection": b"a.png,1\n", "transcription": b"b.png,x\n"}))
+    session(Post("T", 1, {"transcription": f'a.png,"{posted}"\n'.encode()}))
+    # Only the last round posted is told of, whatever is asked.
+    answer = session(Feedback("T", "transcription", ("a.png", "b.png")))
+    assert answer == f"a.png,{distance}\n".encode()
 
 
 def test_nlt_points(root: Path) -> None:

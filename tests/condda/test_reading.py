@@ -63,9 +63,19 @@ def test_without_a_list_every_test_is_offered_and_nothing_else(tmp_path: Path) -
     library = TestLibrary(tmp_path)
     assert library.test_ids("OND", DOMAIN) == ["a", "b"]
     assert sorted(file.name for file in folder.glob("*ids*")) == []
+    assert library.test_list("OND", DOMAIN) == b"a\nb\n"
     (folder / "test_ids.csv").write_text('"b",\n\n a \n')
     os.utime(folder, ns=(1, 1))
     assert library.test_ids("OND", DOMAIN) == ["b", "a"]
+
+
+@pytest.mark.parametrize("listed", [b"b\na\n", b"b\r\na", b'\xef\xbb\xbf"b",\n a \n\n', b""])
+def test_the_list_of_tests_is_given_byte_for_byte(tmp_path: Path, listed: bytes) -> None:
+    write_test(tmp_path, "a")
+    (tmp_path / "OND" / DOMAIN / "test_ids.csv").write_bytes(listed)
+    library = TestLibrary(tmp_path)
+    assert library.test_list("OND", DOMAIN) == listed
+    assert library.test_ids("OND", DOMAIN) == (["b", "a"] if listed else [])
 
 
 @pytest.mark.parametrize(

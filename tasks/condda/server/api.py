@@ -167,7 +167,7 @@ def _add_sessions(router: APIRouter, harness: Harness) -> None:
         protocol: Annotated[str, Query(description="OND or CONDDA")],
         domain: Annotated[str, Query(description="Domain of the tests")],
     ) -> list[OfferedTest]:
-        listed = harness.test_ids_request(protocol=protocol, domain=domain).decode().splitlines()
+        listed = harness.offered_tests(protocol=protocol, domain=domain)
         return [OfferedTest(test_id=test, protocol=protocol, domain=domain) for test in listed]
 
     @router.get("/sessions", tags=["sessions"], summary="Ids of sessions, newest first")
