@@ -22,7 +22,7 @@ import numpy as np
 import polars as pl
 
 from schemas.errors import SourceError
-from tasks.condda.domains import Domain, domain_named
+from tasks.condda.domains import DOMAINS, PROTOCOLS, Domain, domain_named
 
 TRUTH = "_single_df.csv"
 METADATA = "_metadata.json"
@@ -129,6 +129,15 @@ class TestLibrary:
                 if folder is not None and test_id in folder.truth:
                     return name, kind
         return None
+
+    def has_tests(self) -> bool:
+        """Whether there is any test that a session can be opened for."""
+        return any(
+            (folder := self._folder(protocol, domain)) is not None and folder.truth
+            for protocol in PROTOCOLS
+            for domain in self.domains(protocol)
+            if domain in DOMAINS
+        )
 
     def has_metadata(self, test_id: str, protocol: str, domain: str) -> bool:
         """Whether the test has a metadata file."""

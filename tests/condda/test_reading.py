@@ -177,6 +177,14 @@ def test_bad_metadata_is_named(tmp_path: Path, text: str) -> None:
         TestLibrary(tmp_path).load(TEST, "OND", DOMAIN)
 
 
+def test_a_folder_without_tests_is_known(tmp_path: Path) -> None:
+    write_test(tmp_path, protocol="ond")
+    write_test(tmp_path, domain="pictures")
+    assert not TestLibrary(tmp_path).has_tests()
+    write_test(tmp_path, protocol="CONDDA")
+    assert TestLibrary(tmp_path).has_tests()
+
+
 def test_missing_folders_are_said(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="is not a folder"):
         TestLibrary(tmp_path / "nothing")

@@ -508,6 +508,23 @@ def test_bad_override_hint(wire: Wire) -> None:
     )
 
 
+def test_a_damaged_file_is_named_in_the_log_only(
+    wire: Wire, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its message quotes a cell of the ground truth, and a path of the server."""
+    test = "OND.1.1.7"
+    write_test(wire.folder / "data", test, truth="id,detection,classification\na,0,secret\n")
+    about = {"session_id": wire.open(test), "test_id": test}
+    for path in ("/session/dataset", "/test/metadata"):
+        answer = wire.send("GET", path, **about, round_id=0)
+        assert error_of(answer) == (500, "SourceError")
+        assert "secret" not in answer.text and str(wire.folder) not in answer.text
+    assert "classification of row 0 is 'secret'" in caplog.text
+    for path in (f"/v1/sessions/{about['session_id']}/tests/{test}", "/operator/curve"):
+        answer = wire.send("GET", path, **about)
+        assert "secret" not in answer.text and str(wire.folder) not in answer.text
+
+
 def test_status_and_zip(wire: Wire) -> None:
     session = wire.open(novelty_detector_version="status-1")
     wire.post(session, {"detection": detection(IDS)})

@@ -30,7 +30,7 @@ from tasks.condda.server.models import (
     Round,
     Session,
 )
-from tasks.condda.server.sent import check_text
+from tasks.condda.server.sent import check_text, public_message
 from tasks.condda.store import Conflict
 
 API = "/v1"
@@ -71,7 +71,7 @@ def api_refusal(refusal: ProtocolRefusal) -> Response:
         status = 409
     else:
         status = 413 if reason == "TooLarge" else 422
-    return problem(status, reason, refusal.message)
+    return problem(status, reason, public_message(refusal))
 
 
 def finite(content: Any) -> Any:

@@ -231,7 +231,9 @@ def page_router(harness: Harness) -> APIRouter:
         except NoveltyError as error:
             if isinstance(error, ProtocolRefusal):
                 raise
-            raise ProtocolRefusal(500, "test_id_invalid", str(error)) from error
+            # The error itself may quote ground truth.
+            refusal = ProtocolRefusal(500, "test_id_invalid", "the files of this test are not read")
+            raise refusal from error
         return Response(drawn, media_type="image/svg+xml")
 
     @router.get(OPERATOR + "/results")

@@ -1,10 +1,12 @@
 """What a wire request carries: a body in parts, a form or JSON, and a query (spec condda 2.1).
 
 Here bytes from outside become checked texts, lists and objects; what is wrong is refused.
+`public_message` is what a refusal says to the outside.
 """
 
 import io
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +19,7 @@ from werkzeug.sansio.multipart import Data, Epilogue, Field, File, MultipartDeco
 from tasks.condda.rules import ProtocolRefusal
 
 _MOST_PARTS = 100
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -135,3 +138,11 @@ def check_threshold(value: object) -> Any:
 
 def refused(reason: str, message: str, status: int = 400) -> ProtocolRefusal:
     return ProtocolRefusal(status, reason, message)  # type: ignore[arg-type]
+
+
+def public_message(refusal: ProtocolRefusal) -> str:
+    """What a client is told; of a damaged file, which may be ground truth, only the log says more."""
+    if refusal.reason not in ("SourceError", "LakeError"):
+        return refusal.message
+    _log.error("%s", refusal.message)
+    return "a file of the server cannot be read or written; its log says which one and why"

@@ -89,6 +89,8 @@ def serve(
         harness = make_harness(tests, state, mode, limits=limits)
         try:
             print(f"serving {tests} at {url_of(listening)} ({mode})", flush=True)
+            if not harness.library.has_tests():
+                print(f"{tests} holds no OND/<domain>/<test>_single_df.csv so far", flush=True)
             with _exit_on_sigterm():
                 _server(harness, tokens).run(sockets=[listening])
         finally:

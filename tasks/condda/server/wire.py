@@ -21,6 +21,7 @@ from tasks.condda.server.sent import (
     check_texts,
     check_threshold,
     needed,
+    public_message,
     read_sent,
     refused,
 )
@@ -49,7 +50,7 @@ def refusal_response(refusal: ProtocolRefusal) -> Response:
     if refusal.status == 204:
         return Response(status_code=204, media_type="application/json")
     status = 400 if refusal.reason in _MENDABLE else refusal.status
-    return error_response(status, refusal.reason, refusal.message)
+    return error_response(status, refusal.reason, public_message(refusal))
 
 
 def _csv(body: bytes) -> Response:
