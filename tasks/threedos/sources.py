@@ -9,9 +9,11 @@ ShapeNet goes by all.csv alone: 1,258 models stand under several synsets in the 
 """
 
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -21,7 +23,8 @@ import polars as pl
 
 from schemas.errors import ConfigError, RecordError, SourceError
 from schemas.threedos import ShapeSettings
-from storage.raw import RawFile, RawSource
+from storage.filehash import sha256_file
+from storage.raw import READ_LIMIT, RawFile, RawSource, Skipped, open_raw
 from tasks.native.pool import Limits, Outcome, run_batch
 from tasks.threedos.lists import SCAN_CLASSES, roles_of, shape_id
 
@@ -30,6 +33,9 @@ MODEL_COMPANION = re.compile(
     r"(?:.*/)?\d{8}/[\w-]+/"
     r"(?:models/model_normalized\.(?:mtl|json|(?:solid\.|surface\.)?binvox)|(?:images|screenshots)/.*)"
 )
+MOST_LACKING = 20
+"""A tree that lacks more listed models, and more than a quarter as many as it has, is a part of
+ShapeNet on purpose: what lacks is said once and is no bad record."""
 OFF_TREE = re.compile(
     r"(?:.*/)?(?P<class>[^/]+)/(?P<split>train|test)/(?P<stem>(?P=class)_\d{4,})\.off"
 )
@@ -80,6 +86,24 @@ class Listing:
     entries: tuple[Entry, ...]
     refused: tuple[Refused, ...]
     files: Mapping[str, RawFile] = field(repr=False)
+
+
+class OneFile:
+    """A file of many shapes as a source of its own; files beside it do not count."""
+
+    def __init__(self, path: Path):
+        path = path.absolute()
+        self.root, self.skipped, self._path = str(path.parent), list[Skipped](), path
+
+    def files(self, pattern: str | None = None, digests: bool = True) -> list[RawFile]:
+        name = self._path.name
+        if pattern is not None and not fnmatchcase(name, pattern):
+            return []
+        digest = sha256_file(self._path) if digests else ""
+        return [RawFile(name, self._path.stat().st_size, digest)]
+
+    def read(self, name: str, limit: int = READ_LIMIT) -> bytes:
+        return open_raw(Path(self.root)).read(name, limit)
 
 
 class _Found:
@@ -194,11 +218,19 @@ def _list_shapenet(found: _Found) -> Listing:
         else:
             found.refuse(name, "unlisted_model", "all.csv does not list this model")
     there = {entry.shape_id for entry in found.entries}
+    lacking = {shape: synset for shape, (synset, _) in listed.items() if shape not in there}
+    if len(lacking) > max(MOST_LACKING, len(there) // 4):
+        print(
+            f"  {found.name} has {len(there)} of the {len(listed)} models that all.csv lists; the "
+            "others stay in members and splits without a cloud",
+            file=sys.stderr,
+        )
+        lacking = {}
     absent: dict[str, int] = {}
-    for shape, (synset, _) in listed.items():
+    for shape, synset in lacking.items():
         if synset not in synsets:
             absent[synset] = absent.get(synset, 0) + 1
-        elif shape not in there:
+        else:
             found.refuse(shape, "missing", "all.csv lists this model, the source has no file of it")
     for synset, count in absent.items():
         message = f"all.csv lists {count} models of this synset, the source has none of them"

@@ -15,7 +15,7 @@ from schemas.threedos import ListSettings, ShapeSettings
 from storage.raw import open_raw
 from tasks.sample.threedos import write_threedos
 from tasks.threedos.lists import SCAN_CLASSES, read_lists
-from tasks.threedos.sources import Entry, Listing, list_shapes
+from tasks.threedos.sources import Entry, Listing, OneFile, list_shapes
 from tests.shared import shared_path
 
 SETTINGS = ShapeSettings()
@@ -157,6 +157,18 @@ def test_shapenet_reports_what_lacks_and_what_is_too_much(tmp_path):
     assert "2 models" in absent.message
     with pytest.raises(ConfigError, match=r"all\.csv"):
         listed("shapenet", root)
+
+
+def test_a_part_of_shapenet_is_no_flood_of_bad_records(tmp_path, capsys):
+    root = tree(tmp_path, "02691156/a00/models/model_normalized.obj")
+    known = members(
+        *((f"shapenet/02691156/a{n:02}", "02691156", "train") for n in range(30)),
+        *((f"shapenet/{n:08}/b", f"{n:08}", "train") for n in range(30)),
+    )
+    listing = listed("shapenet", root, members=known)
+    assert [entry.shape_id for entry in listing.entries] == ["shapenet/02691156/a00"]
+    assert not listing.refused
+    assert "has 1 of the 60 models that all.csv lists" in capsys.readouterr().err
 
 
 def test_a_folder_per_class(tmp_path):
@@ -364,3 +376,15 @@ def test_real_voxels(tmp_path):
     few = listed("voxels", tmp_path, grid_classes=["bathtub"])
     assert {e.class_ for e in few.entries} == {"bathtub"}
     assert {r.rule for r in few.refused} == {"unknown_label"}
+
+
+def test_an_npz_is_a_source_of_its_own(tmp_path):
+    """The files beside it are not looked at."""
+    np.savez(tmp_path / "grids.npz", X_train=np.ones((2, 4, 4, 4)), y_train=np.array([0, 1]))
+    (tmp_path / "other.txt").write_text("x")
+    source = OneFile(tmp_path / "grids.npz")
+    listing = list_shapes("voxels", source, SETTINGS)
+    assert not listing.refused
+    folder = listed("voxels", tmp_path)
+    assert listing.entries == folder.entries and listing.files == folder.files
+    assert source.read("grids.npz") == (tmp_path / "grids.npz").read_bytes()
