@@ -21,8 +21,14 @@ from tasks.kowl.evaluation import (
     plan_runs,
     run_settings,
 )
-from tasks.kowl.features import extract_features, plan_features
-from tasks.kowl.videos import plan_video_shards, validate_videos
+from tasks.kowl.features import extract_features, of_clips, plan_features
+from tasks.kowl.videos import (
+    match_source,
+    plan_unlisted_shards,
+    plan_video_shards,
+    validate_unlisted,
+    validate_videos,
+)
 from tasks.predictors import find_predictor
 from tasks.stage import Build
 
@@ -49,11 +55,15 @@ def build(config: Config) -> None:
 
         if config.videos:
             files = build.source(config.videos)
-            videos = plan_video_shards(files, build.read("clips"), build.read("listings"))
-            validated = build.run(validate_videos, videos, config.validation)
+            matched = match_source(files, build.read("clips"), build.read("listings"))
+            listed = plan_video_shards(files, matched)
+            validated = build.run(validate_videos, listed, config.validation)
+            unlisted = plan_unlisted_shards(files, matched)
+            others = build.run(validate_unlisted, unlisted, config.validation)
             if config.features.extractor != "none":
                 clips = plan_features(files.root, validated, config.features)
-                build.run(extract_features, clips, config.features)
+                more = plan_features(files.root, others, config.features, "unlisted_videos")
+                build.run(extract_features, [*clips, *more], config.features)
 
         if config.evaluation.predictors:
             evaluate(build, config)
@@ -68,7 +78,7 @@ def evaluate(build: Build, config: Config) -> None:
         build.run(group_clips, shown, Settings())
     runs = plan_runs(
         choice,
-        build.table(f"features_{config.features.extractor}"),
+        of_clips(build.table(f"features_{config.features.extractor}")),
         build.table("increments"),
         build.table("clip_groups"),
     )

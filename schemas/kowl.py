@@ -143,82 +143,108 @@ STATUSES = (
 USABLE = ("ok", "frame_count_lie")
 """Statuses of videos that features may be taken from."""
 
+_DECODED = (
+    Column(
+        "status",
+        pa.string(),
+        "What the file is worth: `truncated` ends long before its header says, or before its "
+        "first frame; `frame_count_lie` decodes whole, but its header counts otherwise",
+        allowed=STATUSES,
+    ),
+    Column(
+        "decoder",
+        pa.string(),
+        "First decoder that gives exactly `frames` frames; null if none gives any",
+        allowed=("decord", "opencv"),
+        nullable=True,
+    ),
+    Column("frames", pa.int32(), "Frames that decode", unit="frame", minimum=0),
+    Column(
+        "header_frames",
+        pa.int32(),
+        "Frames that the header announces; 0 if it has no such field, null if not opened",
+        unit="frame",
+        minimum=0,
+        nullable=True,
+    ),
+    Column(
+        "seconds",
+        pa.float64(),
+        "Duration of what decodes: frames / fps",
+        unit="second",
+        minimum=0,
+        nullable=True,
+    ),
+    Column(
+        "fps", pa.float64(), "Average frame rate", unit="frame/second", minimum=0, nullable=True
+    ),
+    Column(
+        "width",
+        pa.int32(),
+        "Width of the coded picture, before rotation",
+        unit="pixel",
+        minimum=1,
+        nullable=True,
+    ),
+    Column(
+        "height",
+        pa.int32(),
+        "Height of the coded picture, before rotation",
+        unit="pixel",
+        minimum=1,
+        nullable=True,
+    ),
+    Column("codec", pa.string(), "FourCC of the codec, such as `h264`", nullable=True),
+    Column(
+        "rotation",
+        pa.int32(),
+        "Clockwise turn that the header asks for",
+        unit="degree",
+        minimum=0,
+        maximum=359,
+        nullable=True,
+    ),
+    Column("bytes", pa.int64(), "Size of the file", unit="byte", minimum=0, nullable=True),
+    Column("sha256", pa.string(), "SHA-256 of the file", nullable=True),
+    Column(
+        "message",
+        pa.string(),
+        "What the decoders complained about; an `ok` video with one has damaged pictures",
+        nullable=True,
+    ),
+)
+
 VIDEOS = Table(
     name="videos",
     description="One row per clip: its file, and what was found by decoding the file to its end.",
     columns=(
         Column("sample_id", pa.string(), "Clip `youtube_id_start_end`"),
         Column("file", pa.string(), "Raw file; null if there is none", nullable=True),
-        Column(
-            "status",
-            pa.string(),
-            "What the file is worth: `truncated` ends long before its header says, or before its "
-            "first frame; `frame_count_lie` decodes whole, but its header counts otherwise",
-            allowed=STATUSES,
-        ),
-        Column(
-            "decoder",
-            pa.string(),
-            "First decoder that gives exactly `frames` frames; null if none gives any",
-            allowed=("decord", "opencv"),
-            nullable=True,
-        ),
-        Column("frames", pa.int32(), "Frames that decode", unit="frame", minimum=0),
-        Column(
-            "header_frames",
-            pa.int32(),
-            "Frames that the header announces; 0 if it has no such field, null if not opened",
-            unit="frame",
-            minimum=0,
-            nullable=True,
-        ),
-        Column(
-            "seconds",
-            pa.float64(),
-            "Duration of what decodes: frames / fps",
-            unit="second",
-            minimum=0,
-            nullable=True,
-        ),
-        Column(
-            "fps", pa.float64(), "Average frame rate", unit="frame/second", minimum=0, nullable=True
-        ),
-        Column(
-            "width",
-            pa.int32(),
-            "Width of the coded picture, before rotation",
-            unit="pixel",
-            minimum=1,
-            nullable=True,
-        ),
-        Column(
-            "height",
-            pa.int32(),
-            "Height of the coded picture, before rotation",
-            unit="pixel",
-            minimum=1,
-            nullable=True,
-        ),
-        Column("codec", pa.string(), "FourCC of the codec, such as `h264`", nullable=True),
-        Column(
-            "rotation",
-            pa.int32(),
-            "Clockwise turn that the header asks for",
-            unit="degree",
-            minimum=0,
-            maximum=359,
-            nullable=True,
-        ),
-        Column("bytes", pa.int64(), "Size of the file", unit="byte", minimum=0, nullable=True),
-        Column("sha256", pa.string(), "SHA-256 of the file", nullable=True),
-        Column(
-            "message",
-            pa.string(),
-            "What the decoders complained about; an `ok` video with one has damaged pictures",
-            nullable=True,
-        ),
+        *_DECODED,
     ),
     key=("sample_id",),
+)
+
+UNLISTED_VIDEOS = Table(
+    name="unlisted_videos",
+    description="Video files that belong to no clip of the lists, decoded all the same.",
+    columns=(
+        Column("file", pa.string(), "Raw file; its `sample_id` among the features"),
+        Column(
+            "label",
+            pa.string(),
+            "Label by `labels.csv` or `manifest.csv` beside the videos, else the folder's name",
+            nullable=True,
+        ),
+        Column(
+            "reason",
+            pa.string(),
+            "Why it belongs to no clip",
+            allowed=("unrecognised_name", "unlisted_clip"),
+        ),
+        *_DECODED,
+    ),
+    key=("file",),
 )
 
 EXTRACTORS = {"efficientnet": 1280, "x3d": 8192, "timesformer": 768}
@@ -242,7 +268,7 @@ def features_table(extractor: str) -> Table:
         name=f"features_{extractor}",
         description=f"Feature vectors of clips by {extractor}, plain and under visual transforms.",
         columns=(
-            Column("sample_id", pa.string(), "Clip"),
+            Column("sample_id", pa.string(), "Clip, or a file of `unlisted_videos`"),
             Column(
                 "transform",
                 pa.string(),
@@ -372,6 +398,7 @@ TABLES = (
     CLASSES,
     UNASSIGNED,
     VIDEOS,
+    UNLISTED_VIDEOS,
     *(features_table(extractor) for extractor in EXTRACTORS),
     CLIP_GROUPS,
     MEASURES,

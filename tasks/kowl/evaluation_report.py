@@ -108,8 +108,19 @@ def _drawn(clips: pl.DataFrame) -> pl.DataFrame:
     return several[np.sort(chosen)]
 
 
-def _separation(read: Read) -> Section | None:
+def _labels(read: Read) -> pl.DataFrame | None:
+    """Labels of clips by the lists, of other videos by what lies beside them."""
     labels = read("increments", ["sample_id", "label"])
+    unlisted = read("unlisted_videos", ["file", "label"])
+    if labels is None or unlisted is None:
+        return labels
+    return pl.concat(
+        [labels, unlisted.drop_nulls().select("label", sample_id="file").select(labels.columns)]
+    )
+
+
+def _separation(read: Read) -> Section | None:
+    labels = _labels(read)
     rows = []
     for extractor in EXTRACTORS:
         name = f"features_{extractor}"
@@ -129,7 +140,8 @@ def _separation(read: Read) -> Section | None:
         return None
     said = paragraph(
         "Before any predictor: how often the nearest other clip (by cosine) has the same label, "
-        "and how well cosine similarity tells pairs of one class from pairs of two (AUROC)."
+        "by chance and in fact, and how well cosine similarity tells pairs of one class from pairs "
+        "of two (AUROC; chance is 0.5). Classes with one clip are left out."
     )
     return Section("Do features separate the classes?", [said, table(pl.DataFrame(rows))])
 

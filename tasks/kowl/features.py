@@ -1,9 +1,10 @@
 """Feature vectors of clips: sample frames, transform them if asked for, run a network.
 
-Enters: rows of `videos` that can be used, and their files. Leaves: `features_<extractor>`, one row
-per clip and visual transform. Frames, crops and normalisation follow KOWL-718 (spec kowl,
-"Predictors"): X3D-M takes four temporal crops of 16 frames, TimeSformer 8 frames 32 apart;
-EfficientNet, whose ImageNet weights come with its package, the mean over single frames.
+Enters: rows of `videos` and `unlisted_videos` that can be used, and their files. Leaves:
+`features_<extractor>`, one row per clip and visual transform. Frames, crops and normalisation
+follow KOWL-718 (spec kowl, "Predictors"): X3D-M takes four temporal crops of 16 frames, TimeSformer
+8 frames 32 apart; EfficientNet, whose ImageNet weights come with its package, the mean over single
+frames.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -13,10 +14,17 @@ import numpy as np
 import polars as pl
 
 from schemas.errors import RecordError
-from schemas.kowl import PLAIN, USABLE, FeatureSettings, features_table
-from storage.pieces import Piece
+from schemas.kowl import (
+    PLAIN,
+    UNLISTED_VIDEOS,
+    USABLE,
+    VIDEOS,
+    FeatureSettings,
+    features_table,
+)
+from storage.pieces import Part, Piece
 from tasks.detection import use_threads, weights_file
-from tasks.kowl.videos import sample_videos
+from tasks.kowl.videos import UNLISTED, sample_videos
 from tasks.progress import progress
 from tasks.stage import Produced, Reject, Shard, stage
 
@@ -25,7 +33,7 @@ Embed = Callable[[np.ndarray], np.ndarray]
 
 
 def plan_features(
-    root: str, validated: Iterable[Piece], settings: FeatureSettings
+    root: str, validated: Iterable[Piece], settings: FeatureSettings, table: str = VIDEOS.name
 ) -> Iterator[Shard]:
     """One shard for each shard of videos with something to use and each transform.
 
@@ -33,7 +41,7 @@ def plan_features(
     """
     weights = (weights_file(settings.checkpoint),) if settings.checkpoint else ()
     for piece in validated:
-        part = piece.part("videos")
+        part = piece.part(table)
         if part.read(["status"])["status"].is_in(USABLE).any():
             for transform in settings.transforms:
                 yield Shard(
@@ -54,7 +62,7 @@ def plan_features(
 def extract_features(shard: Shard, settings: FeatureSettings) -> Produced:
     """Run the network over the clips of one shard under one transform."""
     use_threads(settings.threads)
-    videos = shard.read("videos").filter(pl.col("status").is_in(USABLE))
+    videos = _usable(shard)
     transform = shard.about["transform"]
     embed = _EXTRACTORS[settings.extractor](settings)
     ids: list[str] = []
@@ -82,6 +90,17 @@ def extract_features(shard: Shard, settings: FeatureSettings) -> Produced:
             schema=table.polars_schema,
         )
     return Produced({table.name: rows}, len(ids) + len(rejects), rejects)
+
+
+def _usable(shard: Shard) -> pl.DataFrame:
+    table = shard.parts[0].table
+    rows = shard.read(table).filter(pl.col("status").is_in(USABLE))
+    return rows.with_columns(sample_id="file") if table == UNLISTED_VIDEOS.name else rows
+
+
+def of_clips(features: Iterable[Part]) -> tuple[Part, ...]:
+    """Without the features of unlisted videos, on which nothing is evaluated."""
+    return tuple(part for part in features if not part.shard.startswith(UNLISTED))
 
 
 def _transformed(

@@ -1,7 +1,8 @@
 """How well features tell classes apart, before any predictor: two scores of one feature table.
 
 Enters: vectors (N, D) and their labels. Leaves: the share of samples whose nearest other sample by
-cosine has their label, and the AUROC of cosine similarity as a sign of "same class".
+cosine has their label (and what chance would give), and the AUROC of cosine similarity as a sign of
+"same class".
 """
 
 from typing import NamedTuple
@@ -16,6 +17,7 @@ MOST_SAMPLES = 4000
 class Separation(NamedTuple):
     samples: int
     classes: int
+    chance: float
     nearest_neighbour: float
     same_class_auroc: float
 
@@ -42,6 +44,7 @@ def separation(vectors: np.ndarray, labels: pl.Series, seed: int = 0) -> Separat
     return Separation(
         samples=len(codes),
         classes=rows["label"].n_unique(),
+        chance=float((same.sum(1) - 1).mean() / (len(codes) - 1)),
         nearest_neighbour=float(nearest.mean()),
         same_class_auroc=float(roc_auc_score(same[pairs], similar[pairs])),
     )

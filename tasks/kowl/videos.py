@@ -1,8 +1,9 @@
 """Kinetics videos: which file is which clip, and what of it really decodes (spec kowl 4 and 6).
 
 Enters: raw files (folder or archive) and the clips of `tasks.kowl.unify`. Leaves: the table VIDEOS,
-one row per clip with a status, also for clips without a file, so that link rot can be counted; a
-file that belongs to no clip goes to quarantine. Every file is decoded to its end, in child
+one row per clip with a status, also for clips without a file, so that link rot can be counted; and
+UNLISTED_VIDEOS, the same of video files that belong to no clip; any other file without a clip goes
+to quarantine. Every file is decoded to its end, in child
 processes that may hang: decord first; OpenCV reads the header of all and counts again where decord
 failed, disagrees with the header or repeats its last frame. A header is never believed.
 """
@@ -21,23 +22,29 @@ import polars as pl
 
 from schemas.errors import RecordError
 from schemas.kowl import (
+    UNLISTED_VIDEOS,
     USABLE,
     VIDEOS,
     DecodeSettings,
     SampleSettings,
     VideoSettings,
 )
-from schemas.table import REJECTED
+from schemas.table import REJECTED, Table
 from storage.archives import ArchiveLimits
 from storage.filehash import sha256_file
 from storage.raw import RawFile, RawSource, open_raw
 from tasks.kowl.decode import HEAD_BYTES, container_of
+from tasks.kowl.lists import SPLIT_SPELLINGS
 from tasks.kowl.unify import sample_id
 from tasks.native.pool import Limits, Outcome, run_batch
 from tasks.stage import Produced, Reject, Shard, stage
 
 CLIPS_PER_SHARD = 2000
 UNMATCHED = "unmatched"
+UNLISTED = "unlisted_"
+# Beside the videos: a CSV with the columns file and label, for files that no list has.
+LABEL_FILES = ("labels.csv", "manifest.csv")
+LABELS_BYTES = 64 << 20
 DECORD = "tasks.kowl.decode:validate_with_decord"
 OPENCV = "tasks.kowl.decode:validate_with_opencv"
 SAMPLE = {
@@ -77,10 +84,53 @@ def _limits(settings: DecodeSettings) -> Limits:
 
 
 class Matched(NamedTuple):
-    """`clips`: every sample_id with its `file`, null if none. `refused`: record, rule, message."""
+    """`clips`: every sample_id with its `file`, null if none. `refused`: record, rule, message.
+
+    `unlisted`: file, label, reason of videos that belong to no clip.
+    """
 
     clips: pl.DataFrame
     refused: pl.DataFrame
+    unlisted: pl.DataFrame
+
+
+def match_source(
+    source: RawSource, clips: pl.DataFrame, listings: pl.DataFrame | None = None
+) -> Matched:
+    """`match_files` of a folder or archive, with the labels that lie beside the videos."""
+    files = source.files()
+    given: dict[str, str | None] = {}
+    for file in files:
+        if file.name in LABEL_FILES and (found := _labels_beside(source, file.name)) is not None:
+            given |= found
+            files = [other for other in files if other is not file]
+    matched = match_files(files, clips, listings)
+    refused = [(skipped.name, "unreadable", skipped.reason) for skipped in source.skipped]
+    refused = pl.DataFrame(refused, schema=REJECTED, orient="row")
+    labels = [
+        (name, given.get(name, folder))
+        for name, folder in matched.unlisted.select("file", "label").iter_rows()
+    ]
+    schema = {"file": pl.String, "label": pl.String}
+    return Matched(
+        matched.clips,
+        pl.concat([matched.refused, refused]),
+        matched.unlisted.update(
+            pl.DataFrame(labels, schema=schema, orient="row"), on="file", include_nulls=True
+        ),
+    )
+
+
+def _labels_beside(source: RawSource, name: str) -> dict[str, str | None] | None:
+    """Label of each file by a CSV, None where it says none; None if that is no such CSV."""
+    try:
+        rows = pl.read_csv(source.read(name, limit=LABELS_BYTES), infer_schema=False)
+    except (pl.exceptions.PolarsError, RecordError):
+        return None
+    if not {"file", "label"} <= set(rows.columns):
+        return None
+    label = pl.col("label").str.strip_chars().replace("", None)
+    return dict(rows.drop_nulls("file").select("file", label).iter_rows())
 
 
 def match_files(
@@ -91,7 +141,8 @@ def match_files(
     A name is `<youtube_id>_<start>_<end>` or the id alone, with any suffix. Of several clips of one
     id the folder's name decides, if it is the label of one of them in `clips` or in any release
     (`listings`); else the file is refused as ambiguous. Of several files of one clip one is taken:
-    first by the full name, then by content, video suffix, label folder and name.
+    first by the full name, then by content, video suffix, label folder and name. A file of no clip
+    is refused unless it is called like a video; then its folder's name is its label.
     """
     names = pl.DataFrame(
         {"file": [file.name for file in files], "bytes": [file.size for file in files]},
@@ -182,12 +233,32 @@ def match_files(
         .then(pl.lit("no list has this clip, but other times of the same video"))
         .otherwise(pl.lit("no list has this clip")),
     )
+    video = names.filter(pl.col("suffix").is_in(VIDEO_SUFFIXES)).select("file", "folder")
+    spelling = clips.select("label").drop_nulls().unique().sort("label")
+    spelling = spelling.select(known="label", folder=_plain(pl.col("label"))).unique(
+        "folder", keep="first", maintain_order=True
+    )
+    parent = pl.col("file").str.extract(r"([^/]+)/[^/]+$")
+    unlisted = (
+        strangers.join(video, on="file")
+        .join(spelling, on="folder", how="left")
+        .select(
+            "file",
+            pl.coalesce(
+                "known",
+                pl.when(~pl.col("folder").is_in(list(SPLIT_SPELLINGS))).then(parent),
+            ).alias("label"),
+            pl.col("rule").alias("reason"),
+        )
+    )
+    strangers = strangers.join(video, on="file", how="anti")
     refused = pl.concat([ambiguous, duplicates, strangers]).rename({"file": "record"})
     return Matched(
         clips.select("sample_id")
         .join(taken, on="sample_id", how="left", validate="1:1")
         .sort("sample_id"),
         refused.cast(dict(REJECTED)).sort("record"),
+        unlisted.sort("file"),
     )
 
 
@@ -197,33 +268,42 @@ def _plain(label: pl.Expr) -> pl.Expr:
     return spaced.str.replace_all(r"[^\p{L}\p{N}]+", " ").str.strip_chars()
 
 
-def plan_video_shards(
-    source: RawSource, clips: pl.DataFrame, listings: pl.DataFrame | None = None
-) -> list[Shard]:
+def plan_video_shards(source: RawSource, matched: Matched) -> list[Shard]:
     """Shards of about `CLIPS_PER_SHARD` clips by a hash of the sample id, and the files left over.
 
     Their number is a power of two that depends on the number of clips alone, so that a file more or
     less changes one shard.
     """
-    files = {file.name: file for file in source.files()}
-    matched = match_files(list(files.values()), clips, listings)
-    count = 1 << max(0, math.ceil(math.log2(max(1, clips.height) / CLIPS_PER_SHARD)))
-    hashes = [zlib.crc32(sample.encode()) % count for sample in matched.clips["sample_id"]]
-    shards = []
-    buckets = matched.clips.with_columns(pl.Series("bucket", hashes, pl.Int64))
-    for (bucket,), part in buckets.partition_by("bucket", as_dict=True).items():
-        shards.append(
-            Shard(
-                f"{bucket:04d}_of_{count:04d}",
-                files=tuple(files[name] for name in sorted(part["file"].drop_nulls())),
-                source=source.root,
-                about=part.select("sample_id", "file").rows(),
-            )
+    shards = _shards(source, matched.clips, "")
+    if matched.refused.height:
+        shards.append(Shard(UNMATCHED, source=source.root, about=matched.refused.rows()))
+    return sorted(shards, key=lambda shard: shard.name)
+
+
+def plan_unlisted_shards(source: RawSource, matched: Matched) -> list[Shard]:
+    """The same for videos that belong to no clip, by a hash of the file's name.
+
+    Without any there is one shard of none, so that the table never tells of files that are gone.
+    """
+    none = Shard(f"{UNLISTED}0000_of_0001", source=source.root, about=[])
+    return _shards(source, matched.unlisted, UNLISTED) or [none]
+
+
+def _shards(source: RawSource, rows: pl.DataFrame, prefix: str) -> list[Shard]:
+    """`rows` by a hash of their first column; each shard with the rows and files that it has."""
+    files = {found.name: found for found in source.files()}
+    count = 1 << max(0, math.ceil(math.log2(max(1, rows.height) / CLIPS_PER_SHARD)))
+    hashes = [zlib.crc32(name.encode()) % count for name in rows[rows.columns[0]]]
+    buckets = rows.with_columns(pl.Series("bucket", hashes, pl.Int64))
+    shards = [
+        Shard(
+            f"{prefix}{bucket:04d}_of_{count:04d}",
+            files=tuple(files[name] for name in sorted(part["file"].drop_nulls())),
+            source=source.root,
+            about=part.drop("bucket").rows(),
         )
-    refused = matched.refused.rows()
-    refused += [(skipped.name, "unreadable", skipped.reason) for skipped in source.skipped]
-    if refused:
-        shards.append(Shard(UNMATCHED, source=source.root, about=refused))
+        for (bucket,), part in buckets.partition_by("bucket", as_dict=True).items()
+    ]
     return sorted(shards, key=lambda shard: shard.name)
 
 
@@ -239,41 +319,60 @@ def validate_videos(shard: Shard, settings: VideoSettings) -> Produced:
     if shard.name == UNMATCHED:
         rejects = [Reject(*refused) for refused in shard.about]
         return Produced({}, len(rejects), rejects)
-    files = {file.name: file for file in shard.files}
-    sample_of = {name: sample for sample, name in shard.about if name is not None}
     rows = [
         {"sample_id": sample, "status": "missing", "frames": 0}
         for sample, name in shard.about
         if name is None
     ]
-    known = _decoded_before(shard)
-    rows += [row | {"sample_id": sample_of[name]} for name, row in known.items()]
+    named = {name: {"sample_id": sample} for sample, name in shard.about if name is not None}
+    found, rejects = _decoded(shard, settings, VIDEOS, named)
+    frame = pl.DataFrame(rows + found, schema=VIDEOS.polars_schema)
+    return Produced({VIDEOS.name: frame}, len(shard.about), rejects)
+
+
+@stage(writes=(UNLISTED_VIDEOS,), version=1, reuses=True)
+def validate_unlisted(shard: Shard, settings: VideoSettings) -> Produced:
+    """Decode videos that belong to no clip in the same way."""
+    named = {name: {"label": label, "reason": reason} for name, label, reason in shard.about}
+    found, rejects = _decoded(shard, settings, UNLISTED_VIDEOS, named)
+    frame = pl.DataFrame(found, schema=UNLISTED_VIDEOS.polars_schema)
+    return Produced({UNLISTED_VIDEOS.name: frame}, len(shard.about), rejects)
+
+
+def _decoded(
+    shard: Shard,
+    settings: VideoSettings,
+    table: Table,
+    named: Mapping[str, Mapping[str, str | None]],
+) -> tuple[list[dict[str, Any]], list[Reject]]:
+    """Rows of the files of a shard; `named` has the columns that do not come from the content."""
+    files = {file.name: file for file in shard.files}
+    known = _decoded_before(shard, table)
+    rows = [{**row, **named[name]} for name, row in known.items()]
     rejects = []
     new = [name for name in files if name not in known]
     for found in on_disk(shard.source or "", new, settings.max_archived_bytes):
         for name, facts in validate(found, settings).items():
             if isinstance(facts, RecordError):
-                rejects.append(Reject.of(sample_of[name], facts))
+                rejects.append(Reject.of(named[name].get("sample_id") or name, facts))
                 continue
             digest = files[name].digest
             about = {
-                "sample_id": sample_of[name],
                 "file": name,
                 "bytes": files[name].size,
                 "sha256": sha256_file(found[name]) if digest.startswith("crc32:") else digest,
             }
-            rows.append(about | facts)
-    frame = pl.DataFrame(rows, schema=VIDEOS.polars_schema)
-    return Produced({VIDEOS.name: frame}, len(shard.about), rejects)
+            rows.append({**named[name], **about, **facts})
+    return rows, rejects
 
 
-def _decoded_before(shard: Shard) -> dict[str, dict[str, Any]]:
+def _decoded_before(shard: Shard, table: Table) -> dict[str, dict[str, Any]]:
     """Rows of the last build by file: usable then, and the same bytes under the same name now."""
     if shard.earlier is None:
         return {}
     digests = {given.name: given.digest for given in shard.earlier.manifest.inputs}
     same = [file.name for file in shard.files if digests.get(file.name) == file.digest]
-    rows = shard.earlier.part(VIDEOS.name).read()
+    rows = shard.earlier.part(table.name).read()
     good = rows.filter(pl.col("file").is_in(same), pl.col("status").is_in(USABLE))
     return {row["file"]: row for row in good.iter_rows(named=True)}
 

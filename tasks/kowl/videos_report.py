@@ -1,7 +1,8 @@
 """What the videos are worth: their states, link rot, and a contact sheet of some that decode.
 
-Enters: the tables videos, listings and clips, and the raw videos where they still are. Leaves: a
-section. Frames are decoded in child processes, since decord and OpenCV must not share one.
+Enters: the tables videos, unlisted_videos, listings and clips, and the raw videos where they still
+are. Leaves: a section. Frames are decoded in child processes, since decord and OpenCV must not
+share one.
 """
 
 import io
@@ -49,7 +50,24 @@ def section(read: Read) -> Section | None:
     if examples.height:
         some = examples.sort("status", "sample_id").head(20)
         parts.append(table(some, "Some that are not plainly ok"))
-    return Section("Videos", [*parts, *_contact_sheet(read)])
+    return Section("Videos", [*parts, *_unlisted(read), *_contact_sheet(read)])
+
+
+def _unlisted(read: Read) -> list[Html]:
+    """Videos that belong to no clip: how many of each state, and those that are not plainly ok."""
+    columns = ["file", "label", "reason", "status", "frames", "header_frames", "message"]
+    videos = read("unlisted_videos", columns)
+    if videos is None or videos.is_empty():
+        return []
+    states = videos.group_by("status", "reason").len("files")
+    parts = [
+        heading("Videos that no list has"),
+        table(states.sort("files", "status", "reason", descending=[True, False, False])),
+    ]
+    odd = videos.filter(pl.col("status") != "ok").sort("status", "file").head(20)
+    if odd.height:
+        parts.append(table(odd, "Some of them that are not plainly ok"))
+    return parts
 
 
 def _contact_sheet(read: Read) -> list[Html]:

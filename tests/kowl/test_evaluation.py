@@ -1,5 +1,8 @@
 """The evaluation stages: what a run is shown, what it leaves, and that it goes on after a kill."""
 
+import re
+
+import numpy as np
 import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
@@ -175,6 +178,23 @@ def test_real_ava_groups_of_clips_that_have_a_key_frame():
     other = groups.filter(pl.col("sample_id") == "other")
     assert other["group"].to_list() == ["N/A"] * 4
     assert "N/A" not in groups.filter(pl.col("sample_id") == "shown")["group"].to_list()
+
+
+def test_the_score_of_features_counts_unlisted_videos():
+    vectors = np.random.default_rng(0).normal(size=(6, 1280)).astype(np.float32)
+    names = ["clip", "other clip", "a/1.avi", "a/2.avi", "b/1.avi", "odd.avi"]
+    tables = {
+        "increments": pl.DataFrame({"sample_id": names[:2], "label": ["b", "a"]}),
+        "unlisted_videos": pl.DataFrame({"file": names[2:], "label": ["a", "a", "b", None]}),
+        "features_efficientnet": pl.DataFrame(
+            {"sample_id": names, "transform": "none", "embedding": vectors},
+            schema=features_table("efficientnet").polars_schema,
+        ),
+    }
+    (section,) = evaluation_report.sections(read_of(tables))
+    assert "chance" in "".join(section.parts)
+    cells = re.findall(r"<td[^>]*>([^<]*)</td>", "".join(section.parts))
+    assert cells[:3] == ["efficientnet", "5", "2"]
 
 
 def test_the_report_shows_runs_transforms_and_groups(parts, tmp_path):

@@ -1,5 +1,7 @@
 """The feature stage: shards, transforms, refusals; and what real videos give."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import polars as pl
 import pytest
@@ -8,7 +10,7 @@ from schemas.config import make_config
 from schemas.errors import ConfigError, RecordError
 from schemas.kowl import Config, FeatureSettings
 from tasks.kowl import features as stage
-from tasks.kowl.features import extract_features, plan_features
+from tasks.kowl.features import extract_features, of_clips, plan_features
 from tasks.kowl.separation import separation
 from tasks.kowl.videos import sample_videos
 from tasks.stage import Shard
@@ -83,6 +85,17 @@ def test_features_follow_the_transform_and_not_the_batch(clips):
     assert np.abs(plain - inverted).max() > 0.1
 
 
+def test_unlisted_videos_get_features_under_the_name_of_their_file(clips):
+    rows = clips.frame.drop("sample_id").with_columns(file=pl.Series(["a/x.avi", "gone", "b"]))
+    pieces = [Planned("unlisted_0000_of_0001", rows)]
+    settings = FeatureSettings(extractor="efficientnet", frames=1, **CPU)
+    (shard,) = plan_features("", pieces, settings, "unlisted_videos")
+    produced = extract_features(shard, settings)
+    assert produced.tables["features_efficientnet"]["sample_id"].to_list() == ["a/x.avi", "b"]
+    parts = [SimpleNamespace(shard=name) for name in (shard.name, "0000_of_0001/none")]
+    assert of_clips(parts) == (parts[1],), "nothing is evaluated on them"
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
@@ -106,6 +119,7 @@ def test_separation_of_features_that_separate_and_of_noise():
     labels = pl.Series(np.repeat(["a", "b", "c"], 20))
     centres = np.repeat(rng.normal(size=(3, 16)) * 10, 20, axis=0)
     good = separation(centres + rng.normal(size=(60, 16)), labels)
+    assert good.chance == pytest.approx(19 / 59)
     assert good.nearest_neighbour == 1 and good.same_class_auroc == 1
     noise = separation(rng.normal(size=(60, 16)), labels)
     assert noise.nearest_neighbour < 0.6 and abs(noise.same_class_auroc - 0.5) < 0.1

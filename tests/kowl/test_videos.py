@@ -10,11 +10,18 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.errors import RecordError
-from schemas.kowl import STATUSES, USABLE, VIDEOS, SampleSettings, VideoSettings
+from schemas.kowl import (
+    STATUSES,
+    UNLISTED_VIDEOS,
+    USABLE,
+    VIDEOS,
+    SampleSettings,
+    VideoSettings,
+)
 from storage.raw import RawFile, open_raw
 from tasks.kowl import videos
 from tasks.kowl.lists import Release, read_release
@@ -23,9 +30,12 @@ from tasks.kowl.videos import (
     judge,
     link_rot,
     match_files,
+    match_source,
+    plan_unlisted_shards,
     plan_video_shards,
     sample_videos,
     validate,
+    validate_unlisted,
     validate_videos,
 )
 from tasks.native.pool import Outcome
@@ -62,7 +72,8 @@ def matched(*names: str, sizes: dict[str, int] | None = None, listings=None):
     taken = found.clips.drop_nulls()
     return (
         dict(zip(taken["file"], taken["sample_id"], strict=True)),
-        dict(zip(found.refused["record"], found.refused["rule"], strict=True)),
+        dict(found.refused.select("record", "rule").iter_rows())
+        | dict(found.unlisted.select("file", "reason").iter_rows()),
     )
 
 
@@ -145,6 +156,7 @@ FOLDERS = st.sampled_from(["", "luge/", "yoga/", "a/b/", "arm_wrestling/"])
 NAMES = st.builds(lambda f, p, s: f + p + s, FOLDERS, PIECES, st.sampled_from([".mp4", ".jpg", ""]))
 
 
+@settings(deadline=None)
 @given(st.lists(NAMES, unique=True, max_size=12), st.randoms(use_true_random=False))
 def test_every_file_is_matched_once_or_refused_once(names: list[str], random) -> None:
     taken, refused = matched(*names)
@@ -363,9 +375,16 @@ def sample(tmp_path_factory) -> tuple[Path, pl.DataFrame, pl.DataFrame]:
 
 def build(lake: Path, root: Path, clips: pl.DataFrame, listings: pl.DataFrame, **options) -> Build:
     with Build("kowl", lake) as run:
-        shards = plan_video_shards(run.source(root), clips, listings)
-        run.run(validate_videos, shards, VideoSettings(**options))
+        source = run.source(root)
+        found = match_source(source, clips, listings)
+        run.run(validate_videos, plan_video_shards(source, found), VideoSettings(**options))
+        others = plan_unlisted_shards(source, found)
+        run.run(validate_unlisted, others, VideoSettings(**options))
     return run
+
+
+def video_shards(source, clips: pl.DataFrame) -> list:
+    return plan_video_shards(source, match_source(source, clips))
 
 
 def rows_of(run: Build) -> pl.DataFrame:
@@ -401,6 +420,64 @@ def test_sample_clips_all_get_a_row(sample, tmp_path: Path, monkeypatch) -> None
     other = build(tmp_path / "lake", root / "videos", clips, listings, workers=2)
     assert not any(piece.made_now for piece in other.pieces), "workers change no key"
     (root / "videos" / "README.txt").unlink()
+
+
+def test_videos_of_no_clip_are_decoded_too(sample, tmp_path: Path) -> None:
+    _, clips, listings = sample
+    root = tmp_path / "videos"
+    for name in ("Diving/v_Diving_g01.avi", "arm_wrestling/zzzzzzzzzzz_000001_000011.mp4"):
+        (root / name).parent.mkdir(parents=True)
+        write_video(root / name, counting_frames(40), codec="MJPG" if "avi" in name else "mp4v")
+    (root / "odd").mkdir()
+    write_video(root / "odd" / "labelled.mp4", counting_frames(40))
+    (root / "train").mkdir()
+    (root / "train" / "empty clip.mp4").write_bytes(b"")
+    (root / "notes.txt").write_text("not a video")
+    (root / "labels.csv").write_text("file,label\nodd/labelled.mp4,Diving\n")
+    run = build(tmp_path / "lake", root, clips, listings)
+    rows = pl.concat(part.read() for part in run.table("unlisted_videos"))
+    assert rows.select("file", "label", "reason", "status").rows() == [
+        ("Diving/v_Diving_g01.avi", "Diving", "unrecognised_name", "ok"),
+        ("arm_wrestling/zzzzzzzzzzz_000001_000011.mp4", "arm wrestling", "unlisted_clip", "ok"),
+        ("odd/labelled.mp4", "Diving", "unrecognised_name", "ok"),
+        ("train/empty clip.mp4", None, "unrecognised_name", "zero_byte"),
+    ]
+    quarantine = pl.concat(part.read() for part in run.table("quarantine"))
+    assert quarantine["record"].to_list() == ["notes.txt"]
+    write_video(root / "odd" / "another.mp4", counting_frames(40))
+    again = build(tmp_path / "lake", root, clips, listings)
+    found = pl.concat(part.read() for part in again.table("unlisted_videos"))
+    assert found.filter(pl.col("file") != "odd/another.mp4").equals(rows)
+    for path in sorted(root.rglob("*.[am][vp][i4]")):
+        path.unlink()
+    gone = build(tmp_path / "lake", root, clips, listings)
+    assert not sum(part.rows for part in gone.table("unlisted_videos"))
+
+
+def test_a_table_beside_the_videos_without_labels_is_a_stray_file(tmp_path: Path) -> None:
+    (tmp_path / "manifest.csv").write_text("name,size\nx,1\n")
+    found = match_source(open_raw(tmp_path), CLIPS)
+    assert found.refused["record"].to_list() == ["manifest.csv"] and found.unlisted.is_empty()
+
+
+def test_all_real_videos_get_a_status() -> None:
+    source = open_raw(shared_path("videos"))
+    found = match_source(source, CLIPS)
+    (shard,) = plan_unlisted_shards(source, found)
+    produced = validate_unlisted(shard, SETTINGS)
+    assert not produced.rejects
+    rows = UNLISTED_VIDEOS.check(produced.tables["unlisted_videos"])[0]
+    assert rows.height == 46 and found.refused["record"].to_list() == ["SOURCES.md"]
+    status = {Path(name).name: said for name, said in rows.select("file", "status").iter_rows()}
+    assert status["corrupted.mp4"] == "truncated"
+    assert {status[f"video_{turn}.mov"] for turn in (0, 90, 180, 270)} == {"short"}
+    assert status["unordered.mov"] == "short"
+    lies = {name for name, said in status.items() if said == "frame_count_lie"}
+    assert len(lies) == 4 and all(name.endswith(".avi") for name in lies)
+    assert sum(said == "ok" for said in status.values()) == 46 - 1 - 5 - 4
+    labels = dict(rows.select("file", "label").iter_rows())
+    assert labels["other/arm_wrestling_demo.mp4"] == "arm wrestling"
+    assert labels["other/mmaction2_test.mp4"] is None
 
 
 def test_a_new_file_remakes_its_shard_only(sample, tmp_path: Path, monkeypatch) -> None:
@@ -462,12 +539,12 @@ def test_an_archive_gives_the_same_rows(made: Path, tmp_path: Path) -> None:
             archive.write(path, path.name)
     sides = []
     for root in (folder, tmp_path / "videos.zip"):
-        (shard,) = plan_video_shards(open_raw(root), clips)
+        (shard,) = video_shards(open_raw(root), clips)
         produced = validate_videos(shard, SETTINGS)
         assert produced.records == len(names) and not produced.rejects
         sides.append(VIDEOS.check(produced.tables["videos"])[0])
     assert sides[0].height == len(names) and sides[0].equals(sides[1])
-    (shard,) = plan_video_shards(open_raw(tmp_path / "videos.zip"), clips)
+    (shard,) = video_shards(open_raw(tmp_path / "videos.zip"), clips)
     produced = validate_videos(shard, VideoSettings(max_archived_bytes=8999))
     assert ids["noise.mp4"] in {reject.record[:11] for reject in produced.rejects}
     assert produced.tables["videos"].height + len(produced.rejects) == produced.records
@@ -476,7 +553,7 @@ def test_an_archive_gives_the_same_rows(made: Path, tmp_path: Path) -> None:
 def test_links_and_strange_files_are_accounted_for(tmp_path: Path) -> None:
     clips = clips_of(("aaaaaaaaaaa", 1, 11, "luge"))
     (tmp_path / "aaaaaaaaaaa.mp4").symlink_to(tmp_path / "elsewhere.mp4")
-    shards = plan_video_shards(open_raw(tmp_path), clips)
+    shards = video_shards(open_raw(tmp_path), clips)
     missing, rejected = (validate_videos(shard, SETTINGS) for shard in shards)
     assert missing.tables["videos"]["status"].to_list() == ["missing"]
     assert [reject.rule for reject in rejected.rejects] == ["unreadable"]
@@ -500,7 +577,7 @@ def test_shards_of_a_full_kinetics_are_some_hundreds() -> None:
             taken = numbers[: 3 * 200_000 : 3]
             return [RawFile(f"luge/{n:011d}_000000_000010.mp4", 9, "d") for n in taken]
 
-    shards = plan_video_shards(Source(), clips)
+    shards = video_shards(Source(), clips)
     sizes = [len(shard.about) for shard in shards]
     assert len(shards) == 512 and sum(sizes) == 869_006
     assert min(sizes) > 1400 and max(sizes) < 2000
