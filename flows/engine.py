@@ -9,6 +9,7 @@ way to its API, and a worker that dies is the cluster's business (docs/cluster.m
 import contextlib
 import logging
 import os
+import socket
 import sys
 import uuid
 from collections.abc import Callable
@@ -21,6 +22,8 @@ from tasks.places import Cluster
 
 RUNNERS = ("local", "dask", "ray")
 CONNECT_SECONDS = 20
+RETRIES = 3
+"""How often Ray gives a shard to another worker after one died; Dask does so three times, too."""
 
 
 def task_runner() -> TaskRunner:
@@ -133,9 +136,10 @@ class DaskCluster:
 
 
 class RayCluster:
-    """Workers of a Ray cluster; without an address, this machine for one flow."""
+    """Workers of a Ray cluster; without an address, processes of this machine for one flow."""
 
     def __init__(self, address: str | None, stack: contextlib.ExitStack):
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         try:
             import ray
         except ImportError:
@@ -144,19 +148,46 @@ class RayCluster:
                 "run `.venv/bin/python -m pip install ray`, or set NOVELTY_RUNNER=dask"
             ) from None
         self._ray = ray
-        ray.init(address=address, log_to_driver=True)
+        self._errors = ray.exceptions
+        here = {"address": "local", "include_dashboard": False}
+        try:
+            if address:
+                _knock(address)  # Ray itself would try for minutes
+            where = {"address": address} if address else here
+            ray.init(**where, logging_level=logging.ERROR, log_to_driver=False)
+        except (OSError, ValueError, RuntimeError, self._errors.RayError) as error:
+            raise ConfigError(
+                f"no Ray cluster answers at {address} ({error}); check NOVELTY_CLUSTER, or "
+                "unset it to start workers on this machine"
+            ) from None
         stack.callback(ray.shutdown)
+        if not address:
+            count = self.threads()
+            print(f"ray: started {count} workers on this machine for this flow", file=sys.stderr)
 
     def run(self, name: str, gpu: bool, function: Callable[..., None], *arguments: Any) -> None:
         remote = self._ray.remote(function).options(
-            name=name, num_cpus=1, num_gpus=1 if gpu else 0, max_retries=3
+            name=name,
+            num_cpus=1,
+            num_gpus=1 if gpu else 0,
+            max_retries=RETRIES,
+            scheduling_strategy="SPREAD",  # an `alone` stage has as many shards under way as nodes
         )
         try:
             self._ray.get(remote.remote(*arguments))
-        except self._ray.exceptions.RayTaskError as error:
+        except self._errors.RayTaskError as error:
+            if isinstance(error.cause, self._errors.RayError):  # it did not even begin
+                raise NativeError(f"{name}: a worker could not run it: {error.cause}") from None
             raise error.cause from None
-        except self._ray.exceptions.WorkerCrashedError as error:
-            raise NativeError(f"{name}: the workers that made it died: {error}") from None
+        except self._errors.WorkerCrashedError:
+            raise NativeError(
+                f"{name}: {RETRIES + 1} workers died while they made it; Ray's logs say more"
+            ) from None
+        except self._errors.RayError as error:
+            raise NativeError(
+                f"{name}: Ray let it go ({error}); if the cluster is gone, start it again, and the "
+                "same command goes on"
+            ) from None
 
     def gpus(self) -> bool:
         return self._ray.cluster_resources().get("GPU", 0) >= 1
@@ -166,3 +197,10 @@ class RayCluster:
 
     def threads(self) -> int:
         return int(self._ray.cluster_resources().get("CPU", 1))
+
+
+def _knock(address: str) -> None:
+    """Raise OSError or ValueError where nobody listens at host:port, ray://host:port."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if address != "auto":
+        socket.create_connection((host, int(port)), CONNECT_SECONDS).close()

@@ -1,6 +1,7 @@
 """Stages for the tests of clusters, in a module that workers import quickly (no Prefect)."""
 
 import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -83,3 +84,21 @@ def fail(shard: Shard, settings: Settings) -> Produced:
 @stage(writes=(READINGS,), apart=True)
 def die(shard: Shard, settings: Settings) -> Produced:
     os._exit(3)
+
+
+@stage(writes=(READINGS,))
+def end_worker(shard: Shard, settings: Settings) -> Produced:
+    """The process that makes it dies, whoever it is."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("it lives")
+
+
+@stage(writes=(READINGS,))
+def fail_beside(shard: Shard, settings: Settings) -> Produced:
+    """`fails` fails once `waits` is under way, which nobody lets go on."""
+    started = Path(shard.about) / "started"
+    if shard.name == "waits":
+        started.touch()
+        wait_for((Path(shard.about) / "never").exists)
+    wait_for(started.exists)
+    raise ConfigError("fails as it should")
