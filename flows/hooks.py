@@ -27,6 +27,8 @@ from tasks.report import REPORTS
 FAILURES = "failures"
 WAIT_SECONDS = 15.0
 """Prefect records that a task failed a moment after it did, on a busy machine some seconds."""
+SETTLED_SECONDS = 2.0
+"""Shards that failed together are recorded one after another: so long nothing new must come."""
 MOST_SHARDS = 20
 
 
@@ -88,10 +90,14 @@ def _left_a_task(error: BaseException | None) -> bool:
 def failed_shards(run_id: Any, wait_seconds: float = 0.0) -> list[FailedShard]:
     """Shards that failed, else those that were under way when the process died."""
     deadline = time.monotonic() + wait_seconds
+    known, since = None, 0.0
     while True:
         runs = open_tasks(run_id)
         failed = [run for run in runs if run.state_type in ("FAILED", "CRASHED")]
-        if failed or time.monotonic() >= deadline:
+        now, before = time.monotonic(), known
+        known = {(run.id, run.state_type) for run in runs}
+        since = now if known != before else since
+        if now >= deadline or (failed and now - since >= SETTLED_SECONDS):
             break
         time.sleep(0.25)
     shards = [

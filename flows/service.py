@@ -21,6 +21,7 @@ from schemas.errors import ConfigError, NoveltyError
 from storage.layout import content_key
 
 HEALTHY_SECONDS = 240.0
+LAST_RUNS = 50
 
 
 class ServiceError(NoveltyError):
@@ -312,8 +313,10 @@ def _last_run(client: Any, deployment_id: Any) -> str:
     runs = client.read_flow_runs(
         flow_run_filter=FlowRunFilter.model_validate(started),
         sort=FlowRunSort.START_TIME_DESC,
-        limit=1,
+        limit=LAST_RUNS,
     )
-    if not runs:
+    # One that came while another was under way is cancelled before it does anything.
+    done = [run for run in runs if not (run.state.is_cancelled() and not run.total_run_time)]
+    if not done:
         return "none"
-    return f"{runs[0].state.name} at {runs[0].state.timestamp:%Y-%m-%d %H:%M} UTC"
+    return f"{done[0].state.name} at {done[0].state.timestamp:%Y-%m-%d %H:%M} UTC"

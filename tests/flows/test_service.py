@@ -234,6 +234,23 @@ def existing_server(client, monkeypatch):
     return client
 
 
+def test_the_last_run_is_not_one_that_was_cancelled_because_another_was_under_way(deployed, client):
+    from prefect.states import Completed, Pending, Running
+
+    from flows.service import _last_run
+
+    deployment = deployed[2]
+    assert _last_run(client, deployment.id) == "none"
+    one, other = (client.create_flow_run_from_deployment(deployment.id) for _ in range(2))
+    client.set_flow_run_state(one.id, Pending())
+    client.set_flow_run_state(one.id, Running())
+    client.set_flow_run_state(other.id, Pending())  # the one place is taken
+    client.set_flow_run_state(one.id, Completed())
+    late = client.read_flow_run(other.id)
+    assert late.state.name == "Cancelled" and late.start_time is not None
+    assert _last_run(client, deployment.id).startswith("Completed at ")
+
+
 def test_deployments_go_to_the_server_that_is_named(tmp_path, existing_server, capsys):
     entry = {"config": {"tests": "."}, "cron": "7 7 * * 7"}
     path = service_file(tmp_path, lake="lake", benchmarks={"condda": entry})
@@ -379,6 +396,19 @@ def test_the_command_of_a_note_goes_on(tmp_path, prefect_api, monkeypatch):
     words = shlex.split(line)
     assert words[0] == "novelty" and main(words[1:]) == 0
     assert set(current_version(lake, "condda", "sessions").read()["protocol"]) == {"OND"}
+
+
+def test_shards_that_are_recorded_late_are_waited_for(monkeypatch):
+    from flows import hooks
+
+    def run(number: int, state: str) -> SimpleNamespace:
+        return SimpleNamespace(id=number, name=f"read/{number}", state_type=state, state_name=state)
+
+    first, second = run(1, "FAILED"), run(2, "FAILED")
+    heard = iter([[], [run(1, "RUNNING")], [first], [first], [first, second]])
+    monkeypatch.setattr(hooks, "SETTLED_SECONDS", 1.0)
+    monkeypatch.setattr(hooks, "open_tasks", lambda _: next(heard, [first, second]))
+    assert [shard.shard for shard in hooks.failed_shards("x", 20.0)] == ["1", "2"]
 
 
 def test_long_lists_of_shards_are_cut(tmp_path):
