@@ -62,8 +62,20 @@ def _increments(read: Read) -> Section | None:
     if beside is not None:
         parts += [heading("Beside the paper"), paragraph(BESIDE_PAPER)]
         for name, rows in beside.items():
-            parts.append(table(rows, f"{name} of the paper and ours, with the reason"))
+            parts += _with_notes(rows, f"{name} of the paper and ours")
     return Section("Increments", parts)
+
+
+def _with_notes(rows: pl.DataFrame, said: str) -> list[Html]:
+    """Reasons are long and repeat: each stands once below the table, under its number."""
+    notes = rows.select("reason").unique(maintain_order=True).with_row_index("note", 1)
+    shown = rows.join(notes, on="reason", maintain_order="left").drop("reason")
+    percent = pl.col("ours_more_percent").cast(pl.String).fill_null("")
+    names = {name: name.removesuffix("_samples").replace("_", " ") for name in shown.columns}
+    return [
+        table(shown.with_columns(percent), said, names=names, right=["ours_more_percent"]),
+        table(notes, f"Why they differ: the notes of {said.split(' of ')[0]}"),
+    ]
 
 
 def _list_sizes(read: Read) -> dict[tuple[str, str], int]:
