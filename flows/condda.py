@@ -5,6 +5,7 @@ from schemas.condda import Config
 from schemas.config import Settings
 from storage.layout import lake_root
 from tasks.condda.build import (
+    OneRun,
     ProgramSettings,
     export_session,
     measure_program,
@@ -28,7 +29,7 @@ def build(config: Config) -> None:
 
         runs = list(plan_runs(source, build.read("tests"), config.run))
         if runs:
-            build.run(run_agent, runs, config.run)
+            build.run(run_agent, runs, OneRun.of(config.run))
         if config.state:
             build.run(export_session, plan_exports(config.state, source), Settings())
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
+from pydantic import Field
 
 from schemas.condda import (
     CHARACTERIZATION,
@@ -86,8 +87,6 @@ def read_test(shard: Shard, settings: Settings) -> Produced:
         test = TestLibrary(Path(shard.source or "")).load(
             place["test"], place["protocol"], place["domain"]
         )
-        if "round_size" not in test.metadata:
-            raise SourceError("its metadata has no round_size, so it cannot be served")
         row = describe_test(test)
     except NoveltyError as error:
         return Produced({}, 1, [Reject(shard.name, "unusable_test", str(error))])
@@ -123,8 +122,21 @@ def plan_runs(source: RawSource, tests: pl.DataFrame, settings: RunSettings) -> 
                 )
 
 
+class OneRun(Settings):
+    """What one run depends on: naming another agent or test makes no other run anew."""
+
+    detection_threshold: float
+    url: str | None
+    name: str
+    token: str | None = Field(None, exclude=True)
+
+    @classmethod
+    def of(cls, run: RunSettings) -> "OneRun":
+        return cls(**{name: getattr(run, name) for name in cls.model_fields})
+
+
 @stage(writes=SESSION_TABLES, version=1)
-def run_agent(shard: Shard, settings: RunSettings) -> Produced:
+def run_agent(shard: Shard, settings: OneRun) -> Produced:
     """Lead one agent through one test, in this process or against a server, and measure it."""
     about, root = shard.about, Path(shard.source or "")
     training, features = read_features(root, shard.files[-1], domain_named(about["domain"]).unknown)
@@ -157,17 +169,17 @@ def run_agent(shard: Shard, settings: RunSettings) -> Produced:
             resume=started[0] if started else None,
             journal=shard.work,
         )
-        frames = session_frames(harness, found.session_id)
+        frames, rejects = session_frames(harness, found.session_id)
     except ProtocolRefusal as refusal:
         raise SourceError(
             f"{shard.name}: the protocol refused the run: {refusal.reason}, {refusal.message}"
         ) from refusal
     finally:
         store.close()
-    return Produced(frames, 1)
+    return Produced(frames, 1, rejects)
 
 
-def _mirrored(settings: RunSettings, library: TestLibrary, store: EventStore) -> Mirrored:
+def _mirrored(settings: OneRun, library: TestLibrary, store: EventStore) -> Mirrored:
     from tasks.condda.server.client import HttpHarness
 
     return Mirrored(HttpHarness(settings.url, token=settings.token), library, store)
@@ -218,13 +230,14 @@ def plan_exports(state: Path, source: RawSource) -> list[Shard]:
         store.close()
 
 
-@stage(writes=SESSION_TABLES, version=1)
+@stage(writes=SESSION_TABLES, version=2)
 def export_session(shard: Shard, settings: Settings) -> Produced:
     """Rows of one session of a server, with measures of its completed tests."""
     store = EventStore(Path(shard.files[0].name.rpartition("#")[0]))
     try:
         harness = Harness(TestLibrary(Path(shard.source or "")), store, "compat")
-        return Produced(session_frames(harness, shard.about["session"]), 1)
+        frames, rejects = session_frames(harness, shard.about["session"])
+        return Produced(frames, 1, rejects)
     finally:
         store.close()
 

@@ -26,10 +26,11 @@ from tasks.condda.characterization import characterize, pad_blocks
 from tasks.condda.domains import RED_LIGHT
 from tasks.condda.evaluation import aligned, matrix
 from tasks.condda.harness import Harness
-from tasks.condda.lookup import known_classes
+from tasks.condda.lookup import known_classes, round_size
 from tasks.condda.metrics import Columns
 from tasks.condda.session import Event, SessionState
 from tasks.condda.test_files import TestFile
+from tasks.stage import Reject
 
 # Times of sessions that the flow ran itself: the same run must give the same bytes.
 NO_TIME = "1970-01-01T00:00:00+00:00"
@@ -43,7 +44,7 @@ def describe_test(test: TestFile) -> dict[str, Any]:
     known = count_known(test)
     labels = set(np.unique(test.labels).tolist())
     first = int(test.domain.unknown == "first")
-    size = int(test.metadata["round_size"])
+    size = round_size(test.metadata, test.test_id)
     return {
         "protocol": test.protocol,
         "domain": test.domain.name,
@@ -72,8 +73,12 @@ def _first(flags: np.ndarray) -> int | None:
     return int(flags.argmax()) if flags.any() else None
 
 
-def session_frames(harness: Harness, session: str) -> dict[str, pl.DataFrame]:
-    """SESSIONS, ROUNDS, RESULTS, FEEDBACK, METRICS and CHARACTERIZATION of one session."""
+def session_frames(harness: Harness, session: str) -> tuple[dict[str, pl.DataFrame], list[Reject]]:
+    """SESSIONS, ROUNDS, RESULTS, FEEDBACK, METRICS and CHARACTERIZATION of one session.
+
+    A mode that takes what the published client posts takes results that cannot be measured, and
+    completions of tests that are not there: each is refused with a sentence, the rest stays.
+    """
     events = [stored.event for stored in harness.store.load(session)]
     with harness.states.get(session) as state:
         about = _session(state)
@@ -85,12 +90,18 @@ def session_frames(harness: Harness, session: str) -> dict[str, pl.DataFrame]:
         for kind in kinds
     }
     measured, described = [METRICS.empty()], [CHARACTERIZATION.empty()]
+    rejects = []
     for test in finished:
         of_test = {kind: rows for (name, kind), rows in results.items() if name == test}
-        long, shape = measure_test(harness.library.load(test, *place), of_test)
+        try:
+            long, shape = measure_test(harness.library.load(test, *place), of_test)
+        except NoveltyError as error:
+            name = f"{session}/{test}"
+            rejects.append(Reject(name, "not_measurable", str(error), METRICS.name))
+            continue
         measured.append(_placed(METRICS, long, session, test))
         described.append(_placed(CHARACTERIZATION, shape, session, test))
-    return {
+    frames = {
         "sessions": pl.DataFrame([about], schema=SESSIONS.polars_schema),
         "rounds": pl.DataFrame(_rounds(session, events), schema=ROUNDS.polars_schema),
         "results": pl.concat([RESULTS.empty(), *(_lines(session, *r) for r in results.items())]),
@@ -98,6 +109,7 @@ def session_frames(harness: Harness, session: str) -> dict[str, pl.DataFrame]:
         "metrics": pl.concat(measured),
         "characterization": pl.concat(described),
     }
+    return frames, rejects
 
 
 def measure_test(
@@ -131,7 +143,7 @@ def measure_test(
         except NoveltyError:
             upstream = {}  # the public code has no value for such a test
     corrected = metrics.evaluate(
-        chances, chosen, novel, test.labels, columns, int(test.metadata["round_size"])
+        chances, chosen, novel, test.labels, columns, round_size(test.metadata, test.test_id)
     )
     return metrics.long_form(upstream, corrected), clusters
 

@@ -5,7 +5,7 @@ import pytest
 
 from schemas.condda import Config, RunSettings
 from storage.tables import current_version
-from tasks.condda.server.serve import running
+from tasks.condda.server.serve import make_harness, running
 from tasks.sample.condda import bad_condda_records, write_condda
 
 SESSION_TABLES = ("rounds", "results", "feedback", "metrics", "characterization")
@@ -71,6 +71,18 @@ def test_a_second_run_does_nothing(built, capsys):
     assert lines and all(": 0 of" in line for line in lines if line.startswith("condda/"))
 
 
+def test_a_run_of_fewer_agents_makes_none_again(built, capsys):
+    from flows.condda import build
+
+    root, config = built
+    run = RunSettings(agents=("threshold",), red_light="with", protocols=("OND",))
+    build(config.model_copy(update={"run": run}))
+    lines = capsys.readouterr().err.splitlines()
+    assert any(line.startswith("condda/run_agent: 0 of 4 ") for line in lines)
+    assert set(table(root / "lake", "sessions")["detector"]) == {"threshold-1"}
+    build(config)
+
+
 def test_report_has_its_sections(built):
     page = (built[0] / "lake" / "reports" / "condda.html").read_text()
     for title in ("When agents notice", "Program metrics", "Discovered classes"):
@@ -122,3 +134,35 @@ def test_exporting_again_reads_only_sessions_that_changed(served, capsys):
     build(served[1])
     lines = capsys.readouterr().err.splitlines()
     assert any(line.startswith("condda/export_session: 0 of 8") for line in lines)
+
+
+def test_sessions_that_cannot_be_measured_are_exported_and_named(built, tmp_path):
+    """As the published client's own tests leave them on a server in mode compat."""
+    from flows.condda import build
+
+    root, config = built
+    domain, test = "image_classification", "OND.1.1.1234"
+    harness = make_harness(root / "tests", tmp_path / "state")
+    about = {"protocol": "OND", "domain": domain, "novelty_detector_version": "client-1"}
+    foreign, narrow, short = (harness.session_request(test_ids=[test], **about) for _ in range(3))
+    harness.complete_test(session_id=foreign, test_id="OND.10.90001.2100554")
+    names = harness.library.load(test, "OND", domain).names
+    for session, rows, values in ((narrow, names, "0.5,0.5"), (short, names[:4], "0.1,0.2,0.3")):
+        posted = {
+            "detection": "".join(f"{name},0.9\n" for name in rows).encode(),
+            "classification": "".join(f"{name},{values}\n" for name in rows).encode(),
+        }
+        place = {"session_id": session, "test_id": test}
+        harness.post_results(result_files=posted, round_id=0, **place)
+        harness.complete_test(**place)
+    harness.store.close()
+    run = RunSettings(agents=())
+    update = {"lake": tmp_path / "lake", "state": tmp_path / "state", "run": run}
+    build(config.model_copy(update=update))
+    assert set(table(tmp_path / "lake", "sessions")["session_id"]) == {foreign, narrow, short}
+    assert table(tmp_path / "lake", "results").height == 2 * (len(names) + 4)
+    refused = table(tmp_path / "lake", "quarantine").filter(table="metrics")
+    assert set(refused["rule"]) == {"not_measurable"}
+    said = dict(refused.select("record", "message").iter_rows())
+    assert "no ground truth" in said[f"{foreign}/OND.10.90001.2100554"]
+    assert "cannot hold" in said[f"{narrow}/{test}"] and "lacks" in said[f"{short}/{test}"]

@@ -141,7 +141,7 @@ def refused(reason: str, message: str, status: int = 400) -> ProtocolRefusal:
 
 
 def public_message(refusal: ProtocolRefusal) -> str:
-    """What a client is told; of a damaged file, which may be ground truth, only the log says more."""
+    """What a client is told: not what is wrong with a file, which may be ground truth."""
     if refusal.reason not in ("SourceError", "LakeError"):
         return refusal.message
     _log.error("%s", refusal.message)
