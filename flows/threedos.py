@@ -11,6 +11,7 @@ from tasks.detection import evaluate_scores, plan_evaluation
 from tasks.raw_files import ARCHIVE_LIMITS
 from tasks.stage import Build
 from tasks.threedos.detection import (
+    check_names,
     chosen_methods,
     evaluation,
     pass_clouds,
@@ -35,6 +36,7 @@ def build(config: Config) -> None:
     """Shapes to clouds, lists to tracks, networks to scores (3DOS sections 3 and 4)."""
     lake = lake_root(config.lake)
     methods = chosen_methods(config.detection.methods)
+    check_names(config.detection)
     with Build("threedos", lake, config, config.max_reject_share) as build:
         sources = {name: opened(build, path) for name, path in config.source.items()}
         lists = build.source(config.lists) if config.lists else None
@@ -78,7 +80,8 @@ def detect(
     if not data["point_clouds"]:
         raise SourceError("networks need clouds: name sources of shapes with --source")
     wanted = choose_tracks(choice.tracks, tracks)
-    ready = trainable(wanted, build.read("splits"), build.read("shapes")["shape_id"])
+    clouds = build.read("shapes")["shape_id"]
+    ready = trainable(wanted, build.read("splits"), clouds, choice.tracks)
     how, scores = training_choice(choice), score_choice(choice)
     trained, scored = [], []
     for wave in waves(methods):

@@ -271,6 +271,8 @@ class DetectionChoice(Settings):
     """Named settings of training."""
     epochs: int | None = Field(None, ge=1)
     """Epochs, where they are not the preset's."""
+    label_smoothing: float | None = Field(None, ge=0, lt=1)
+    """Share of a label spread over the others where cross entropy is a loss; 3DOS's CE_ls: 0.2."""
     points: tuple[int, ...] = ()
     """Points at evaluation, one run of scores each (default: as in training)."""
     seeds: tuple[int, ...] = (0,)
@@ -303,6 +305,16 @@ class Config(Settings):
     def _something_is_named(self) -> "Config":
         if not self.source and self.lists is None:
             raise ValueError("name a source (--source modelnet40=DIR) or lists (--lists DIR)")
+        return self
+
+    @model_validator(mode="after")
+    def _points_are_there(self) -> "Config":
+        wrong = [count for count in self.detection.points if not 2 <= count <= self.shapes.points]
+        if wrong:
+            raise ValueError(
+                f"detection.points is {wrong[0]}, expected 2 to {self.shapes.points}; a stored "
+                "cloud has shapes.points of them"
+            )
         return self
 
     @classmethod

@@ -7,6 +7,7 @@ import numpy as np
 import polars as pl
 
 from schemas.errors import SourceError
+from schemas.threedos import Normalisation
 
 # Raw meshes of ModelNet40 stand on the xy plane; everything else has y up.
 Z_UP = ("modelnet40",)
@@ -21,6 +22,7 @@ class TrackClouds(NamedTuple):
     clouds: np.ndarray
     labels: np.ndarray
     about: pl.DataFrame
+    normalisation: Normalisation = "unit_sphere"
 
 
 def upright(points: np.ndarray, source: str) -> np.ndarray:
@@ -77,6 +79,7 @@ def load_clouds(
             (pl.col("role") == "unknown").alias("novel"),
             "group",
         ),
+        clouds["normalisation"][0] if clouds.height else "unit_sphere",
     )
 
 

@@ -6,16 +6,17 @@ and the method's own. The shared stage `evaluate_scores` makes metrics and curve
 """
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import mkdtemp
+from typing import Any
 
 import numpy as np
 import polars as pl
 
 from schemas.config import Settings
-from schemas.errors import ConfigError
+from schemas.errors import ConfigError, SourceError
 from schemas.tables import SCORES, TRAINING
 from schemas.threedos import OUTPUTS, DetectionChoice
 from storage.pieces import Part, Piece
@@ -23,9 +24,10 @@ from tasks import posthoc
 from tasks.detection import BASE, MODEL, EvaluateSettings, print_epoch
 from tasks.posthoc.base import Outputs, PostHoc, Reference
 from tasks.stage import Produced, Shard, stage
-from tasks.threedos import methods
+from tasks.threedos import methods, networks
 from tasks.threedos.clouds import TrackClouds, label_names, load_clouds, require_training
 from tasks.threedos.lists import DATASETS
+from tasks.threedos.methods.presets import Setup, setup_of
 from tasks.threedos.tracks import Track
 
 SPLITS = ("train", "valid", "test")
@@ -41,6 +43,7 @@ class TrainingChoice(Settings):
 
     preset: str
     epochs: int | None
+    label_smoothing: float | None = None
     device: str
 
 
@@ -51,13 +54,24 @@ class ScoreChoice(Settings):
 
 
 def training_choice(choice: DetectionChoice) -> TrainingChoice:
-    return TrainingChoice(**choice.model_dump(include={"preset", "epochs", "device"}))
+    return TrainingChoice(
+        **choice.model_dump(include={"preset", "epochs", "label_smoothing", "device"})
+    )
 
 
 def score_choice(choice: DetectionChoice) -> ScoreChoice:
     return ScoreChoice(
-        scores=tuple(sorted(posthoc.names() if "all" in choice.scores else choice.scores))
+        scores=tuple(sorted(posthoc.names() if "all" in choice.scores else set(choice.scores)))
     )
+
+
+def check_names(choice: DetectionChoice) -> None:
+    """Refuse networks and scores that do not exist before anything is made."""
+    for name in choice.networks:
+        if name not in networks.NAMES:
+            networks.find(name)  # says so
+    for name in score_choice(choice).scores:
+        posthoc.find(name)
 
 
 def evaluation(tracks: Iterable[Track]) -> EvaluateSettings:
@@ -90,17 +104,32 @@ def waves(names: Sequence[str]) -> list[list[str]]:
 # ---------------------------------------------------------------- plans
 
 
-def trainable(tracks: Sequence[Track], splits: pl.DataFrame, clouds: pl.Series) -> list[Track]:
-    """Tracks with training and test shapes that have a cloud, and two labels at the least."""
+def trainable(
+    tracks: Sequence[Track], splits: pl.DataFrame, clouds: pl.Series, asked: Collection[str] = ()
+) -> list[Track]:
+    """Tracks with training and test shapes that have a cloud, and two labels at the least.
+
+    One that was asked for by name must be among them, and there must be one.
+    """
     there = splits.filter(pl.col("shape_id").is_in(clouds.implode()))
-    counts = {
-        track: rows
-        for (track,), rows in there.group_by("track")
-        if rows.filter(split="train")["label"].n_unique() > 1
-        and rows.filter(split="test", role="known").height
-        and rows.filter(split="test", role="unknown").height
-    }
-    return [track for track in tracks if track.name in counts]
+    lacking = {}
+    for track in tracks:
+        rows = there.filter(track=track.name)
+        labels = rows.filter(split="train")["label"].n_unique()
+        counts = {
+            "two labels with training shapes": labels - 1,
+            "known test shapes": rows.filter(split="test", role="known").height,
+            "unknown test shapes": rows.filter(split="test", role="unknown").height,
+        }
+        lacking[track.name] = [what for what, count in counts.items() if count < 1]
+    ready = [track for track in tracks if not lacking[track.name]]
+    wrong = [name for name in lacking if lacking[name] and (name in asked or not ready)]
+    if wrong:
+        raise SourceError(
+            f"track {wrong[0]} cannot be trained on: among the clouds there are no "
+            f"{' and no '.join(lacking[wrong[0]])}; name the sources of its shapes, or other tracks"
+        )
+    return ready
 
 
 def plan_networks(
@@ -166,20 +195,8 @@ def plan_scores(shards: Sequence[Shard], passed: Sequence[Piece]) -> list[Shard]
 # ---------------------------------------------------------------- stages
 
 
-def _clouds(shard: Shard) -> dict[str, TrackClouds]:
-    splits, shapes, clouds = (shard.read(name) for name in ("splits", "shapes", "point_clouds"))
-    names = label_names(splits.join(clouds.select("shape_id"), on="shape_id", how="semi"))
-    return {split: load_clouds(splits, shapes, clouds, names, split) for split in SPLITS}
-
-
-@stage(writes=(TRAINING,), version=1, tags=("gpu",), alone=True)
-def train_network(shard: Shard, settings: TrainingChoice) -> Produced:
-    """Train one network on the known classes of one track; a killed run goes on."""
-    from tasks.threedos.training import load, setup_of, train
-
-    about = shard.about
-    found = _clouds(shard)
-    require_training(found["train"], about["track"])
+def training_setup(about: Mapping[str, Any], settings: TrainingChoice) -> tuple[str | None, Setup]:
+    """The network, if the method takes one, and the preset with what the choice changes."""
     network = None if about["network"] == NONE else about["network"]
     setup = setup_of(about["method"], network, settings.preset)
     changes: dict[str, object] = {}
@@ -188,7 +205,37 @@ def train_network(shard: Shard, settings: TrainingChoice) -> Produced:
         changes = {"augmentation": about["augmentation"], "up": "y"}
     if settings.epochs:
         changes["epochs"] = settings.epochs
-    setup = setup.model_copy(update={"training": setup.training.model_copy(update=changes)})
+    method = setup.method
+    if settings.label_smoothing is not None and hasattr(method, "smoothing"):
+        method = method.model_copy(update={"smoothing": settings.label_smoothing})
+    training = setup.training.model_copy(update=changes)
+    return network, setup.model_copy(update={"training": training, "method": method})
+
+
+def _clouds(shard: Shard, wanted: Sequence[str]) -> dict[str, TrackClouds]:
+    """The wanted splits; of other clouds no more than a part at a time is in memory."""
+    splits, shapes = shard.read("splits"), shard.read("shapes", ["shape_id", "source"])
+    names = label_names(splits.join(shapes, on="shape_id", how="semi"))
+    chosen = splits.filter(pl.col("split").is_in(wanted))["shape_id"].unique()
+    clouds = pl.concat(
+        part.read(["shape_id", "normalisation", "points"]).filter(
+            pl.col("shape_id").is_in(chosen.implode())
+        )
+        for part in shard.parts
+        if part.table == "point_clouds"
+    )
+    return {split: load_clouds(splits, shapes, clouds, names, split) for split in wanted}
+
+
+@stage(writes=(TRAINING,), version=2, tags=("gpu",), alone=True)
+def train_network(shard: Shard, settings: TrainingChoice) -> Produced:
+    """Train one network on the known classes of one track; a killed run goes on."""
+    from tasks.threedos.training import load, train
+
+    about = shard.about
+    found = _clouds(shard, ["train"])["train"]
+    require_training(found, about["track"])
+    network, setup = training_setup(about, settings)
     base = [part for part in shard.parts if part.table == BASE]
     work = shard.work or Path(mkdtemp())
     work.mkdir(parents=True, exist_ok=True)
@@ -196,8 +243,8 @@ def train_network(shard: Shard, settings: TrainingChoice) -> Produced:
         about["method"],
         network,
         setup,
-        found["train"].clouds,
-        found["train"].labels,
+        found.clouds,
+        found.labels,
         seed=about["seed"],
         work=work,
         device=settings.device,
@@ -215,7 +262,7 @@ def train_network(shard: Shard, settings: TrainingChoice) -> Produced:
     return Produced({"training": rows}, rows.height, files={MODEL: work / MODEL})
 
 
-@stage(writes=(OUTPUTS,), version=1, tags=("gpu",), alone=True)
+@stage(writes=(OUTPUTS,), version=2, tags=("gpu",), alone=True)
 def pass_clouds(shard: Shard, settings: TrainingChoice) -> Produced:
     """One forward pass over every split: logits and features for all scores at once."""
     from tasks.threedos.training import load, outputs
@@ -224,10 +271,11 @@ def pass_clouds(shard: Shard, settings: TrainingChoice) -> Produced:
     model = load(shard.part(MODEL).path, device=settings.device)
     points = about["points"] or model.setup.training.points
     frames = [OUTPUTS.empty()]
-    for split, rows in _clouds(shard).items():
+    for split, rows in _clouds(shard, SPLITS).items():
         if not len(rows.clouds):
             continue
-        found = outputs(model, rows.clouds, points=points)
+        points = min(points, rows.clouds.shape[1])
+        found = outputs(model, rows.clouds, points=points, normalisation=rows.normalisation)
         arrays = {
             name: pl.Series(found[name].astype(np.float32)).cast(pl.List(pl.Float32))
             if name in found

@@ -20,6 +20,7 @@ import polars as pl
 
 from schemas.config import make_config
 from schemas.errors import ConfigError, NoveltyError, SourceError
+from schemas.threedos import Normalisation
 from tasks.detectors.base import (
     Progress,
     Samples,
@@ -121,11 +122,17 @@ def load(path: Path, *, device: str = "auto") -> Model:
 
 
 def outputs(
-    model: Model, clouds: np.ndarray, *, points: int | None = None, batch_size: int = SCORING_BATCH
+    model: Model,
+    clouds: np.ndarray,
+    *,
+    points: int | None = None,
+    batch_size: int = SCORING_BATCH,
+    normalisation: Normalisation = "unit_sphere",
 ) -> dict[str, np.ndarray]:
     """`features`, `logits`, `novelty` of clouds (N, P, 3), as far as the method has them.
 
-    `points` places are taken of every cloud (default: as many as in training) and normalised again;
+    `points` places are taken of every cloud (default: as many as in training) and normalised again,
+    in the way in which the clouds were;
     with `votes`, several times, and features and novelty are means. The places are the same in all
     clouds, so a shape's row does not depend on the other shapes.
     """
@@ -140,7 +147,9 @@ def outputs(
         for first in range(0, len(clouds), batch_size):
             batch = _tensor(clouds[first : first + batch_size], model.device)
             with _precision(training, model.device):
-                votes = [method.outputs(normalised(batch[:, places])) for places in drawn]
+                votes = [
+                    method.outputs(normalised(batch[:, places], normalisation)) for places in drawn
+                ]
             mean = {
                 name: torch.stack([v[name].float() for v in votes]).mean(0) for name in votes[0]
             }

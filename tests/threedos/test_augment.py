@@ -92,3 +92,5 @@ def test_points_are_drawn_without_replacement_while_there_are_enough() -> None:
 def test_normalised_agrees_with_the_sampling() -> None:
     before = clouds(5) * 7 + 3
     assert np.allclose(normalised(before).numpy(), normalise(before.numpy()))
+    cube = normalise(before.numpy(), "unit_cube")
+    assert np.allclose(normalised(before, "unit_cube").numpy(), cube, atol=1e-6)

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     import torch
 
+    from schemas.threedos import Normalisation
+
 Augmentation = Literal["none", "st", "rw"]
 UpAxis = Literal["x", "y", "z"]
 AXES = ("x", "y", "z")
@@ -56,10 +58,14 @@ def draw_points(
     return clouds.gather(1, index[..., None].expand(-1, -1, 3))
 
 
-def normalised(clouds: torch.Tensor) -> torch.Tensor:
-    """Around their means, largest norm 1, as `sampling.normalise` does; for drawn points."""
+def normalised(clouds: torch.Tensor, kind: Normalisation = "unit_sphere") -> torch.Tensor:
+    """Around their means, largest norm or coordinate 1, as `sampling.normalise` does."""
     centred = clouds - clouds.mean(1, keepdim=True)
-    return centred / centred.square().sum(2).amax(1).sqrt()[:, None, None].clamp(min=1e-12)
+    if kind == "unit_sphere":
+        size = centred.square().sum(2).amax(1).sqrt()
+    else:
+        size = centred.abs().amax((1, 2))
+    return centred / size[:, None, None].clamp(min=1e-12)
 
 
 def rotations(angles: torch.Tensor, axis: str) -> torch.Tensor:
