@@ -42,7 +42,8 @@ def build(config: Config) -> None:
     with Build("kowl", lake, config, config.max_reject_share) as build:
         source = build.source(config.lists)
         releases = find_releases(source, config.releases)
-        build.run(read_lists, plan_lists(source, releases), Settings())
+        lists = plan_lists(source, releases, config.snapshot_date)
+        build.run(read_lists, lists, Settings())
 
         listings = plan_unify(build.table("listings"), releases)
         build.run(unify_releases, listings, config.unify)

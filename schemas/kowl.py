@@ -420,6 +420,17 @@ class Release(Settings):
     """Day the lists were taken, if known."""
 
 
+class Rename(Settings):
+    """One line of a rename table."""
+
+    release: str | None = None
+    """Only labels that were taken from this release (default: from any)."""
+    old: str
+    """The label as it is listed."""
+    new: str
+    """The label that the clip gets."""
+
+
 class UnifySettings(Settings):
     """How releases become one table."""
 
@@ -429,6 +440,15 @@ class UnifySettings(Settings):
     """Which release, and split of it, a clip belongs to."""
     renames: tuple[str, ...] = ("kinetics400_renames", "football_case")
     """Rename tables, applied in this order to the chosen label."""
+    rename_tables: dict[str, tuple[Rename, ...]] = Field({})
+    """Own rename tables by name (in --config), to be named in `renames`."""
+
+    @model_validator(mode="after")
+    def _tables_are_used(self) -> "UnifySettings":
+        unused = sorted(set(self.rename_tables) - set(self.renames))
+        if unused:
+            raise ValueError(f"rename table {unused[0]} is declared but not named in renames")
+        return self
 
 
 class DecodeSettings(Settings):
@@ -611,6 +631,8 @@ class Config(Settings):
     """Folder or archive of video files: decodes each once (table videos)."""
     releases: tuple[Release, ...] = ()
     """Declared releases (in --config); by default found by their file names."""
+    snapshot_date: date | None = None
+    """Day the lists were taken, such as 2021-03-31, for releases that declare none."""
     unify: UnifySettings = UnifySettings()
     novel_class_order: Literal["least_frequent_first", "most_frequent_first"] = (
         "least_frequent_first"
@@ -647,6 +669,14 @@ class Config(Settings):
             ),
             evaluation=EvaluationChoice(predictors=("ann", "gmm_finch"), preset="small"),
         )
+
+    @model_validator(mode="after")
+    def _releases_are_in_order(self) -> "Config":
+        names = {release.name for release in self.releases}
+        orders = {release.order for release in self.releases}
+        if min(len(names), len(orders)) < len(self.releases):
+            raise ValueError("two releases have one name or one order; give each its own")
+        return self
 
     @model_validator(mode="after")
     def _needs_are_there(self) -> "Config":

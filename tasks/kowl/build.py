@@ -5,7 +5,9 @@ classes, and the clips that are in no increment with the reason (KOWL-718 sectio
 """
 
 import re
+import sys
 from collections.abc import Sequence
+from datetime import date
 from pathlib import Path
 
 import polars as pl
@@ -32,8 +34,10 @@ from tasks.kowl.policies import KINETICS
 from tasks.kowl.unify import unify, validate_as_test
 from tasks.stage import Produced, Reject, Shard, stage
 
+# kinetics600_train.csv.gz, kinetics-600_val.csv, kinetics700_2020/validate.csv, ...
 LIST_NAME = re.compile(
-    r"(?P<release>kinetics\w+?)_(?P<split>train|val|validate|test)\w*\.csv(\.gz)?"
+    r"kinetics[-_]?(?P<release>\w+?)[-_/](?P<split>train|validate|validation|val|test)"
+    r"(?:[-_]\w*|\d*)\.csv(\.gz)?"
 )
 
 
@@ -52,7 +56,9 @@ def find_releases(source: RawSource, declared: Sequence[Release]) -> list[Releas
         match = LIST_NAME.fullmatch(file.name)
         if match:
             split = SPLIT_SPELLINGS[match["split"]]
-            files.setdefault(match["release"], {}).setdefault(split, []).append(file.name)
+            files.setdefault(f"kinetics{match['release']}", {}).setdefault(split, []).append(
+                file.name
+            )
     found = [
         release.model_copy(update={"files": {s: tuple(n) for s, n in files[release.name].items()}})
         for release in KINETICS
@@ -63,11 +69,19 @@ def find_releases(source: RawSource, declared: Sequence[Release]) -> list[Releas
             f"no lists of {', '.join(release.name for release in KINETICS)} in {source.root}; "
             "expected names such as kinetics600_train.csv.gz, or declare releases in --config"
         )
+    for name in sorted(files.keys() - {release.name for release in found}):
+        some = next(iter(files[name].values()))[0]
+        print(f"{some} is not read: declare its release {name} in --config", file=sys.stderr)
     return found
 
 
-def plan_lists(source: RawSource, releases: Sequence[Release]) -> list[Shard]:
-    """One shard per release and split, so that a changed list costs its own reading."""
+def plan_lists(
+    source: RawSource, releases: Sequence[Release], snapshot_date: date | None = None
+) -> list[Shard]:
+    """One shard per release and split, so that a changed list costs its own reading.
+
+    `snapshot_date` is that of releases which declare none.
+    """
     files = {file.name: file for file in source.files()}
     shards = []
     for release in releases:
@@ -75,7 +89,8 @@ def plan_lists(source: RawSource, releases: Sequence[Release]) -> list[Shard]:
             missing = [name for name in names if name not in files]
             if missing:
                 raise SourceError(f"release {release.name}: {source.root} has no file {missing[0]}")
-            day = release.snapshot_date.isoformat() if release.snapshot_date else None
+            taken = release.snapshot_date or snapshot_date
+            day = taken.isoformat() if taken else None
             shards.append(
                 Shard(
                     f"{release.name}/{split}",

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import polars as pl
 
 from schemas.errors import ConfigError, SourceError
-from schemas.kowl import UnifySettings
+from schemas.kowl import Rename, UnifySettings
 from tasks.kowl.lists import KEY
 from tasks.kowl.policies import RENAMES
 
@@ -48,9 +48,10 @@ def unify(
             f"unify: order of releases is {list(order)}, rows come also from {sorted(unknown)}; "
             "name each release once"
         )
-    missing = [name for name in settings.renames if name not in RENAMES]
+    tables = RENAMES | settings.rename_tables
+    missing = [name for name in settings.renames if name not in tables]
     if missing:
-        raise ConfigError(f"unify: no rename table {missing}; there are {sorted(RENAMES)}")
+        raise ConfigError(f"unify: no rename table {missing}; there are {sorted(tables)}")
     rank = pl.Enum(list(order))
     listed = rows.select(sample_id(), *KEY, pl.col("release").cast(rank), "label", "split").sort(
         "sample_id", "release"
@@ -72,8 +73,8 @@ def unify(
     clips = owners.drop("label").join(
         chosen, on="sample_id", how="left", maintain_order="left", validate="1:1"
     )
-    for table in settings.renames:
-        clips = clips.with_columns(_renamed(table))
+    for name in settings.renames:
+        clips = clips.with_columns(_renamed(tables[name]))
     listed = listed.with_columns(pl.col("release").cast(pl.String))
     return Unified(
         clips=clips.select(
@@ -104,10 +105,10 @@ def validate_as_test(clips: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _renamed(table: str) -> pl.Expr:
+def _renamed(table: Sequence[Rename]) -> pl.Expr:
     label = pl.col("label")
-    for release in dict.fromkeys(rename.release for rename in RENAMES[table]):
-        mapping = {r.old: r.new for r in RENAMES[table] if r.release == release}
+    for release in dict.fromkeys(rename.release for rename in table):
+        mapping = {r.old: r.new for r in table if r.release == release}
         renamed = label.replace(mapping)
         if release is not None:
             here = pl.col("label_release").cast(pl.String) == release

@@ -2,12 +2,13 @@
 
 import csv
 import shutil
+from datetime import date
 
 import polars as pl
 import pytest
 
-from schemas.config import Settings
-from schemas.errors import SourceError
+from schemas.config import Settings, make_config
+from schemas.errors import ConfigError, SourceError
 from schemas.kowl import Config, EvaluationChoice, FeatureSettings, UnifySettings
 from storage.raw import open_raw
 from storage.tables import current_version
@@ -161,6 +162,53 @@ def test_no_lists_is_said(tmp_path):
     (tmp_path / "x.csv").write_text("x")
     with pytest.raises(SourceError, match="no lists of kinetics400"):
         find_releases(open_raw(tmp_path), ())
+
+
+@pytest.mark.parametrize(
+    ("file", "release", "split"),
+    [
+        ("kinetics600_train.csv.gz", "kinetics600", "train"),
+        ("kinetics400_train_partial.csv", "kinetics400", "train"),
+        ("kinetics600_train07.csv", "kinetics600", "train"),
+        ("kinetics-700_2020_val.csv", "kinetics700_2020", "validate"),
+        ("kinetics_400_validation.csv.gz", "kinetics400", "validate"),
+        ("kinetics700_2020/validate.csv", "kinetics700_2020", "validate"),
+    ],
+)
+def test_lists_are_found_by_their_usual_names(tmp_path, file, release, split):
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text("x")
+    (found,) = find_releases(open_raw(tmp_path), ())
+    assert found.name == release and found.files == {split: (file,)}
+
+
+def test_a_list_of_an_unknown_release_is_said(tmp_path, capsys):
+    for name in ("kinetics400_train.csv", "kinetics700_2019_val.csv", "old/kinetics400_val.csv"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    (found,) = find_releases(open_raw(tmp_path), ())
+    assert found.files == {"train": ("kinetics400_train.csv",)}
+    said = capsys.readouterr().err
+    assert "kinetics700_2019_val.csv is not read: declare its release kinetics700_2019" in said
+
+
+def test_the_day_of_a_list_is_recorded(tmp_path):
+    (tmp_path / "kinetics400_train.csv").write_text(
+        "label,youtube_id,time_start,time_end\nluge,aaaaaaaaaaa,0,10\n"
+    )
+    source = open_raw(tmp_path)
+    (found,) = find_releases(source, ())
+    declared = found.model_copy(update={"snapshot_date": date(2018, 1, 2)})
+    for release, day in ((found, date(2021, 3, 31)), (declared, date(2018, 1, 2))):
+        (shard,) = plan_lists(source, [release], date(2021, 3, 31))
+        rows = read_lists(shard, Settings()).tables["listings"]
+        assert rows["snapshot_date"].to_list() == [day]
+
+
+def test_releases_that_stand_twice_are_refused():
+    twice = [{"name": "a", "order": n, "files": {}} for n in (0, 1)]
+    with pytest.raises(ConfigError, match="two releases have one name"):
+        make_config(Config, {"lists": ".", "releases": twice})
 
 
 @pytest.mark.slow

@@ -6,7 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
+from schemas.config import make_config
 from schemas.errors import ConfigError, SourceError
+from schemas.kowl import Config
 from tasks.kowl.lists import ROWS
 from tasks.kowl.unify import UnifySettings, unify, validate_as_test
 from tests.kowl import ORDER, read_shared_releases
@@ -103,6 +105,19 @@ def test_renames_touch_only_labels_from_their_release():
     ]
     with pytest.raises(ConfigError, match="football_case"):
         unify(listed, ORDER, UnifySettings(renames=("football",)))
+
+
+def test_own_rename_tables_come_with_the_configuration():
+    listed = rows(
+        ("kinetics400", "train", "tying tie", "a", 0), ("mine", "train", "knotting ties", "b", 0)
+    )
+    own = {"own": [{"release": "mine", "old": "knotting ties", "new": "tying necktie"}]}
+    unified = {"renames": ["kinetics400_renames", "own"], "rename_tables": own}
+    config = make_config(Config, {"lists": ".", "unify": unified})
+    found = unify(listed, [*ORDER, "mine"], config.unify).clips
+    assert set(found["label"]) == {"tying necktie"}
+    with pytest.raises(ConfigError, match="own is declared but not named"):
+        make_config(Config, {"lists": ".", "unify": {"rename_tables": own}})
 
 
 def test_refusals():
