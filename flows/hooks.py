@@ -2,7 +2,8 @@
 
 Enters: Prefect's flow, run and state. Leaves: `<lake>/reports/failures/<time>-<benchmark>.md`, a
 `.yaml` of the run's settings beside it, and the same text as a Prefect artifact. The note's command
-names that file, so it repeats exactly this run, also one whose settings were changed in the UI.
+names that file, so it repeats exactly this run, also one whose settings were changed in the UI. Both
+of a lake in a bucket stand in the bucket and, for the command, in the cache of this machine.
 """
 
 import importlib
@@ -22,6 +23,7 @@ from schemas.config import make_config
 from schemas.errors import ConfigError, NoveltyError
 from storage.atomic import write_bytes
 from storage.layout import lake_root
+from storage.remote import push_file
 from tasks.report import REPORTS
 
 FAILURES = "failures"
@@ -56,6 +58,8 @@ def write_failure(flow: Any, flow_run: Any, state: Any) -> Path:
     try:
         write_bytes(config, yaml.safe_dump(settings).encode())
         write_bytes(note, text.encode())
+        for path in (config, note):
+            push_file(lake, path)
     finally:
         _publish(benchmark, flow_run.id, text)  # a full disk is a failure, too
     return note

@@ -290,11 +290,13 @@ def push_file(lake: Path, path: Path) -> str:
     return f"{bucket.address}/{name}"
 
 
-def pull_folder(lake: Path, name: str) -> None:
-    """Bring every object of a small folder to the cache; nothing for a lake that is a folder."""
+def pull_folder(lake: Path, name: str, suffix: str) -> None:
+    """Bring the objects of a small folder to the cache; nothing for a lake that is a folder."""
     if (bucket := bucket_of(lake)) is None:
         return
     for found in bucket.listing(name):
+        if not found.endswith(suffix):
+            continue
         _inside(bucket, *found.split("/"))
         if (content := bucket.get(found)) is not None:
             write_bytes(lake / found, content.data)

@@ -21,6 +21,7 @@ from flows.processes import Background, processes_with, start_mark, wait_until
 from schemas.errors import ConfigError, SourceError
 from storage.tables import current_version
 from tasks.sample.condda import write_condda
+from tests import s3
 from tests.toy import build_toy, write_raw
 
 QUICK = {"agents": ["threshold"], "red_light": "without", "protocols": ["OND"]}
@@ -396,6 +397,27 @@ def test_the_command_of_a_note_goes_on(tmp_path, prefect_api, monkeypatch):
     words = shlex.split(line)
     assert words[0] == "novelty" and main(words[1:]) == 0
     assert set(current_version(lake, "condda", "sessions").read()["protocol"]) == {"OND"}
+
+
+def test_the_note_of_a_lake_in_a_bucket_stands_in_the_bucket(tmp_path, prefect_api, monkeypatch):
+    from flows.condda import build
+    from schemas.condda import Config
+    from storage.layout import lake_root
+    from storage.objects import bucket_of
+
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "store").mkdir()
+    with s3.moto(tmp_path / "store") as url:
+        for name, value in s3.settings(url, tmp_path / "cache").items():
+            monkeypatch.setenv(name, value)
+        address = f"s3://{s3.BUCKET}/notes"
+        with pytest.raises(SourceError):
+            build(Config(tests=tmp_path / "tests", lake=address, run=QUICK))
+        lake = lake_root(address)
+        (note,) = notes_in(lake)
+        there = bucket_of(lake)
+        for path in (note, note.with_suffix(".yaml")):
+            assert there.get(str(path.relative_to(lake))).data == path.read_bytes()
 
 
 def test_shards_that_are_recorded_late_are_waited_for(monkeypatch):
