@@ -2,8 +2,8 @@
 
 Enters: Prefect's flow, run and state. Leaves: `<lake>/reports/failures/<time>-<benchmark>.md`, a
 `.yaml` of the run's settings beside it, and the same text as a Prefect artifact. The note's command
-names that file, so it repeats exactly this run, also one whose settings were changed in the UI. Both
-of a lake in a bucket stand in the bucket and, for the command, in the cache of this machine.
+names that file, so it repeats exactly this run, also one whose settings were changed in the UI.
+For a lake in a bucket both stand there and, for the command, in the cache of this machine.
 """
 
 import importlib
