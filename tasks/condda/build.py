@@ -255,16 +255,22 @@ def plan_program(sessions: tuple[Part, ...], metrics: tuple[Part, ...]) -> list[
     return [Shard("all", parts=sessions + metrics)]
 
 
-@stage(writes=(PROGRAM,), version=1)
+@stage(writes=(PROGRAM,), version=2)
 def measure_program(shard: Shard, settings: ProgramSettings) -> Produced:
-    """M1 to M6 of each agent over its completed tests."""
+    """M1 to M6 of each agent over its completed tests, each session's own.
+
+    Of several sessions of the baseline the newest counts; one without detection is no agent.
+    """
     sessions, metrics = shard.read("sessions"), shard.read("metrics")
-    corrected = metrics.filter(form="corrected").join(sessions, on="session_id")
+    corrected = (
+        metrics.filter(form="corrected")
+        .join(sessions, on="session_id")
+        .sort("opened", "session_id", "test_id", maintain_order=True)
+    )
     trials: dict[tuple[str, str, str], list[tuple[str, bool, dict]]] = {}
-    for key, rows in corrected.group_by(
-        "detector", "protocol", "domain", "test_id", "red_light", maintain_order=True
-    ):
-        detector, protocol, domain, test, red_light = key
+    place = ("detector", "protocol", "domain", "test_id", "red_light", "session_id")
+    for key, rows in corrected.group_by(*place, maintain_order=True):
+        detector, protocol, domain, test, red_light, _ = key
         nested: dict[str, dict[str, float | None]] = {}
         for metric, name, value in rows.select("metric", "name", "value").iter_rows():
             nested.setdefault(metric, {})[name] = value
@@ -275,14 +281,17 @@ def measure_program(shard: Shard, settings: ProgramSettings) -> Produced:
             test: nested["m_acc"]
             for (other, *place), theirs in trials.items()
             for test, red_light, nested in theirs
-            if other.partition("-")[0] == settings.baseline
+            if settings.baseline in (other, other.rpartition("-")[0])
             and (protocol, domain) == tuple(place)
             and not red_light
         }
         every = [
             Trial(nested, "given" if red_light else "system", base.get(test))
             for test, red_light, nested in found
+            if "m_num_stats" in nested
         ]
+        if not every:
+            continue
         rows += [
             (detector, protocol, domain, metric, value, len(every))
             for metric, value in program_metrics(every).items()

@@ -118,14 +118,16 @@ def measure_test(
     """Metrics in both forms, and characterization; empty where the results do not allow them.
 
     A CONDDA test is measured as one of K + 1 classes by its characterization, whose discovered
-    columns count as unknown.
+    columns count as unknown. A reaction baseline posts no detection: it has its accuracy alone.
     """
     kind = "classification" if "classification" in results else "characterization"
     nothing = METRICS.empty().drop("session_id", "test_id"), CHARACTERIZATION.empty()
-    if "detection" not in results or kind not in results:
+    if kind not in results:
         return nothing[0], nothing[1].drop("session_id", "test_id")
     novel = (test.truth[test.domain.novel].to_numpy() != 0).astype(np.int64)
-    chances = aligned(test, results["detection"], "detection")[:, 0]
+    chances = None
+    if "detection" in results:
+        chances = aligned(test, results["detection"], "detection")[:, 0]
     columns = columns_of(test, results[kind])
     if kind == "characterization":
         results = results | {kind: _as_wide_as_the_last(results[kind], columns)}
@@ -139,12 +141,17 @@ def measure_test(
         )
     else:
         try:
-            upstream = metrics_upstream.evaluate(chances, chosen, novel, test.labels)
+            if chances is None:
+                upstream = {"m_acc": metrics_upstream.m_acc(novel, chosen, test.labels)}
+            else:
+                upstream = metrics_upstream.evaluate(chances, chosen, novel, test.labels)
         except NoveltyError:
             upstream = {}  # the public code has no value for such a test
-    corrected = metrics.evaluate(
-        chances, chosen, novel, test.labels, columns, round_size(test.metadata, test.test_id)
-    )
+    size = round_size(test.metadata, test.test_id)
+    if chances is None:
+        corrected = {"m_acc": metrics.m_acc(novel, chosen, test.labels, columns, size)}
+    else:
+        corrected = metrics.evaluate(chances, chosen, novel, test.labels, columns, size)
     return metrics.long_form(upstream, corrected), clusters
 
 

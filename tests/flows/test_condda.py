@@ -166,3 +166,47 @@ def test_sessions_that_cannot_be_measured_are_exported_and_named(built, tmp_path
     said = dict(refused.select("record", "message").iter_rows())
     assert "no ground truth" in said[f"{foreign}/OND.10.90001.2100554"]
     assert "cannot hold" in said[f"{narrow}/{test}"] and "lacks" in said[f"{short}/{test}"]
+
+
+def test_each_session_counts_and_a_baseline_needs_no_detection(built, tmp_path):
+    """The published reaction baseline posts classes alone, in a session of its own."""
+    from flows.condda import build
+
+    root, config = built
+    domain, test = "image_classification", "OND.1.1.1234"
+    harness = make_harness(root / "tests", tmp_path / "state")
+    file = harness.library.load(test, "OND", domain)
+    first = int(file.truth["detection"].arg_max())
+    for agent, noticed in (
+        ("reaction-base-0.1", None),
+        ("client-1", first),
+        ("client-1", first + 9),
+    ):
+        session = harness.session_request(
+            test_ids=[test], protocol="OND", domain=domain, novelty_detector_version=agent
+        )
+        width = file.metadata["known_classes"]
+        chosen = [label if label > 0 else 0 for label in file.labels]
+        posted = {
+            "classification": "".join(
+                f"{name},{','.join('1' if c == pick else '0' for c in range(width))}\n"
+                for name, pick in zip(file.names, chosen, strict=True)
+            ).encode()
+        }
+        if noticed is not None:
+            rows = enumerate(file.names)
+            lines = (f"{name},{int(row >= noticed)}\n" for row, name in rows)
+            posted["detection"] = "".join(lines).encode()
+        place = {"session_id": session, "test_id": test}
+        harness.post_results(result_files=posted, round_id=0, **place)
+        harness.complete_test(**place)
+    harness.store.close()
+    run = RunSettings(agents=(), baseline="reaction-base")
+    update = {"lake": tmp_path / "lake", "state": tmp_path / "state", "run": run}
+    build(config.model_copy(update=update))
+    program = table(tmp_path / "lake", "program")
+    assert set(program["detector"]) == {"client-1"} and set(program["tests"]) == {2}
+    values = dict(program.select("metric", "value").iter_rows())
+    assert values["M2"] == 100 and values["M1"] == 4.5 and values["M3"] == 1.0
+    measured = table(tmp_path / "lake", "metrics").group_by("session_id").agg(pl.col("metric"))
+    assert sorted(len(set(names)) for names in measured["metric"]) == [1, 8, 8]
