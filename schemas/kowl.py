@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 import pyarrow as pa
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from schemas.config import Settings
 from schemas.increments import IncrementSettings
@@ -439,9 +439,14 @@ class UnifySettings(Settings):
     split_rule: Literal["first_come", "most_recent"] = "first_come"
     """Which release, and split of it, a clip belongs to."""
     renames: tuple[str, ...] = ("kinetics400_renames", "football_case")
-    """Rename tables, applied in this order to the chosen label."""
+    """Rename tables, applied in this order to the chosen label; `none` renames nothing."""
     rename_tables: dict[str, tuple[Rename, ...]] = Field({})
     """Own rename tables by name (in --config), to be named in `renames`."""
+
+    @field_validator("renames", mode="before")
+    @classmethod
+    def _none_is_none(cls, value: object) -> object:
+        return () if value in ("", "none", [""], ["none"], ("",), ("none",)) else value
 
     @model_validator(mode="after")
     def _tables_are_used(self) -> "UnifySettings":

@@ -107,6 +107,12 @@ def test_renames_touch_only_labels_from_their_release():
         unify(listed, ORDER, UnifySettings(renames=("football",)))
 
 
+@pytest.mark.parametrize("said", ["none", "", ["none"], [""], []])
+def test_no_renames_can_be_said(said):
+    config = make_config(Config, {"lists": ".", "unify": {"renames": said}})
+    assert config.unify.renames == ()
+
+
 def test_own_rename_tables_come_with_the_configuration():
     listed = rows(
         ("kinetics400", "train", "tying tie", "a", 0), ("mine", "train", "knotting ties", "b", 0)
