@@ -5,6 +5,7 @@ in `currentColor`, the colour of the text around them. Same data, same bytes: no
 """
 
 import io
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,7 @@ DASHES = ("-", "--", ":", "-.")
 MOST_CURVE_POINTS = 250
 MOST_SCATTER_POINTS = 4000
 MOST_LABEL_LETTERS = 32
+THUMBNAIL_LETTERS = 22
 
 _INK = "#010203"  # stands for currentColor, which matplotlib does not know
 _STYLE = {
@@ -506,7 +508,7 @@ def cloud_gallery(clouds: Sequence[Floats], titles: Sequence[str], columns: int 
             axes.scatter(
                 (points @ right)[order],
                 (points @ up)[order],
-                s=1.6,
+                s=3,
                 color=COLOURS[0],
                 alpha=shade[order],
                 lw=0,
@@ -514,9 +516,10 @@ def cloud_gallery(clouds: Sequence[Floats], titles: Sequence[str], columns: int 
             )
             axes.set_aspect("equal")
             axes.set(xlim=(-1.05, 1.05), ylim=(-1.05, 1.05))
-            axes.set_title(titles[place], fontsize=8)
+            lines = textwrap.wrap(titles[place], THUMBNAIL_LETTERS, max_lines=2, placeholder=" …")
+            axes.set_title("\n".join(lines), fontsize=8)
 
-    return svg(9, 1.75 * rows, paint)
+    return svg(9, 1.9 * rows, paint)
 
 
 def marked_lines(

@@ -70,3 +70,9 @@ def test_legends_have_as_many_columns_as_fit():
     assert plots._legend_columns(["ab"] * 4) == 4
     assert plots._legend_columns(["x" * 50] * 4) == 2
     assert plots._legend_columns(["x" * 300] * 4) == 1
+
+
+def test_titles_of_thumbnails_are_wrapped() -> None:
+    clouds = [np.zeros((3, 3))] * 6
+    said = words(plots.cloud_gallery(clouds, ["bathtub (modelnet40_resampled)"] * 5 + ["a"]))
+    assert said == ["bathtub", "(modelnet40_resampled)"] * 5 + ["a"]
