@@ -53,9 +53,14 @@ def build(config: Config) -> None:
         listings = []
         for name, path in config.source.items():
             source = build.source(path, limits=ARCHIVE_LIMITS)
-            listings.append(list_images(name, source, wanted=wanted, class_names=names))
-            if left := listings[-1].left_out:
-                print(f"  {name}: {left:,} images of classes in no subset", file=sys.stderr)
+            found = list_images(name, source, wanted=wanted, class_names=names)
+            for count, what in (
+                (found.left_out, "images of classes in no subset"),
+                (found.unlabelled, "test images without labels"),
+            ):
+                if count:
+                    print(f"  {name}: {count:,} {what}", file=sys.stderr)
+            listings.append(found)
         build.run(read_images, plan_image_shards(listings), config.pictures)
 
         subsets = resolve_subsets(declared, build.read("images"), config.subsets)

@@ -5,16 +5,21 @@ holds many (CIFAR-10 batches, STL-10).
 """
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal, Self
 
 import polars as pl
 import pyarrow as pa
-from pydantic import Field
+from pydantic import AfterValidator, Field, model_validator
 
 from schemas.config import Settings
 from schemas.table import Column, Reference, Rule, Table
 from schemas.tables import SPLIT_NAMES
 
+# One run each: a seed that is named twice counts once.
+Seeds = Annotated[
+    tuple[Annotated[int, Field(ge=0)], ...],
+    AfterValidator(lambda seeds: tuple(dict.fromkeys(seeds))),
+]
 ROLES = ("normal", "anomaly")
 ENCODINGS = ("png", "jpeg")
 
@@ -77,6 +82,20 @@ PICTURES = Table(
     row_group_rows=1024,
 )
 
+THUMBNAILS = Table(
+    name="thumbnails",
+    description="Every picture once more, small, to look at: galleries need not read `pictures`.",
+    columns=(
+        Column("image_id", pa.string(), "Image"),
+        Column("width", pa.int32(), "Width", unit="pixel", minimum=1),
+        Column("height", pa.int32(), "Height", unit="pixel", minimum=1),
+        Column("data", pa.binary(), "The thumbnail, a JPEG"),
+    ),
+    key=("image_id",),
+    references=(Reference(("image_id",), "images", ("image_id",)),),
+    row_group_rows=8192,
+)
+
 TRIALS = Table(
     name="trials",
     description="Which image serves how when one member of a subset is held out as the anomaly.",
@@ -137,7 +156,7 @@ OUTPUTS = Table(
     key=("subset", "trial", "network", "auxiliary", "seed", "split", "image_id"),
 )
 
-TABLES = (IMAGES, PICTURES, TRIALS, OUTPUTS)
+TABLES = (IMAGES, PICTURES, THUMBNAILS, TRIALS, OUTPUTS)
 
 
 class PictureSettings(Settings):
@@ -151,6 +170,8 @@ class PictureSettings(Settings):
     """png loses nothing, jpeg is smaller; auto: png where the size is kept, else jpeg."""
     quality: int = Field(95, ge=1, le=100)
     """Quality of jpeg."""
+    thumbnail: int = Field(64, ge=8)
+    """Longer side of a thumbnail; smaller pictures keep their size."""
     max_pixels: int = Field(1 << 26, ge=1)
     """An image whose header declares more is refused."""
     max_file_bytes: int = Field(1 << 29, ge=1)
@@ -190,6 +211,8 @@ class OdinChoice(Settings):
     """Length of the step (paper: 5e-5)."""
     space: Literal["pixel255", "pixel1", "normalised"] | None = None
     """What the step is measured in: pixels of 0-255, pixels of 0-1, or normalised values."""
+    whole_picture: bool = False
+    """Score the picture before its middle is cut out, as the released code of CPC does."""
 
 
 class DetectionChoice(Settings):
@@ -214,7 +237,7 @@ class DetectionChoice(Settings):
     odin: OdinChoice = OdinChoice()
     scores: tuple[str, ...] = ("all",)
     """Post-hoc scores by the names of their files in tasks/posthoc, or all that apply."""
-    seeds: tuple[int, ...] = (0, 1, 2)
+    seeds: Seeds = (0, 1, 2)
     """Seeds of training, one network each; the paper has three."""
     device: str = "auto"
     """`auto`, `cpu` or `cuda`."""
@@ -237,7 +260,7 @@ class Config(Settings):
     """members: of ImageNet only the classes that a subset names are read."""
     pictures: PictureSettings = PictureSettings()
     trials: TrialSettings = TrialSettings()
-    seeds: tuple[int, ...] = (0, 1, 2)
+    seeds: Seeds = (0, 1, 2)
     """Seeds of the baseline, one run of each trial with each."""
     trivial_baseline: bool = True
     """Score every trial with the trivial baseline."""
@@ -245,6 +268,13 @@ class Config(Settings):
     detection: DetectionChoice = DetectionChoice()
     max_reject_share: float = Field(0.25, ge=0, le=1)
     """Share of images that may go to quarantine before the build stops."""
+
+    @model_validator(mode="after")
+    def _names_of_sources(self) -> Self:
+        for name in self.source:
+            if not name.partition(".")[0] or "/" in name:
+                raise ValueError(f"source {name!r}: expected a NAME or NAME.PART without /")
+        return self
 
     @classmethod
     def demo(cls, sample: Path) -> "Config":

@@ -68,7 +68,7 @@ def score_baseline(shard: Shard, settings: GaussianSettings) -> Produced:
     """Score the test images of every trial of a subset with the trivial baseline."""
     from threadpoolctl import threadpool_limits
 
-    trials = _with_training(shard.read("trials").sort("trial", "split", "image_id"))
+    trials = _scorable(shard.read("trials").sort("trial", "split", "image_id"))
     files = [part.path for part in shard.parts if part.table == "pictures"]
     scores = SCORES.empty()
     if not trials.is_empty():
@@ -83,12 +83,17 @@ def score_baseline(shard: Shard, settings: GaussianSettings) -> Produced:
     return Produced({"scores": scores}, scores.height)
 
 
-def _with_training(trials: pl.DataFrame) -> pl.DataFrame:
-    """The trials that have a Gaussian: of one training image there is no covariance."""
-    count = (pl.col("split") == "train").sum().over("trial")
-    for name in trials.filter(count < 2)["trial"].unique().sort():
-        print(f"  {name}: no baseline, as it has less than 2 training images", file=sys.stderr)
-    return trials.filter(count >= 2)
+def _scorable(trials: pl.DataFrame) -> pl.DataFrame:
+    """The trials that have a Gaussian (of one image there is no covariance) and a test image."""
+    train, test = ((pl.col("split") == name).sum().over("trial") for name in ("train", "test"))
+    ready = (train >= 2) & (test >= 1)
+    if names := trials.filter(~ready)["trial"].unique().sort().to_list():
+        print(
+            f"  {', '.join(names)}: no baseline, as less than 2 training images or no test image "
+            "are there",
+            file=sys.stderr,
+        )
+    return trials.filter(ready)
 
 
 def _pictures_of(

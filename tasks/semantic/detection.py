@@ -16,7 +16,6 @@ import polars as pl
 from numpy.typing import NDArray
 
 from schemas.config import Settings
-from schemas.errors import ConfigError
 from schemas.semantic import LAST_EPOCHS, OUTPUTS, TEST_MEASURES, DetectionChoice
 from schemas.tables import METRICS, SCORES, SPLIT_NAMES, TRAINING
 from tasks import posthoc
@@ -55,17 +54,16 @@ def training_choice(choice: DetectionChoice) -> TrainingChoice:
 
 
 def score_choice(choice: DetectionChoice, trials: pl.DataFrame) -> ScoreChoice:
-    """The scores asked for; of `all` those that need validation pictures only where there are."""
-    every = "all" in choice.scores
-    wanted = sorted(set(posthoc.names() if every else choice.scores))
+    """The scores asked for; those that need validation pictures may have to do without."""
+    wanted = sorted(set(posthoc.names() if "all" in choice.scores else choice.scores))
     if "valid" not in set(trials["split"]):
         lacking = [name for name in wanted if "valid" in posthoc.find(name).needs]
-        said = f"{', '.join(lacking)} needs validation pictures (--trials.validation paper)"
-        if lacking and not every:
-            raise ConfigError(f"detection.scores: {said}")
         if lacking:
-            print(f"  left out: {said}", file=sys.stderr)
-        wanted = [name for name in wanted if name not in lacking]
+            print(
+                f"  {', '.join(lacking)}: no validation pictures, so training pictures take their "
+                "place (--trials.validation paper sets some aside)",
+                file=sys.stderr,
+            )
     return ScoreChoice(scores=tuple(wanted), threads=choice.threads)
 
 
@@ -191,7 +189,7 @@ def pass_pictures(shard: Shard, settings: TrainingChoice) -> Produced:
     return Produced({"outputs": table}, table.height)
 
 
-@stage(writes=(SCORES,), version=1)
+@stage(writes=(SCORES,), version=2)
 def score_outputs(shard: Shard, settings: ScoreChoice) -> Produced:
     """Every score of one network from its cached outputs."""
     from tasks.semantic.training import load
@@ -205,8 +203,8 @@ def score_outputs(shard: Shard, settings: ScoreChoice) -> Produced:
     head = load(shard.part(MODEL).path, device="cpu").head()
     labels = train["label"].to_numpy().astype(np.int64)
     # Anomalies are in valid too, for choosing by; scores are fitted to normal pictures only.
-    valid = rows["valid"].drop_nulls("label") if "valid" in rows else None
-    reference = Reference(_arrays(train), labels, None if valid is None else _arrays(valid), head)
+    valid = rows["valid"].drop_nulls("label") if "valid" in rows else train
+    reference = Reference(_arrays(train), labels, _arrays(valid), head)
     cached = _arrays(test)
     classes = dict(train.select("label", "class").unique().iter_rows())
     scored = []
@@ -215,9 +213,6 @@ def score_outputs(shard: Shard, settings: ScoreChoice) -> Produced:
             told, novelty = cached.logits.argmax(1), test["odin"].to_numpy()
         else:
             score = posthoc.find(name)()
-            if "valid" in score.needs and valid is None:
-                print(f"  {shard.name}: {name} needs validation pictures", file=sys.stderr)
-                continue
             score.fit(reference)
             told, novelty = score.predicted(cached), score.score(cached)
         scored.append(_scores(test, shard.about, name, novelty, told, classes))

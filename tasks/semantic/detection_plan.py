@@ -46,6 +46,11 @@ def check_choice(
     sources: Iterable[str],
 ) -> None:
     """Names that can be known to be wrong before anything is read."""
+    datasets = [source.partition(".")[0] for source in sources]
+    there = list(dict.fromkeys([*(subset.name for subset in declared), *datasets]))
+    for name in chosen:
+        if name not in there:
+            raise ConfigError(f"subsets: {name!r} is unknown; there are {', '.join(there)}")
     if not choice.auxiliary:
         return
     chosen_tasks(choice)
@@ -54,8 +59,6 @@ def check_choice(
             posthoc.find(name)
     if not choice.seeds:
         raise ConfigError("detection.seeds is empty; name one seed or more")
-    datasets = [source.partition(".")[0] for source in sources]
-    there = list(dict.fromkeys([*(subset.name for subset in declared), *datasets]))
     for name in choice.subsets:
         if name not in there:
             raise ConfigError(

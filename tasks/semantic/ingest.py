@@ -1,4 +1,4 @@
-"""Raw image sets to the tables IMAGES and PICTURES (spec semantic 2, Data).
+"""Raw image sets to the tables IMAGES, PICTURES and THUMBNAILS (spec semantic 2, Data).
 
 Enters: listings of sources (`tasks.semantic.sources`). Leaves: shards of image files, decoded in
 child processes that may hang, crash or eat memory, and shards of files of many images. What cannot
@@ -9,7 +9,7 @@ A bucket of image files is a prefix of the hash of the image id, one bit longer 
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -17,11 +17,11 @@ import numpy as np
 import polars as pl
 
 from schemas.errors import RecordError
-from schemas.semantic import IMAGES, PICTURES, PictureSettings
+from schemas.semantic import IMAGES, PICTURES, THUMBNAILS, PictureSettings
 from storage.raw import open_raw
 from tasks.native.pool import Limits, Outcome, run_batch
 from tasks.raw_files import ARCHIVE_LIMITS, hash_buckets, on_disk
-from tasks.semantic.pictures import cut_square, encode
+from tasks.semantic.pictures import ENCODED, cut_square, encoded
 from tasks.semantic.records import (
     CIFAR_RECORD,
     STL_PIXELS,
@@ -36,6 +36,7 @@ PICTURES_PER_SHARD = 1024
 RECORDS_PER_SHARD = 5000
 CHUNK = 32
 REFUSED = "refused"
+KEPT = ("size", "data", "thumbnail_size", "thumbnail")
 RECORD_BYTES = {"cifar_binary": CIFAR_RECORD, "stl": STL_PIXELS}
 FORMAT_NAMES = {"cifar_binary": "cifar10", "cifar_python": "cifar10", "stl": "stl10"}
 
@@ -123,7 +124,7 @@ def _record_shards(listing: Listing, record: RecordFile) -> Iterator[Shard]:
 # ---------------------------------------------------------------- the stage
 
 
-@stage(writes=(IMAGES, PICTURES), version=1)
+@stage(writes=(IMAGES, PICTURES, THUMBNAILS), version=2)
 def read_images(shard: Shard, settings: PictureSettings) -> Produced:
     """Read some images and keep them as pictures of their final size."""
     if shard.name.endswith(f"/{REFUSED}"):
@@ -138,7 +139,7 @@ def read_images(shard: Shard, settings: PictureSettings) -> Produced:
 
 
 class _Rows:
-    """Rows of both tables and refusals, as they are gathered."""
+    """Rows of the tables and refusals, as they are gathered."""
 
     def __init__(self, source: str, dataset: str, settings: PictureSettings):
         self.source, self.dataset, self.settings = source, dataset, settings
@@ -148,16 +149,21 @@ class _Rows:
             self.encoding = "png" if self.side is None else "jpeg"
         self.images: list[dict[str, Any]] = []
         self.pictures: list[tuple[Any, ...]] = []
+        self.thumbnails: list[tuple[Any, ...]] = []
         self.rejects: list[Reject] = []
 
-    def add(self, image: dict[str, Any], size: Sequence[int], data: bytes) -> None:
+    def add(self, image: dict[str, Any], kept: Mapping[str, Any]) -> None:
+        """`kept`: size and bytes of picture and thumbnail, as `encoded` gives them."""
+        key = image["image_id"]
         self.images.append({**image, "source": self.source, "dataset": self.dataset})
-        self.pictures.append((image["image_id"], *size, self.encoding, data))
+        self.pictures.append((key, *kept["size"], self.encoding, kept["data"]))
+        self.thumbnails.append((key, *kept["thumbnail_size"], kept["thumbnail"]))
 
     def produced(self) -> Produced:
         images = pl.DataFrame(self.images, schema=IMAGES.polars_schema)
         pictures = pl.DataFrame(self.pictures, schema=PICTURES.polars_schema, orient="row")
-        tables = {IMAGES.name: images, PICTURES.name: pictures}
+        thumbnails = pl.DataFrame(self.thumbnails, schema=THUMBNAILS.polars_schema, orient="row")
+        tables = {IMAGES.name: images, PICTURES.name: pictures, THUMBNAILS.name: thumbnails}
         return Produced(tables, images.height + len(self.rejects), self.rejects)
 
 
@@ -183,6 +189,7 @@ def _read_files(shard: Shard, rows: _Rows) -> None:
                 "side": rows.side,
                 "encoding": rows.encoding,
                 "quality": settings.quality,
+                "thumbnail": settings.thumbnail,
                 "max_pixels": settings.max_pixels,
             }
             for entry, path in readable
@@ -200,8 +207,8 @@ def _read_files(shard: Shard, rows: _Rows) -> None:
                 "file": entry.file,
                 "row": None,
             }
-            size, data = value.pop("size"), value.pop("data")
-            rows.add(about | value, size, data)
+            kept = {name: value.pop(name) for name in KEPT}
+            rows.add(about | value, kept)
 
 
 def _decoded(items: list[dict[str, Any]], settings: PictureSettings) -> Iterator[dict[str, Any]]:
@@ -235,9 +242,9 @@ def _unpacked(value: dict[str, Any]) -> Iterator[dict[str, Any]]:
     start = 0
     for found in value["found"]:
         if "rule" not in found:
-            stop = start + found.pop("bytes")
-            found["data"] = value["data"][start:stop]
-            start = stop
+            for name, length in zip(ENCODED, found.pop("bytes"), strict=True):
+                found[name] = value["data"][start : start + length]
+                start += length
         yield found
 
 
@@ -278,7 +285,8 @@ def _read_records(shard: Shard, rows: _Rows) -> None:
             "converted": None,
             "digest": hashlib.sha256(pixels.tobytes()).hexdigest(),
         }
-        rows.add(about, picture.size, encode(picture, rows.encoding, rows.settings.quality))
+        how = rows.encoding, rows.settings.quality, rows.settings.thumbnail
+        rows.add(about, encoded(picture, *how))
     if records.rest and stop is None:
         message = f"{records.rest} bytes follow the last whole record; fetch the file again"
         rows.rejects.append(Reject(record.file, "truncated", message))

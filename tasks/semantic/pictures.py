@@ -1,7 +1,8 @@
 """One raw image file to one picture: 8-bit RGB of its final size, encoded (spec semantic 2, Data).
 
-Enters: a path and how the picture is to be. Leaves: what the file is, what had to be converted and
-the encoded bytes, or a RecordError. `read_pictures` runs in a child process (`tasks.native.pool`).
+Enters: a path and how the picture is to be. Leaves: what the file is, what had to be converted, the
+encoded bytes and a thumbnail, or a RecordError. `read_pictures` runs in a child process
+(`tasks.native.pool`).
 
 The shorter side is scaled to `side` and the middle square kept, in one step: only that square is
 resampled, so an image of 1 x 50,000 pixels costs no more than any other. What the file is comes
@@ -33,22 +34,24 @@ TURNS = {
     2: "FLIP_LEFT_RIGHT", 3: "ROTATE_180", 4: "FLIP_TOP_BOTTOM", 5: "TRANSPOSE", 6: "ROTATE_270",
     7: "TRANSVERSE", 8: "ROTATE_90",
 }  # fmt: skip
+THUMBNAIL_QUALITY = 85
+ENCODED = ("data", "thumbnail")
 DEEP_MODES = ("I;16", "I;16B", "I;16L", "I")
 
 
 def read_picture(item: dict[str, Any], out: Path) -> dict[str, Any]:
     """`item`: path, suffix (of the raw name), side (None keeps the size), encoding, quality,
-    max_pixels."""
+    thumbnail (its longer side), max_pixels."""
     raw = Path(item["path"]).read_bytes()
     if not raw:
         raise RecordError("empty_file", "the file is empty")
-    image, found = _opened(raw, item["max_pixels"])
+    image, found, deep = _opened(raw, item["max_pixels"])
     width, height = image.size
     notes = []
     if (named := SUFFIXES.get(item["suffix"])) != found:
         notes.append(f"{found} under the suffix of {named or 'no image'}")
     mode = image.mode
-    picture, more = _as_rgb(image)
+    picture, more = _as_rgb(image, deep)
     if item["side"] is not None:
         picture = cut_square(picture, item["side"])
     return {
@@ -58,31 +61,35 @@ def read_picture(item: dict[str, Any], out: Path) -> dict[str, Any]:
         "mode": mode,
         "converted": "; ".join(notes + more) or None,
         "digest": hashlib.sha256(raw).hexdigest(),
-        "size": list(picture.size),
-        "data": encode(picture, item["encoding"], item["quality"]),
+        **encoded(picture, item["encoding"], item["quality"], item["thumbnail"]),
     }
 
 
 def read_pictures(item: dict[str, Any], out: Path) -> dict[str, Any]:
     """`read_picture` of each of `item["images"]`: one result for many spares most of its cost.
 
-    `found` has what was read, or rule and message; `data` the pictures that were read, in turn.
+    `found` has what was read, or rule and message; `data` each picture that was read and its
+    thumbnail, in turn.
     """
     found: list[dict[str, Any]] = []
-    encoded: list[bytes] = []
+    data: list[bytes] = []
     for image in item["images"]:
         try:
             value = read_picture(image, out)
         except RecordError as error:
             found.append({"rule": error.rule, "message": error.message})
             continue
-        encoded.append(value.pop("data"))
-        found.append(value | {"bytes": len(encoded[-1])})
-    return {"found": found, "data": b"".join(encoded)}
+        both = [value.pop(name) for name in ENCODED]
+        data += both
+        found.append(value | {"bytes": [len(one) for one in both]})
+    return {"found": found, "data": b"".join(data)}
 
 
-def _opened(raw: bytes, max_pixels: int) -> tuple["Image", str]:
-    """The whole first frame, decoded, and its format; its size is known before it is decoded."""
+def _opened(raw: bytes, max_pixels: int) -> tuple["Image", str, bool]:
+    """The whole first frame, decoded, its format, and whether the file has 16 bits a channel.
+
+    Its size is known before it is decoded.
+    """
     from PIL import UnidentifiedImageError
 
     with _own_limit() as open_image:
@@ -96,12 +103,23 @@ def _opened(raw: bytes, max_pixels: int) -> tuple["Image", str]:
         if width * height > max_pixels:
             message = f"declares {width} x {height} pixels, expected at most {max_pixels} in all"
             raise RecordError("too_many_pixels", message)
+        deep = _is_deep(image)
         try:
             image.load()
         except (OSError, SyntaxError, ValueError, EOFError) as error:
             raise RecordError("damaged_image", f"cannot be decoded: {error}") from None
     found = (image.format or "").lower()
-    return image, "jpeg" if found == "mpo" else found  # MPO: a JPEG followed by others
+    if found == "mpo":  # a JPEG followed by others
+        found = "jpeg"
+    return image, found, deep
+
+
+def _is_deep(image: "Image") -> bool:
+    """Pillow cuts colours of 16 bits to 8 and tells it only before it decodes: in `tile`."""
+    told = [(tile[0], tile[3]) for tile in getattr(image, "tile", ())]
+    if image.format == "PPM":  # ("ppm", (channels, largest value))
+        return any(codec.startswith("ppm") and args[-1] > 255 for codec, args in told)
+    return image.format in ("PNG", "TIFF") and any(";16" in str(args) for _, args in told)
 
 
 @contextmanager
@@ -119,7 +137,7 @@ def _own_limit() -> Iterator[Callable[..., "Image"]]:
         Image.MAX_IMAGE_PIXELS = before
 
 
-def _as_rgb(image: "Image") -> tuple["Image", list[str]]:
+def _as_rgb(image: "Image", deep: bool) -> tuple["Image", list[str]]:
     from PIL import Image
 
     notes = []
@@ -141,6 +159,8 @@ def _as_rgb(image: "Image") -> tuple["Image", list[str]]:
         notes.append("16 bits a channel")
     elif image.mode == "F":
         raise RecordError("too_deep", "pixels are floating-point numbers, expected 8 or 16 bits")
+    elif deep:
+        notes.append("16 bits a channel")
     if image.mode != "RGB":
         alpha = image.mode in ("LA", "PA", "RGBA", "RGBa", "La") or "transparency" in image.info
         notes.append(f"{image.mode} to RGB" + (", transparency dropped" if alpha else ""))
@@ -159,6 +179,18 @@ def cut_square(image: "Image", side: int) -> "Image":
     if image.size == (side, side):
         return image
     return image.resize((side, side), Image.Resampling.BILINEAR, box=box)
+
+
+def encoded(picture: "Image", encoding: str, quality: int, thumbnail: int) -> dict[str, Any]:
+    """A picture of its final size and its thumbnail: the size and the bytes of both."""
+    small = picture.copy()
+    small.thumbnail((thumbnail, thumbnail))
+    return {
+        "size": list(picture.size),
+        "data": encode(picture, encoding, quality),
+        "thumbnail_size": list(small.size),
+        "thumbnail": encode(small, "jpeg", THUMBNAIL_QUALITY),
+    }
 
 
 def encode(image: "Image", encoding: str, quality: int) -> bytes:

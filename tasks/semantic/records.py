@@ -84,10 +84,18 @@ class _Array:
 
     def __setstate__(self, state: Any) -> None:
         _, shape, kind, column_major, data = state
-        if not isinstance(kind, _Type) or not isinstance(data, bytes):
+        self.take(data, kind, shape, "F" if column_major else "C")
+
+    def take(self, data: Any, kind: Any, shape: Any, order: Any) -> "_Array":
+        if not isinstance(kind, _Type) or not isinstance(data, bytes | bytearray):
             raise RecordError("unsafe_pickle", "holds an array that is not one of plain bytes")
-        order = "F" if column_major else "C"
         self.values = np.frombuffer(data, np.uint8).reshape(shape, order=order)
+        return self
+
+
+def _from_buffer(data: Any, kind: Any, shape: Any, order: Any) -> _Array:
+    """Stands for numpy's function of that name: how protocol 5 writes an array."""
+    return _Array().take(data, kind, shape, order)
 
 
 def _latin_bytes(text: Any, encoding: Any = "latin1") -> bytes:
@@ -102,6 +110,8 @@ _STAND_INS = {
     ("numpy", "dtype"): _Type,
     ("numpy.core.multiarray", "_reconstruct"): _Array,
     ("numpy._core.multiarray", "_reconstruct"): _Array,
+    ("numpy.core.numeric", "_frombuffer"): _from_buffer,
+    ("numpy._core.numeric", "_frombuffer"): _from_buffer,
     ("_codecs", "encode"): _latin_bytes,
 }
 

@@ -1,6 +1,6 @@
 """What only semantic anomalies show: what was read, contact sheets, trials, baseline, networks.
 
-Enters: the tables images, pictures, trials, metrics, training. Leaves: report sections.
+Enters: the tables images, thumbnails, trials, metrics, training. Leaves: report sections.
 """
 
 import io
@@ -116,7 +116,7 @@ def _contact_sheet(read: Read, named: pl.DataFrame) -> Html:
         for (name,), own in named.sort("name", "image_id").group_by("name", maintain_order=True)
     }
     wanted = pl.concat(list(ids.values()))
-    found = read("pictures", ["image_id", "data"], pl.col("image_id").is_in(wanted.implode()))
+    found = read("thumbnails", ["image_id", "data"], pl.col("image_id").is_in(wanted.implode()))
     data = dict(found.iter_rows()) if found is not None else {}
     return gallery(
         [
@@ -132,7 +132,7 @@ def _strip(encoded: list[bytes]) -> bytes:
 
     strip = Image.new("RGB", (SHOWN * TILE, TILE), (128, 128, 128))
     for place, data in enumerate(encoded):
-        with Image.open(io.BytesIO(data), formats=("PNG", "JPEG")) as picture:
+        with Image.open(io.BytesIO(data), formats=("JPEG",)) as picture:
             tile = picture.resize((TILE, TILE), Image.Resampling.BICUBIC)
         strip.paste(tile, (place * TILE, 0))
     buffer = io.BytesIO()

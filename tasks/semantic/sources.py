@@ -3,7 +3,8 @@
 Enters: a folder or archive and its name: `cifar10`, `stl10`, `imagenet`, or a name of one's own for
 a folder tree; `NAME.PART` is a further source of the same data set. Leaves: a `Listing`. No image
 is opened. Every file ends as an image, as a file of images, as a known companion or as a refusal;
-only classes of ImageNet that no subset names are passed over, and counted in `left_out`.
+only classes of ImageNet that no subset names, and its test images, which have no labels, are passed
+over, and counted in `left_out` and `unlabelled`.
 
 ILSVRC's val is the test set of the benchmark, so `val` of `imagenet` is test; elsewhere valid.
 """
@@ -19,8 +20,11 @@ from storage.raw import RawFile, RawSource
 from tasks.semantic.pictures import SUFFIXES
 from tasks.semantic.records import CIFAR_CLASSES, STL_CLASSES
 
-OFFICIAL = {"train": "train", "training": "train", "val": "valid", "valid": "valid", "test": "test"}
-IMAGENET_SPLITS = OFFICIAL | {"val": "test"}
+OFFICIAL = {
+    "train": "train", "training": "train", "val": "valid", "valid": "valid", "validation": "valid",
+    "test": "test", "testing": "test",
+}  # fmt: skip
+IMAGENET_SPLITS = OFFICIAL | {"val": "test", "validation": "test"}
 CIFAR_BATCH = re.compile(r"(?:.*/)?(?P<stem>data_batch_[1-5]|test_batch)(?P<binary>\.bin)?")
 STL_PIXEL_FILE = re.compile(r"(?P<stem>(?:.*/)?(?P<split>train|test))_X\.bin")
 WNID = re.compile(r"n\d{8}")
@@ -35,7 +39,11 @@ COMPANIONS = {
     "batches.meta", "batches.meta.txt", "readme.html", "class_names.txt", "fold_indices.txt",
     "unlabeled_X.bin", "wnids.txt", *VAL_LISTS, *NAME_LISTS,
 }  # fmt: skip
-BOXES = re.compile(r"n\d{8}_boxes\.txt")
+# Boxes of Tiny ImageNet, and what lies beside the images of ILSVRC.
+BESIDE_IMAGENET = re.compile(
+    r"(?:.*/)?(?:n\d{8}_boxes\.txt|Annotations/.*\.xml|ImageSets/.*\.txt"
+    r"|LOC_(?:train_solution|sample_submission)\.csv)"
+)
 
 
 class Entry(NamedTuple):
@@ -76,6 +84,7 @@ class Listing:
     records: tuple[RecordFile, ...]
     refused: tuple[Refused, ...]
     left_out: int = 0
+    unlabelled: int = 0
     files: Mapping[str, RawFile] = field(default_factory=dict, repr=False)
 
 
@@ -97,7 +106,7 @@ class _Found:
         self.records: list[RecordFile] = []
         self.refused = [Refused(s.name, "unreadable", s.reason) for s in source.skipped]
         self.seen: set[str] = set()
-        self.left_out = 0
+        self.left_out = self.unlabelled = 0
 
     def add(self, path: PurePosixPath, class_: str, name: str | None, split: str | None) -> None:
         image = "/".join((self.dataset, *path.with_suffix("").parts))
@@ -138,7 +147,7 @@ class _Found:
                 first[entry.image_id] = entry
         for name in sorted(self.files.keys() - self.seen):
             base = name.rpartition("/")[2]
-            if base not in COMPANIONS and not BOXES.fullmatch(base):
+            if base not in COMPANIONS and not BESIDE_IMAGENET.fullmatch(name):
                 message = f"not an image of this source; expected {expected}"
                 self.refused.append(Refused(name, "unrecognised_file", message))
         if not first and not self.records:
@@ -156,6 +165,7 @@ class _Found:
             tuple(sorted(self.records)),
             tuple(sorted(self.refused)),
             self.left_out,
+            self.unlabelled,
             {name: self.files[name] for name in sorted(used)},
         )
 
@@ -228,14 +238,17 @@ def _list_imagenet(found: _Found) -> Listing:
         if wnid is None:
             tiny, official = listed.values()
             wnid = tiny.get(path.name) or official.get(path.stem)
-        if wnid is None:
+        splits = [IMAGENET_SPLITS[p.lower()] for p in folders if p.lower() in IMAGENET_SPLITS]
+        if wnid is None and "test" in (part.lower() for part in folders):
+            found.seen.add(str(path))
+            found.unlabelled += 1
+        elif wnid is None:
             message = "no folder, file name or list (val_annotations.txt, LOC_val_solution.csv)"
             found.refuse(str(path), "no_class", f"{message} tells its wnid")
         elif found.wanted is not None and not {wnid, names.get(wnid, wnid)} & set(found.wanted):
             found.seen.add(str(path))
             found.left_out += 1
         else:
-            splits = [IMAGENET_SPLITS[p.lower()] for p in folders if p.lower() in IMAGENET_SPLITS]
             found.add(path, wnid, names.get(wnid), splits[0] if splits else None)
     return found.listing("<train|val>/<wnid>/<image>")
 

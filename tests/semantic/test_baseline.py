@@ -17,6 +17,7 @@ from storage.raw import open_raw
 from tasks.detection import evaluate_scores, plan_evaluation
 from tasks.semantic.baseline import (
     Sums,
+    _scorable,
     evaluation,
     negative_log_density,
     noisy,
@@ -101,6 +102,13 @@ def test_trials_without_training_images_are_left_out(tmp_path, capsys):
     ]  # fmt: skip
     assert scores.filter(seed=0)["novel"].sum() == 2 and scores.height == 8
     assert "many: no baseline" in capsys.readouterr().err
+
+
+def test_trials_without_test_images_are_left_out_with_a_sentence(capsys):
+    rows = [("a", "train"), ("a", "train"), ("b", "train"), ("b", "train"), ("b", "test")]
+    trials = pl.DataFrame(rows, schema=["trial", "split"], orient="row")
+    assert _scorable(trials)["trial"].unique().to_list() == ["b"]
+    assert "a: no baseline" in capsys.readouterr().err
 
 
 def published() -> dict[str, float]:

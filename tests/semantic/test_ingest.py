@@ -1,5 +1,6 @@
 """Raw image sets to tables: every image is a row or a refusal, one new image costs one shard."""
 
+import io
 import pickle
 import shutil
 import tarfile
@@ -13,6 +14,7 @@ from PIL import Image
 from schemas.errors import ConfigError, LakeError
 from schemas.semantic import PictureSettings
 from storage.raw import open_raw
+from storage.tables import current_version
 from tasks.sample.semantic import bad_semantic_records, write_semantic
 from tasks.semantic import ingest
 from tasks.semantic.cache import PictureCache
@@ -96,6 +98,23 @@ def test_stl_pixels_come_back_bit_for_bit(sample, tmp_path, monkeypatch):
     folder = sample / "stl10"
     raw = read_stl((folder / "train_X.bin").read_bytes(), (folder / "train_y.bin").read_bytes())
     assert np.array_equal(PictureCache.read(files, own["image_id"]).decode(), raw.pixels)
+
+
+def test_every_image_has_a_thumbnail(sample, tmp_path):
+    kinds = ("cifar10", "stl10", "imagenet")
+    how = PictureSettings(side=64, thumbnail=40)
+    images, *_ = built(tmp_path / "lake", how, **{kind: sample / kind for kind in kinds})
+    thumbnails = current_version(tmp_path / "lake", "semantic", "thumbnails").read()
+    assert thumbnails["image_id"].sort().equals(images["image_id"].sort())
+    sizes = thumbnails.select(
+        pl.col("image_id").str.split("/").list.first(), "width", "height"
+    ).unique()
+    assert sizes.sort("image_id").rows() == [
+        ("cifar10", 32, 32), ("imagenet", 40, 40), ("stl10", 40, 40),
+    ]  # fmt: skip
+    for row in thumbnails.sample(5, seed=0).to_dicts():
+        small = Image.open(io.BytesIO(row["data"]))
+        assert (small.format, *small.size) == ("JPEG", row["width"], row["height"])
 
 
 def test_a_python_archive_gives_the_same_images_as_the_binary_one(sample, tmp_path):

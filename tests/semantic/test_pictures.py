@@ -17,7 +17,7 @@ from schemas.semantic import PictureSettings
 from tasks.semantic import ingest
 from tasks.semantic.pictures import cut_square, read_picture
 
-HOW = {"side": None, "encoding": "png", "quality": 95, "max_pixels": 1 << 20}
+HOW = {"side": None, "encoding": "png", "quality": 95, "thumbnail": 64, "max_pixels": 1 << 20}
 
 
 def saved(image: Image.Image, kind: str, **options) -> bytes:
@@ -89,6 +89,40 @@ def test_sixteen_bits_keep_the_high_byte(tmp_path):
     found = read(tmp_path, saved(Image.fromarray(values), "PNG"), ".png")
     assert found["converted"] == "16 bits a channel; L to RGB" and found["mode"] == "I;16"
     assert np.array_equal(pixels(found)[..., 1], values >> 8)
+
+
+def deep_colours(kind: str) -> bytes:
+    """DEEP as a file of that kind with 16 bits a channel, which Pillow cannot write."""
+    import cv2
+
+    ok, data = cv2.imencode(kind, DEEP[..., ::-1])
+    assert ok
+    return data.tobytes()
+
+
+DEEP = (np.arange(2400, dtype=np.uint16) * 27).reshape(20, 40, 3)
+
+
+@pytest.mark.parametrize("kind", [".png", ".tif", ".ppm"])
+def test_colours_of_sixteen_bits_say_that_they_were_cut(kind, tmp_path):
+    found = read(tmp_path, deep_colours(kind), kind)
+    assert found["converted"] == "16 bits a channel" and found["mode"] == "RGB"
+    assert np.abs(pixels(found).astype(int) - (DEEP >> 8)).max() <= 1
+
+
+def test_a_bitmap_of_sixteen_bits_a_pixel_has_no_deep_channels(tmp_path):
+    masks = struct.pack("<III", 0xF800, 0x7E0, 0x1F)
+    header = struct.pack("<IiiHHIIiiII", 40, 4, 4, 1, 16, 3, 32, 0, 0, 0, 0) + masks
+    data = b"BM" + struct.pack("<IHHI", 14 + len(header) + 32, 0, 0, 14 + len(header)) + header
+    assert read(tmp_path, data + bytes(range(32)), ".bmp")["converted"] is None
+
+
+@pytest.mark.parametrize("size, small", [((400, 100), (64, 16)), ((32, 32), (32, 32))])
+def test_the_thumbnail_is_never_larger(size, small, tmp_path):
+    found = read(tmp_path, saved(ramp(*size), "PNG"), ".png")
+    thumbnail = Image.open(io.BytesIO(found["thumbnail"]))
+    assert thumbnail.format == "JPEG" and thumbnail.size == small
+    assert found["thumbnail_size"] == list(small) and found["size"] == list(size)
 
 
 # What EXIF says, and which corner of the stored picture is then at the top left.

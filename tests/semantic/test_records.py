@@ -71,7 +71,7 @@ def test_stl_files_that_do_not_belong_together(wrong):
 # ---------------------------------------------------------------- pickles
 
 
-@pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
 @pytest.mark.parametrize("column_major", [False, True], ids=["C", "F"])
 def test_pickles_of_every_protocol_of_numpy(protocol, column_major):
     labels, pixels = batch()
@@ -130,12 +130,13 @@ UNSAFE = {
 }
 
 
+@pytest.mark.parametrize("protocol", [2, 5])
 @pytest.mark.parametrize("name", UNSAFE)
-def test_a_pickle_that_asks_for_anything_else_is_refused(name, monkeypatch):
+def test_a_pickle_that_asks_for_anything_else_is_refused(name, protocol, monkeypatch):
     called = []
     monkeypatch.setattr(os, "system", called.append)
     with pytest.raises(RecordError) as caught:
-        read_cifar_python(pickle.dumps(UNSAFE[name], 2))
+        read_cifar_python(pickle.dumps(UNSAFE[name], protocol))
     assert caught.value.rule == "unsafe_pickle" and not called
 
 

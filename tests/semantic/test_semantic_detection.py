@@ -6,9 +6,10 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
+from pydantic import ValidationError
 
 from schemas.errors import ConfigError, SourceError
-from schemas.semantic import OUTPUTS, TRIALS, DetectionChoice, OdinChoice
+from schemas.semantic import OUTPUTS, TRIALS, Config, DetectionChoice, OdinChoice
 from schemas.table import Table
 from schemas.tables import TRAINING
 from storage.pieces import Part
@@ -82,11 +83,25 @@ def test_wrong_names_are_known_before_anything_is_read(choice, said):
         check_choice(asked, ("pets",), SETS, ["cifar10.train", "cifar10.test"])
 
 
-def test_without_networks_nothing_is_checked():
-    check_choice(DetectionChoice(scores=("mps",)), (), SETS, [])
+def test_without_networks_only_the_subsets_are_checked():
+    check_choice(DetectionChoice(scores=("mps",)), ("pets", "cifar10"), SETS, ["cifar10.train"])
+    with pytest.raises(ConfigError, match=r"subsets: 'dgos' is unknown; there are pets, cars, own"):
+        check_choice(DetectionChoice(), ("dgos",), SETS, ["own"])
 
 
-@pytest.mark.parametrize("wrong", [{"preset": "tiny"}, {"network": "vgg"}, {"epochs": 0}])
+@pytest.mark.parametrize("name", ["a/b", "", ".train"])
+def test_a_source_has_a_plain_name(name):
+    with pytest.raises(ValidationError, match=r"expected a NAME or NAME\.PART without /"):
+        Config(source={name: Path("raw")})
+
+
+def test_a_seed_counts_once():
+    assert DetectionChoice(seeds=(2, 0, 2)).seeds == (2, 0)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"preset": "tiny"}, {"network": "vgg"}, {"epochs": 0}, {"seeds": (0, -1)}]
+)
 def test_wrong_settings_are_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         DetectionChoice(**wrong)
@@ -312,16 +327,28 @@ def scored(tmp_path, monkeypatch):
     return head, score
 
 
-def test_scores_that_need_validation_pictures_are_left_out_with_a_sentence(capsys):
+def test_scores_that_need_validation_pictures_say_when_there_are_none(capsys):
     without = trial_rows("pets", "cat", GOOD)
-    found = score_choice(DetectionChoice(), without)
-    assert set(found.scores) == set(posthoc.names()) - {"react"}
-    assert "left out: react needs validation pictures" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match=r"react needs validation .*--trials.validation paper"):
-        score_choice(DetectionChoice(scores=("msp", "react")), without)
+    assert score_choice(DetectionChoice(), without).scores == posthoc.names()
+    assert "react: no validation pictures, so training pictures" in capsys.readouterr().err
+    assert score_choice(DetectionChoice(scores=("msp",)), without).scores == ("msp",)
     there = trial_rows("pets", "cat", [*GOOD, ("valid", 0)])
     assert score_choice(DetectionChoice(), there).scores == posthoc.names()
     assert score_choice(DetectionChoice(scores=("react",)), there).scores == ("react",)
+    assert not capsys.readouterr().err
+
+
+def test_without_validation_pictures_training_pictures_take_their_place(scored):
+    head, score = scored
+    outputs, found = score(False, posthoc.names())
+    assert set(found["detector"]) == set(posthoc.names())
+    train, test = (
+        outputs.filter(split=name)["features"].list.to_array(WIDTH).to_numpy()
+        for name in ("train", "test")
+    )
+    plain = posthoc.find("react")()
+    plain.fit(Reference(valid=Outputs(None, train), head=head))
+    assert np.allclose(found.filter(detector="react")["score"], plain.score(Outputs(None, test)))
 
 
 def test_every_score_comes_from_the_cached_outputs(scored):

@@ -42,10 +42,10 @@ def test_folders_of_classes(tmp_path):
 
 @pytest.mark.parametrize("layout", ["{split}/{class}/1.jpg", "{class}/{split}/1.jpg"])
 def test_split_folders_on_either_side(layout, tmp_path):
-    wanted = {(c, s) for c in ("cat", "dog") for s in ("train", "val", "test")}
+    wanted = {(c, s) for c in ("cat", "dog") for s in ("train", "val", "Validation", "testing")}
     names = [layout.format(**{"class": c, "split": s}) for c, s in wanted]
     found = listed("mine", tree(tmp_path, *names, "stray.jpg"))
-    splits = {"train": "train", "val": "valid", "test": "test"}
+    splits = {"train": "train", "val": "valid", "Validation": "valid", "testing": "test"}
     assert {(e.class_, e.split) for e in found.entries} == {(c, splits[s]) for c, s in wanted}
     assert rules(found) == {"stray.jpg": "no_split"}
 
@@ -111,6 +111,29 @@ def test_imagenet_by_folder_name_file_name_and_list(tmp_path):
     assert rules(found) == {"val/images/val_8.JPEG": "no_class"}
     some = listed("imagenet", root, wanted={"beagle"})
     assert len(some.entries) == 3 and some.left_out == 2 and rules(some) == rules(found)
+
+
+def test_what_else_lies_in_the_official_archives_is_no_refusal(tmp_path):
+    """Tiny ImageNet and ILSVRC: test images have no labels, boxes and lists are not images."""
+    root = tree(
+        tmp_path,
+        "tiny-imagenet-200/train/n02088364/images/n02088364_1.JPEG",
+        "tiny-imagenet-200/train/n02088364/n02088364_boxes.txt",
+        "tiny-imagenet-200/test/images/test_0.JPEG",
+        "ILSVRC/Data/CLS-LOC/train/n02088364/n02088364_2.JPEG",
+        "ILSVRC/Data/CLS-LOC/test/ILSVRC2012_test_00000001.JPEG",
+        "ILSVRC/Annotations/CLS-LOC/train/n02088364/n02088364_2.xml",
+        "ILSVRC/ImageSets/CLS-LOC/train_cls.txt",
+        "LOC_train_solution.csv",
+        "LOC_sample_submission.csv",
+        "LOC_synset_mapping.txt",
+        "test/n02088364/1.JPEG",
+    )
+    found = listed("imagenet", root)
+    assert [(e.class_, e.split) for e in found.entries] == [
+        ("n02088364", "train"), ("n02088364", "test"), ("n02088364", "train"),
+    ]  # fmt: skip
+    assert not found.refused and found.unlabelled == 2
 
 
 def test_nothing_found_is_a_sentence(tmp_path):
