@@ -276,6 +276,8 @@ class OpenWorldRun:
 
     def _fit(self, number: int) -> None:
         train = self.experience.filter(pl.col("split") == TRAIN)
+        if train["label"].null_count() == train.height:
+            return  # a limit let only samples without a label stay: nothing to learn from
         valid = self.experience.filter(pl.col("split") == self.settings.validation_split)
         # A label that the predictor was never given stays hidden in validation too.
         given = pl.Series(sorted(self.given), dtype=pl.String).implode()

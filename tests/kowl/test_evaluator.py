@@ -218,6 +218,14 @@ def test_experience_limits_keep_the_newest():
     assert run.given == set("abcdefgh")
 
 
+def test_a_limit_that_keeps_no_labelled_sample_leaves_the_predictor_as_it_was():
+    _, table = world()
+    predictor = Memory()
+    settings_ = EvaluationSettings(feedback=0.001, experience_limit=3)
+    steps = run_all(OpenWorldRun(predictor, coded(table), table, settings_))
+    assert len(steps) == 3 and len(predictor.fitted) == 1
+
+
 # ---------------------------------------------------------------- known sets
 
 
