@@ -457,8 +457,11 @@ def postgresql(folder: Path):
     """A real PostgreSQL on loopback; it refuses to run as root, so another user starts it."""
     import pwd
 
-    if not (shutil.which("initdb") and shutil.which("pg_ctl")):
-        pytest.skip("there is no PostgreSQL (initdb, pg_ctl) on this machine")
+    installed = sorted(map(str, Path("/usr/lib/postgresql").glob("*/bin")), reverse=True)  # Debian
+    places = os.pathsep.join([os.environ["PATH"], *installed])
+    programs = {name: shutil.which(name, path=places) for name in ("initdb", "pg_ctl")}
+    if not all(programs.values()):
+        pytest.skip("there is no PostgreSQL (initdb, pg_ctl) here: apt-get install postgresql")
     before: list[str] = []
     if os.geteuid() == 0:
         try:
@@ -471,8 +474,9 @@ def postgresql(folder: Path):
         os.chown(folder, user.pw_uid, user.pw_gid)
     port, data = free_port(), folder / "data"
 
-    def call(*words: str) -> None:
-        subprocess.run([*before, *words], check=True, cwd=folder, stdout=subprocess.DEVNULL)
+    def call(program: str, *words: str) -> None:
+        command = [*before, programs[program], *words]
+        subprocess.run(command, check=True, cwd=folder, stdout=subprocess.DEVNULL)
 
     call("initdb", "-D", str(data), "-A", "trust", "-U", "novelty", "--no-sync")
     options = f"-h 127.0.0.1 -p {port} -k {folder}"
