@@ -47,7 +47,7 @@ def load_clouds(
     names: Mapping[int, str],
     split: str,
 ) -> TrackClouds:
-    """The shapes of one split of one track that have a cloud, by id.
+    """The shapes of one split of one track that have a cloud, by id, as long as the longest one.
 
     A known shape whose label has no training shape is left out: nothing can be right about it.
     """
@@ -56,10 +56,12 @@ def load_clouds(
         splits.filter((pl.col("split") == split) & trained)
         .sort("shape_id")
         .join(shapes.select("shape_id", "source"), on="shape_id", maintain_order="left")
-        .join(clouds.select("shape_id", "points"), on="shape_id", maintain_order="left")
+        .join(clouds.select("shape_id", "count", "points"), on="shape_id", maintain_order="left")
     )
     width = clouds.schema["points"].shape[0]
-    points = chosen["points"].to_numpy().reshape(-1, width // 3, 3).astype(np.float32)
+    # Beyond the longest cloud there are only points that come again.
+    longest = chosen["count"].max() or 1
+    points = chosen["points"].to_numpy().reshape(-1, width // 3, 3)[:, :longest].astype(np.float32)
     for source in Z_UP:
         rows = (chosen["source"] == source).to_numpy()
         points[rows] = upright(points[rows], source)

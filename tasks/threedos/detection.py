@@ -34,6 +34,8 @@ SPLITS = ("train", "valid", "test")
 CONVENTIONS = ("threedos", "threedos-first-threshold", "openood")
 # Tracks with scans augment as the paper's do (turns, jitter), others as its synthetic track.
 SCANS = "scanobjectnn"
+# Where scans are tested the release passes all of their points, and learns from as many of scans.
+SCAN_POINTS = 2048
 OWN = "own"
 NONE = "none"
 
@@ -159,12 +161,19 @@ def plan_networks(
                         "network": network,
                         "seed": seed,
                         "augmentation": "rw" if SCANS in track.sources else "st",
+                        "scans": [role for role in SPLITS if _of_scans(track, role)],
                     }
                     base: tuple[Part, ...] = ()
                     if kind.requires:
                         start = _name(about | {"method": kind.requires})
                         base = (replace(models[start], table=BASE),)
                     yield Shard(_name(about), parts=parts + base, about=about)
+
+
+def _of_scans(track: Track, role: str) -> bool:
+    """Whether the shapes of that split are scans; those held out for validation are as train."""
+    sources = {"train": track.train, "valid": track.valid or track.train, "test": track.test}
+    return set(sources[role]) == {SCANS}
 
 
 def _name(about: dict) -> str:
@@ -203,6 +212,8 @@ def training_setup(about: Mapping[str, Any], settings: TrainingChoice) -> tuple[
     if setup.training.augmentation != "none":
         # Clouds are upright by now.
         changes = {"augmentation": about["augmentation"], "up": "y"}
+    if settings.preset == "paper" and "train" in about["scans"]:
+        changes["points"] = SCAN_POINTS
     if settings.epochs:
         changes["epochs"] = settings.epochs
     method = setup.method
@@ -218,7 +229,7 @@ def _clouds(shard: Shard, wanted: Sequence[str]) -> dict[str, TrackClouds]:
     names = label_names(splits.join(shapes, on="shape_id", how="semi"))
     chosen = splits.filter(pl.col("split").is_in(wanted))["shape_id"].unique()
     clouds = pl.concat(
-        part.read(["shape_id", "normalisation", "points"]).filter(
+        part.read(["shape_id", "normalisation", "count", "points"]).filter(
             pl.col("shape_id").is_in(chosen.implode())
         )
         for part in shard.parts
@@ -227,7 +238,7 @@ def _clouds(shard: Shard, wanted: Sequence[str]) -> dict[str, TrackClouds]:
     return {split: load_clouds(splits, shapes, clouds, names, split) for split in wanted}
 
 
-@stage(writes=(TRAINING,), version=2, tags=("gpu",), alone=True)
+@stage(writes=(TRAINING,), version=3, tags=("gpu",), alone=True)
 def train_network(shard: Shard, settings: TrainingChoice) -> Produced:
     """Train one network on the known classes of one track; a killed run goes on."""
     from tasks.threedos.training import load, train
@@ -262,18 +273,20 @@ def train_network(shard: Shard, settings: TrainingChoice) -> Produced:
     return Produced({"training": rows}, rows.height, files={MODEL: work / MODEL})
 
 
-@stage(writes=(OUTPUTS,), version=2, tags=("gpu",), alone=True)
+@stage(writes=(OUTPUTS,), version=3, tags=("gpu",), alone=True)
 def pass_clouds(shard: Shard, settings: TrainingChoice) -> Produced:
     """One forward pass over every split: logits and features for all scores at once."""
     from tasks.threedos.training import load, outputs
 
     about = shard.about
     model = load(shard.part(MODEL).path, device=settings.device)
-    points = about["points"] or model.setup.training.points
     frames = [OUTPUTS.empty()]
     for split, rows in _clouds(shard, SPLITS).items():
         if not len(rows.clouds):
             continue
+        points = about["points"] or model.setup.training.points
+        if settings.preset == "paper" and split in about["scans"] and not about["points"]:
+            points = SCAN_POINTS
         points = min(points, rows.clouds.shape[1])
         found = outputs(model, rows.clouds, points=points, normalisation=rows.normalisation)
         arrays = {
