@@ -246,6 +246,21 @@ def test_lower_is_better_for_false_positive_rates(tmp_path):
     assert ["best" in kind for kind, _ in cells] == [True, False]
 
 
+def test_what_looks_the_same_is_marked_the_same(tmp_path):
+    build_results(tmp_path / "lake", seeds=1)
+    near = pl.when(detector="odin").then(0.99985).otherwise(0.9999)
+    FRAMES["metrics"] = FRAMES["metrics"].with_columns(
+        pl.when(metric="auroc", split="test").then(near).otherwise("value").alias("value")
+    )
+    with Build("toy", tmp_path / "other") as build:
+        build.run(pretend, [Shard("all", about="near")], Settings())
+    page = write_report(tmp_path / "other", "toy").read_text()
+    rows = re.findall(r"<tr>(<td.*?)</tr>", page[page.index("Split test") :])[:2]
+    auroc = [re.findall(r"<td( class=\"[^\"]*\")?>(.*?)</td>", row)[5] for row in rows]
+    assert [shown for _, shown in auroc] == ["1.000", "1.000"]
+    assert not any("best" in kind for kind, _ in auroc)
+
+
 def test_infeasible_numbers_and_single_seeds(tmp_path):
     page = build_results(tmp_path / "lake", seeds=1).read_text()
     board = page[page.index("Split test") :]

@@ -14,15 +14,9 @@ from schemas.errors import ConfigError
 
 SORTABLE_FROM = 6
 MOST_ROWS_IN_VIEW = 40
-SMALL_FIGURE_POINTS = 450  # such a figure is readable on a phone as it is
+SMALL_FIGURE_POINTS = 340  # such a figure is readable on a phone as it is
 
 Html = NewType("Html", str)
-
-
-@dataclass(frozen=True)
-class Section:
-    title: str
-    parts: Sequence[Html]
 
 
 @dataclass(frozen=True)

@@ -182,9 +182,10 @@ def _board(
     for (_, metric), name in zip(columns, named, strict=True):
         if metric in NOT_RANKED:
             continue
-        best = pl.col(name).min() if LOWER_IS_BETTER.match(metric) else pl.col(name).max()
-        several = pl.col(name).drop_nulls().n_unique() > 1
-        hits = means.select(((pl.col(name) == best) & several).over("protocol")).to_series()
+        seen = pl.col(name).round(3)  # what looks the same is marked the same
+        best = seen.min() if LOWER_IS_BETTER.match(metric) else seen.max()
+        several = seen.drop_nulls().n_unique() > 1
+        hits = means.select(((seen == best) & several).over("protocol")).to_series()
         marked |= {(row, name) for row in hits.fill_null(False).arg_true().to_list()}
     return (
         shown.select("detector", "backbone", "protocol", "seeds", "samples", *named),
