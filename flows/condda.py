@@ -27,7 +27,7 @@ def build(config: Config) -> None:
         source = build.source(config.tests)
         build.run(read_test, plan_tests(source), Settings())
 
-        runs = list(plan_runs(source, build.read("tests"), config.run))
+        runs = plan_runs(source, build.read("tests"), config.run)
         if runs:
             build.run(run_agent, runs, OneRun.of(config.run))
         if config.state:

@@ -6,8 +6,8 @@ takes all tests at once; a killed run goes on in the middle of its test.
 """
 
 import io
+import sys
 import uuid
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -96,19 +96,24 @@ def read_test(shard: Shard, settings: Settings) -> Produced:
 # ---------------------------------------------------------------- runs
 
 
-def plan_runs(source: RawSource, tests: pl.DataFrame, settings: RunSettings) -> Iterator[Shard]:
-    """One shard for each agent, test and way of detection; tests need a file of features."""
+def plan_runs(source: RawSource, tests: pl.DataFrame, settings: RunSettings) -> list[Shard]:
+    """One shard for each agent, test and way of detection.
+
+    A test without its file of features is not run, and that is said.
+    """
     files = {file.name: file for file in source.files()}
     told = {"without": (False,), "with": (True,), "both": (False, True)}[settings.red_light]
+    shards, lacking = [], []
     for row in tests.filter(pl.col("protocol").is_in(settings.protocols)).iter_rows(named=True):
         protocol, domain, test = row["protocol"], row["domain"], row["test_id"]
         names = [f"{protocol}/{domain}/{test}{end}" for end in (TRUTH, METADATA)]
         names.append(f"{FEATURES}/{test}.npz")
-        if not all(name in files for name in names):
+        if names[-1] not in files:
+            lacking.append(names[-1])
             continue
         for agent in settings.agents:
             for red_light in told:
-                yield Shard(
+                shard = Shard(
                     f"{agent}/{protocol}/{domain}/{test}/{'given' if red_light else 'system'}",
                     files=tuple(files[name] for name in names),
                     source=source.root,
@@ -120,6 +125,13 @@ def plan_runs(source: RawSource, tests: pl.DataFrame, settings: RunSettings) -> 
                         "red_light": red_light,
                     },
                 )
+                shards.append(shard)
+    if lacking and settings.agents:
+        print(
+            f"agents do not run {len(lacking)} tests, which have no features, such as {lacking[0]}",
+            file=sys.stderr,
+        )
+    return shards
 
 
 class OneRun(Settings):
@@ -252,6 +264,11 @@ class ProgramSettings(Settings):
 
 
 def plan_program(sessions: tuple[Part, ...], metrics: tuple[Part, ...]) -> list[Shard]:
+    if not sessions:
+        raise SourceError(
+            "there is no session to measure: no test has its features/<test>.npz for an agent to "
+            "run (novelty make-tests writes them), and no state of a server with sessions is named"
+        )
     return [Shard("all", parts=sessions + metrics)]
 
 

@@ -1,9 +1,12 @@
 """The CONDDA flow end to end: in process, against a server, and out of a server's state."""
 
+import shutil
+
 import polars as pl
 import pytest
 
 from schemas.condda import Config, RunSettings
+from schemas.errors import SourceError
 from storage.tables import current_version
 from tasks.condda.server.serve import make_harness, running
 from tasks.sample.condda import bad_condda_records, write_condda
@@ -210,3 +213,17 @@ def test_each_session_counts_and_a_baseline_needs_no_detection(built, tmp_path):
     assert values["M2"] == 100 and values["M1"] == 4.5 and values["M3"] == 1.0
     measured = table(tmp_path / "lake", "metrics").group_by("session_id").agg(pl.col("metric"))
     assert sorted(len(set(names)) for names in measured["metric"]) == [1, 8, 8]
+
+
+def test_tests_without_features_are_said(built, tmp_path, capsys):
+    from flows.condda import build
+
+    root, config = built
+    shutil.copytree(root / "tests", tmp_path / "tests")
+    shutil.rmtree(tmp_path / "tests" / "features")
+    make_harness(tmp_path / "tests", tmp_path / "state").store.close()
+    bare = config.model_copy(update={"tests": tmp_path / "tests", "lake": tmp_path / "lake"})
+    for config in (bare, bare.model_copy(update={"state": tmp_path / "state"})):
+        with pytest.raises(SourceError, match="no session to measure"):
+            build(config)
+        assert "agents do not run 8 tests" in capsys.readouterr().err
