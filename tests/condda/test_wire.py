@@ -416,6 +416,18 @@ def results_feedback(wire: Wire, session: str, files: dict, **about: Any) -> htt
     return wire.send("POST", "/session/resultsfeedback", parts)
 
 
+def test_feedback_takes_any_round(wire: Wire, session: str) -> None:
+    wire.post(session, {"detection": detection(round_ids(0), 0.9)})
+    about = {"session_id": session, "test_id": TEST, "feedback_ids": IDS[0]}
+    for number in ("nan", "-1", "7", "x\r\ny", ""):
+        query = {**about, "feedback_type": "score|labels", "round_id": number}
+        assert error_of(wire.send("GET", "/session/feedback", **query))[0] == 400
+    answer = wire.send(
+        "GET", "/session/feedback", **about, feedback_type="detection", round_id="nan"
+    )
+    assert (answer.status_code, answer.text) == (200, f"{IDS[0]},0\n")
+
+
 def test_results_and_feedback_in_one(wire: Wire, session: str) -> None:
     files = {"classification": classes(IDS), "detection": detection(IDS, 0.9)}
     one = results_feedback(wire, session, files, feedback_types=["score"])
