@@ -4,15 +4,17 @@ In: rows of two reads of a list, or of a whole release (`tasks.kowl.lists.ROWS`)
 change of a clip (added, removed, relabelled, moved to another split) and the counts.
 """
 
+import re
 from pathlib import Path
 from typing import NamedTuple
 
 import polars as pl
 
 from schemas.errors import SourceError
-from schemas.kowl import Split
+from schemas.kowl import SPLITS, Split
 from tasks.kowl.lists import KEY, SPLIT_SPELLINGS, read_list
 
+LIST_FILE = re.compile(r"(?:train|val|test)[^/]*\.csv(\.gz)?$", re.IGNORECASE)
 CHANGES = ("added", "removed", "relabelled", "moved")
 
 
@@ -73,11 +75,25 @@ def compare_snapshots(before: pl.DataFrame, after: pl.DataFrame) -> Drift:
 
 
 def compare_lists(before: Path, after: Path, split: Split | None = None) -> Drift:
-    """Two files of one list; without a split column the split is read off the file's name."""
+    """Two files of one list, or two folders with the lists of one release: there clips can move.
+
+    Without a split column the split is read off the file's name.
+    """
     return compare_snapshots(*(_rows(path, split) for path in (before, after)))
 
 
 def _rows(path: Path, split: Split | None) -> pl.DataFrame:
+    if not path.is_dir():
+        return _read(path, split)
+    files = [file for file in sorted(path.iterdir()) if LIST_FILE.search(file.name)]
+    if not files:
+        raise SourceError(f"{path} has no list; expected files such as train.csv or val.csv.gz")
+    rank = pl.col("split").cast(pl.Enum(SPLITS))
+    rows = pl.concat(_read(file, split) for file in files).sort(*KEY, rank)
+    return rows.unique(KEY, keep="first", maintain_order=True)
+
+
+def _read(path: Path, split: Split | None) -> pl.DataFrame:
     try:
         data = path.read_bytes()
     except OSError as error:

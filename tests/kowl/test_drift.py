@@ -1,7 +1,8 @@
 import polars as pl
 import pytest
 
-from tasks.kowl.drift import compare_snapshots
+from schemas.errors import SourceError
+from tasks.kowl.drift import compare_lists, compare_snapshots
 from tasks.kowl.lists import read_list
 from tests.shared import shared_path
 
@@ -120,3 +121,24 @@ def test_clips_that_moved_between_releases():
         (pl.col("split_kinetics400") == "validate") & (pl.col("split_kinetics600") == "test")
     )["rows"].sum()
     assert compare_snapshots(before, after).summary["moved"][0] == moved == 430
+
+
+def test_between_folders_of_a_release_clips_move(tmp_path):
+    header = "label,youtube_id,time_start,time_end\n"
+    clips = {name: f"luge,{name * 11},0,10\n" for name in "abc"}
+    lists = {
+        "old": {"train.csv": "ab", "k600_validate.csv": "c"},
+        "new": {"train.csv": "a", "k600_validate.csv": "bc"},
+    }
+    for folder, files in lists.items():
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "README.md").write_text("not a list")
+        for name, inside in files.items():
+            text = header + "".join(clips[letter] for letter in inside)
+            (tmp_path / folder / name).write_text(text)
+    drift = compare_lists(tmp_path / "old", tmp_path / "new")
+    moved = drift.rows.select("youtube_id", "change", "split_before", "split_after").rows()
+    assert moved == [("b" * 11, "moved", "train", "validate")]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SourceError, match="has no list"):
+        compare_lists(tmp_path / "old", tmp_path / "empty")

@@ -187,4 +187,4 @@ def test_real_clips_of_different_classes_separate():
     found = separation(vectors, pl.Series([labels[name] for name in frames]))
     print(found)
     assert found.samples >= 30 and found.classes >= 8
-    assert found.nearest_neighbour >= 0.75 and found.same_class_auroc >= 0.88  # chance 0.15, 0.5
+    assert found.nearest_neighbour >= 0.75 and found.same_class_auroc >= 0.88  # chance 0.11, 0.5
