@@ -127,8 +127,8 @@ def _parser() -> argparse.ArgumentParser:
     drift.add_argument("new", help="targets.csv now")
     drift.add_argument("--out", help="Parquet file for every frame that differs")
     lists = command("list-drift", _list_drift, "what changed between two snapshots of a list")
-    lists.add_argument("old", help="Kinetics list before: CSV, plain or gzip")
-    lists.add_argument("new", help="the list now")
+    lists.add_argument("old", help="Kinetics list before (CSV, plain or gzip), or a folder of them")
+    lists.add_argument("new", help="the list or folder now")
     lists.add_argument(
         "--split", choices=("train", "validate", "test"), help="split of lists that name none"
     )
