@@ -113,7 +113,7 @@ def _digits(name: str) -> pl.Expr:
 def _beside(runs: pl.DataFrame, training: pl.DataFrame) -> Section | None:
     evaluations = evaluations_of(training)
     rule = (
-        f"A number is the mean over the last {evaluations} epochs, as in the paper."
+        f"A number is the mean over the last {evaluations} epochs; the paper's over the last 10."
         if evaluations != "1"
         else "A number is that of the network after its last epoch, where the paper takes the mean "
         "over the last 10 (`--detection.evaluations 10`)."
