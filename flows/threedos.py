@@ -1,7 +1,5 @@
 """3DOS: meshes and scans to point clouds, lists to open-set tracks, networks to scores."""
 
-from pathlib import Path
-
 from flows.runner import benchmark_flow, publish_report
 from schemas.errors import SourceError
 from schemas.threedos import Config, DetectionChoice
@@ -26,7 +24,7 @@ from tasks.threedos.detection import (
     waves,
 )
 from tasks.threedos.ingest import plan_shape_shards, sample_shapes
-from tasks.threedos.sources import KINDS, OneFile, list_shapes
+from tasks.threedos.sources import KINDS, list_shapes
 from tasks.threedos.splits import plan_members, plan_splits, read_members, split_track
 from tasks.threedos.tracks import Track, built_in_tracks, choose_tracks, read_tracks
 
@@ -38,7 +36,9 @@ def build(config: Config) -> None:
     methods = chosen_methods(config.detection.methods)
     check_names(config.detection)
     with Build("threedos", lake, config, config.max_reject_share) as build:
-        sources = {name: opened(build, path) for name, path in config.source.items()}
+        sources = {
+            name: build.source(path, limits=ARCHIVE_LIMITS) for name, path in config.source.items()
+        }
         lists = build.source(config.lists) if config.lists else None
         listed = plan_members(lists, sources, config.listing)
         if listed:
@@ -56,13 +56,6 @@ def build(config: Config) -> None:
         if methods:
             detect(build, tracks, methods, config.detection)
     publish_report(lake, "threedos")
-
-
-def opened(build: Build, path: Path) -> RawSource:
-    """A folder, an archive, or one npz file of grids."""
-    if path.suffix.lower() == ".npz" and path.is_file():
-        return OneFile(path)
-    return build.source(path, limits=ARCHIVE_LIMITS)
 
 
 def shapes_of(build: Build, config: Config, name: str, source: RawSource):

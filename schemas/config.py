@@ -43,6 +43,8 @@ def make_config(model: type[ConfigType], values: dict[str, Any]) -> ConfigType:
                 known = ", ".join(sorted(model.model_fields))
                 problems.append(f"{place} is not a setting (there are: {known})")
             else:
-                found = "" if problem["type"] == "missing" else f", found {problem['input']!r}"
+                # Of a rule between settings the input is all of them.
+                no_value = problem["type"] == "missing" or not problem["loc"]
+                found = "" if no_value else f", found {problem['input']!r}"
                 problems.append(f"{place}: {problem['msg'].lower()}{found}")
         raise ConfigError("wrong settings: " + "; ".join(problems)) from None

@@ -1,4 +1,4 @@
-"""Raw sources behind one interface: a folder, a zip, or a tar, read in place and never unpacked.
+"""Raw sources behind one interface: a folder, zip, tar or npz, read in place and never unpacked.
 
 Enters: a path given by the user. Leaves: `RawFile`s sorted by name, with the identity of their
 content, and their bytes on demand. What is wrong with one file is a RecordError (rules `missing`,
@@ -106,8 +106,10 @@ def open_raw(
         return RawZip(path, limits, prefix)
     if path.is_file() and path.name.lower().endswith(TAR_SUFFIXES):
         return RawTar(path, cache, limits, prefix)
+    if path.is_file() and path.name.lower().endswith(".npz"):
+        return RawLoneFile(path, cache)
     raise SourceError(
-        f"raw source {path} is neither a folder nor a .zip, .tar, .tar.gz or .tgz file. "
+        f"raw source {path} is neither a folder nor a .zip, .tar, .tar.gz, .tgz or .npz file. "
         "Name the folder that holds it, or repack it as one of these."
     )
 
@@ -231,6 +233,18 @@ class RawFolder:
                 "unreadable", f"{name} in {self.root} changed while it was being read; run again"
             )
         return data
+
+
+class RawLoneFile(RawFolder):
+    """A file of many records as a source of its own; the files beside it do not count."""
+
+    def __init__(self, path: Path, cache: HashCache | None = None):
+        super().__init__(path.parent, cache)
+        self.root = str(path)
+        self._name = path.name
+
+    def _walk(self) -> Iterator[tuple[str, int]]:
+        yield self._name, os.stat(f"{self._real}/{self._name}").st_size
 
 
 class _RawArchive:

@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -23,8 +22,7 @@ import polars as pl
 
 from schemas.errors import ConfigError, RecordError, SourceError
 from schemas.threedos import ShapeSettings
-from storage.filehash import sha256_file
-from storage.raw import READ_LIMIT, RawFile, RawSource, Skipped, open_raw
+from storage.raw import RawFile, RawSource
 from tasks.native.pool import Limits, Outcome, run_batch
 from tasks.threedos.lists import SCAN_CLASSES, roles_of, shape_id
 
@@ -86,24 +84,6 @@ class Listing:
     entries: tuple[Entry, ...]
     refused: tuple[Refused, ...]
     files: Mapping[str, RawFile] = field(repr=False)
-
-
-class OneFile:
-    """A file of many shapes as a source of its own; files beside it do not count."""
-
-    def __init__(self, path: Path):
-        path = path.absolute()
-        self.root, self.skipped, self._path = str(path.parent), list[Skipped](), path
-
-    def files(self, pattern: str | None = None, digests: bool = True) -> list[RawFile]:
-        name = self._path.name
-        if pattern is not None and not fnmatchcase(name, pattern):
-            return []
-        digest = sha256_file(self._path) if digests else ""
-        return [RawFile(name, self._path.stat().st_size, digest)]
-
-    def read(self, name: str, limit: int = READ_LIMIT) -> bytes:
-        return open_raw(Path(self.root)).read(name, limit)
 
 
 class _Found:

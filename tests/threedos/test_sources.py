@@ -15,7 +15,7 @@ from schemas.threedos import ListSettings, ShapeSettings
 from storage.raw import open_raw
 from tasks.sample.threedos import write_threedos
 from tasks.threedos.lists import SCAN_CLASSES, read_lists
-from tasks.threedos.sources import Entry, Listing, OneFile, list_shapes
+from tasks.threedos.sources import Entry, Listing, list_shapes
 from tests.shared import shared_path
 
 SETTINGS = ShapeSettings()
@@ -382,9 +382,10 @@ def test_an_npz_is_a_source_of_its_own(tmp_path):
     """The files beside it are not looked at."""
     np.savez(tmp_path / "grids.npz", X_train=np.ones((2, 4, 4, 4)), y_train=np.array([0, 1]))
     (tmp_path / "other.txt").write_text("x")
-    source = OneFile(tmp_path / "grids.npz")
+    source = open_raw(tmp_path / "grids.npz")
     listing = list_shapes("voxels", source, SETTINGS)
     assert not listing.refused
     folder = listed("voxels", tmp_path)
     assert listing.entries == folder.entries and listing.files == folder.files
     assert source.read("grids.npz") == (tmp_path / "grids.npz").read_bytes()
+    assert open_raw(Path(listing.root)).files() == source.files(), "its root opens it again"
