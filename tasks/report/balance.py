@@ -1,5 +1,7 @@
 """Samples by class and split, as a table and drawn for each protocol."""
 
+from collections.abc import Mapping
+
 import polars as pl
 
 from schemas.tables import SPLIT_NAMES
@@ -14,7 +16,7 @@ MOST_FIGURES = 12
 FIGURES_IN_VIEW = 3
 
 
-def balance(read: Tables) -> list[Section]:
+def balance(read: Tables, class_names: Mapping[str, str]) -> list[Section]:
     there = set(read.columns("splits"))
     rows = read.scan("splits")
     if rows is None or not read.rows("splits") or not {"class", "split"} <= there:
@@ -25,7 +27,9 @@ def balance(read: Tables) -> list[Section]:
     where = pl.when(used).then("split").otherwise(pl.lit("unused")).alias("split")
     extra = [name for name in (*PROTOCOLS, "role") if name in there]
     grouped = (
-        rows.with_columns(where, pl.col(extra).fill_null("none"))
+        rows.with_columns(
+            where, pl.col(extra).fill_null("none"), pl.col("class").replace(class_names)
+        )
         .group_by(*extra, "class", "split")
         .agg(pl.len().cast(pl.Int64).alias("count"))
     )

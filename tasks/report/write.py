@@ -73,8 +73,10 @@ def _code_digest() -> str:
 def render_report(lake: Path, benchmark: str, versions: Sequence[TableVersion]) -> str:
     """The page. All sections see these versions, even if a build swaps the tables meanwhile."""
     read = Tables(lake, benchmark, versions)
-    sections = [what_was_built(read), data_quality(read), *balance(read)]
-    if (own := module(f"tasks.{benchmark}.report")) is not None:
+    own = module(f"tasks.{benchmark}.report")
+    class_names = getattr(own, "CLASS_NAMES", {})  # where a class is an id
+    sections = [what_was_built(read), data_quality(read), *balance(read, class_names)]
+    if own is not None:
         sections += own.sections(read)
     sections += [*leaderboard(read), *curves(read), *confusion(read)]
     title, about = names(benchmark)

@@ -14,7 +14,11 @@ from tasks.threedos import detection_report
 from tasks.threedos.clouds import upright
 from tasks.threedos.tracks import count_splits
 
-SYNSET_NAMES = Path(__file__).with_name("synset_names.csv")
+CLASS_NAMES = dict(
+    pl.read_csv(
+        Path(__file__).with_name("synset_names.csv"), schema_overrides={"synset": pl.String}
+    ).iter_rows()
+)
 SHOWN_CLOUDS = 24
 SHOWN_POINTS = 512
 # Shapes of the official lists (train, valid, known test, unknown test) with every file there;
@@ -107,9 +111,8 @@ def _shapes(read: Read) -> Section | None:
         )
         for row in shown.iter_rows(named=True)
     ]
-    known_as = dict(pl.read_csv(SYNSET_NAMES, schema_overrides={"synset": pl.String}).iter_rows())
     titles = [
-        f"{known_as.get(name, name)} ({source})"
+        f"{CLASS_NAMES.get(name, name)} ({source})"
         for name, source in shown.select("class", "source").iter_rows()
     ]
     by_source = shapes.group_by("source", "kind").agg(

@@ -90,6 +90,8 @@ def test_report_has_pictures_and_tables(built):
     page = (built[0] / "lake" / "reports" / "threedos.html").read_text()
     for title in ("Open-set tracks", "Beside the paper", "Density of points"):
         assert title in page
+    bars = page[page.index("Samples by split") : page.rindex("Open-set tracks")]
+    assert "telephone" in bars and "04401088" not in bars, "synsets have names there"
 
 
 def test_a_second_run_does_nothing_and_a_new_mesh_costs_one_shard(built, capsys):
