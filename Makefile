@@ -140,8 +140,13 @@ lint: setup ## ruff, mypy, layer check
 test: lint ## lint and the whole fast suite
 	$(BIN)/python -m pytest
 
-test-all: lint ## lint and every test, slow ones too
-	$(BIN)/python -m pytest -m ''
+test-all: lint .venv/peers/.ready ## lint and every test, slow ones and comparisons with peers too
+	PYTHONPATH=.venv/peers $(BIN)/python -m pytest -m ''
+
+# In a folder of their own and without what they depend on: theirs would bring another torch.
+.venv/peers/.ready: requirements-peers.lock .venv/.ready
+	$(BIN)/python -m pip install --quiet --upgrade --no-deps --target .venv/peers --requirement requirements-peers.lock
+	@touch $@
 
 bench: setup ## speed measurements, side by side in one run
 	@for f in benchmarks/[a-z]*.py; do echo "== $$f"; $(BIN)/python -m benchmarks.$$(basename $$f .py) || exit 1; done

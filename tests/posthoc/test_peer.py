@@ -1,9 +1,8 @@
 """Scores equal those of pytorch-ood 0.4.0 on the same cached outputs; skipped where it is absent.
 
-It is no dependency of ours. To run these tests, install it and torchvision into a folder of their
-own (`pip install --target DIR --no-deps pytorch-ood==0.4.0 torchvision==0.28.0`) and put that on
-PYTHONPATH. Known factors (spec threedos 5): its GradNorm is ours / C, its entropy our mean times C,
-its Mahalanobis ours / (2 N), its normalised KNN squared is 2 - 2 cos.
+It is no dependency of ours: `make test-all` installs it, with torchvision, into a folder of its own
+(requirements-peers.lock). Known factors (spec threedos 5): its GradNorm is ours / C, its entropy our
+mean times C, its Mahalanobis ours / (2 N), its normalised KNN squared is 2 - 2 cos.
 """
 
 import importlib.util
@@ -21,7 +20,7 @@ from tasks.posthoc.base import Outputs
 from tests.posthoc import CLASSES, World, make_world
 
 if importlib.util.find_spec("pytorch_ood") is None:
-    pytest.skip("pytorch-ood is not installed", allow_module_level=True)
+    pytest.skip("pytorch-ood is not installed; make test-all does so", allow_module_level=True)
 
 TOLERANCE = 1e-5
 
