@@ -193,10 +193,11 @@ def _draw_novel(
     counts = samples.filter(pl.col("label") < 0).group_by("label").len()
     enough = counts.filter(pl.col("len") >= needed)["label"].sort(descending=True).to_numpy()
     if len(enough) < settings.novel_classes:
+        most = counts["len"].max() or 0
         raise ConfigError(
             f"{len(enough)} novel classes have the {needed} samples that a test needs of each in "
-            f"splits {_named(settings.splits)}, {settings.novel_classes} are wanted; lower rows, "
-            "novelty_mix or novel_classes"
+            f"splits {_named(settings.splits)}, {settings.novel_classes} are wanted; the largest has "
+            f"{most}: lower rows, novelty_mix or novel_classes, or add splits"
         )
     classes = rng.choice(enough, settings.novel_classes, replace=False)
     picked = []
