@@ -196,8 +196,8 @@ def _draw_novel(
         most = counts["len"].max() or 0
         raise ConfigError(
             f"{len(enough)} novel classes have the {needed} samples that a test needs of each in "
-            f"splits {_named(settings.splits)}, {settings.novel_classes} are wanted; the largest has "
-            f"{most}: lower rows, novelty_mix or novel_classes, or add splits"
+            f"splits {_named(settings.splits)}, {settings.novel_classes} are wanted; the largest "
+            f"has {most}: lower rows, novelty_mix or novel_classes, or add splits"
         )
     classes = rng.choice(enough, settings.novel_classes, replace=False)
     picked = []
