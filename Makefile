@@ -141,15 +141,16 @@ test: lint ## lint and the whole fast suite
 	$(BIN)/python -m pytest
 
 test-all: lint .venv/peers/.ready ## lint and every test, slow ones and comparisons with peers too
-	PYTHONPATH=.venv/peers $(BIN)/python -m pytest -m ''
+	$(BIN)/python -m pytest -m ''
+	PYTHONPATH=.venv/peers $(BIN)/python -m pytest -n 0 tests/posthoc/test_peer.py
 
 # In a folder of their own and without what they depend on: theirs would bring another torch.
 .venv/peers/.ready: requirements-peers.lock .venv/.ready
 	$(BIN)/python -m pip install --quiet --upgrade --no-deps --target .venv/peers --requirement requirements-peers.lock
 	@touch $@
 
-bench: setup ## speed measurements, side by side in one run
-	@for f in benchmarks/[a-z]*.py; do echo "== $$f"; $(BIN)/python -m benchmarks.$$(basename $$f .py) || exit 1; done
+bench: .venv/peers/.ready ## speed measurements, side by side in one run
+	@export PYTHONPATH=.venv/peers; for f in benchmarks/[a-z]*.py; do echo "== $$f"; $(BIN)/python -m benchmarks.$$(basename $$f .py) || exit 1; done
 
 lock: setup ## write requirements.lock from what is installed
 	$(BIN)/python -m pip freeze --all --exclude pip --exclude-editable | sed -E 's/^torch(==| @ ).*/torch==2.13.0/' > requirements.lock
