@@ -142,7 +142,7 @@ test: lint ## lint and the whole fast suite
 
 test-all: lint .venv/peers/.ready ## lint and every test, slow ones and comparisons with peers too
 	$(BIN)/python -m pytest -m ''
-	PYTHONPATH=.venv/peers $(BIN)/python -m pytest -n 0 tests/posthoc/test_peer.py
+	PYTHONPATH=.venv/peers $(BIN)/python -m pytest -n 0 tests/scores/test_peer.py
 
 # In a folder of their own and without what they depend on: theirs would bring another torch.
 .venv/peers/.ready: requirements-peers.lock .venv/.ready

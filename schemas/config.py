@@ -1,10 +1,10 @@
 """Base of every flow's configuration: frozen, described, unknown keys refused."""
 
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from schemas.errors import ConfigError
 
@@ -13,6 +13,26 @@ class Settings(BaseModel):
     """Settings of one stage. All of them are part of the content key of what the stage makes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+def _names_or_tree(value: Any) -> Any:
+    """`a,b` and [a, b] are names with nothing changed; a mapping has settings by name."""
+    if isinstance(value, str):
+        value = value.split(",")
+    if isinstance(value, list | tuple):
+        names = [name.strip() for entry in value for name in str(entry).split(",")]
+        return {name: {} for name in names if name}
+    if isinstance(value, dict):
+        return {name: settings or {} for name, settings in value.items()}
+    return value
+
+
+Choice = Annotated[dict[str, dict[str, Any]], BeforeValidator(_names_or_tree)]
+"""Plug-ins by name, each with the settings that differ from its preset; `all` names every one.
+
+`[ndcc, odin]` and `{ndcc: {epochs: 40}, odin: {}}` are both understood; on the command line
+`--models ndcc,odin --models.ndcc.epochs 40`.
+"""
 
 
 ConfigType = TypeVar("ConfigType", bound=BaseModel)

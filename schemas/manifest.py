@@ -39,6 +39,14 @@ class OtherFile(Record):
     bytes: int
 
 
+class RunMark(Record):
+    """Which run a piece belongs to, and the rows that it is true of."""
+
+    run_id: str
+    protocol: str | None
+    data_key: str
+
+
 class PieceManifest(Record):
     """What one stage made from one shard."""
 
@@ -56,6 +64,7 @@ class PieceManifest(Record):
     quarantined: int
     parts: list[PartFile]
     files: list[OtherFile] = []
+    run: RunMark | None = None
 
     @property
     def address(self) -> str:

@@ -10,6 +10,7 @@ import pyarrow as pa
 from pydantic import Field
 
 from schemas.config import Settings
+from schemas.older_tables import OLDER
 from schemas.table import Column, Reference, Table
 from schemas.tables import SPLIT_NAMES
 
@@ -343,6 +344,7 @@ TABLES = (
     DISCOVERY,
     CALIBRATION,
     LABEL_DRIFT,
+    *OLDER,
 )
 
 

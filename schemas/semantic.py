@@ -12,6 +12,7 @@ import pyarrow as pa
 from pydantic import AfterValidator, Field, model_validator
 
 from schemas.config import Settings
+from schemas.older_tables import OLDER
 from schemas.table import Column, Reference, Rule, Table
 from schemas.tables import SPLIT_NAMES
 
@@ -156,7 +157,7 @@ OUTPUTS = Table(
     key=("subset", "trial", "network", "auxiliary", "seed", "split", "image_id"),
 )
 
-TABLES = (IMAGES, PICTURES, THUMBNAILS, TRIALS, OUTPUTS)
+TABLES = (IMAGES, PICTURES, THUMBNAILS, TRIALS, OUTPUTS, *OLDER)
 
 
 class PictureSettings(Settings):
@@ -236,7 +237,7 @@ class DetectionChoice(Settings):
     """Last epochs after which test is scored; the paper reports the mean over them."""
     odin: OdinChoice = OdinChoice()
     scores: tuple[str, ...] = ("all",)
-    """Post-hoc scores by the names of their files in tasks/posthoc, or all that apply."""
+    """Post-hoc scores by the names of their files in tasks/scores, or all that apply."""
     seeds: Seeds = (0, 1, 2)
     """Seeds of training, one network each; the paper has three."""
     device: str = "auto"

@@ -1,7 +1,8 @@
 """Tables that every benchmark shares, and the register of all tables.
 
-A benchmark's own tables stand in `schemas/<benchmark>.py` as `TABLES`; one of the same name takes
-the place of the shared one for that benchmark.
+The way from raw material to results is the same everywhere: samples, splits, runs, outputs, scores,
+predictions, metrics and curves, each with one declaration here. A benchmark's own tables stand in
+`schemas/<benchmark>.py` as `TABLES` and join these by `sample_id` and `run_id`.
 """
 
 import importlib
@@ -14,77 +15,240 @@ from schemas.table import Column, Table
 
 SPLIT_NAMES = ("train", "valid", "test")
 
-_RUN = (
-    Column("protocol", pa.string(), "Evaluation protocol or track, such as `visual` or `SN1`"),
-    Column("detector", pa.string(), "Detector, by the name of its file in tasks/detectors"),
-    Column("backbone", pa.string(), "Network or features below it, or its variant; else `none`"),
-    Column("seed", pa.int32(), "Seed of the run"),
-    Column("split", pa.string(), "Split that was scored"),
+MODALITIES = ("image", "cloud", "clip", "states", "features")
+PHASES = ("none", "before", "after")
+ALL_STEPS = -1
+PLAIN = "plain"
+NO_SCORE = "none"
+
+_SAMPLE = Column("sample_id", pa.string(), "Sample")
+_PROTOCOL = Column("protocol", pa.string(), "A track, a trial, a stream of increments, a test")
+_RUN_ID = Column("run_id", pa.string(), "Run, see `runs`")
+_SCORE_ID = Column("score_id", pa.string(), "Score with its settings; `none` where there is none")
+_SCORE = Column("score", pa.string(), "Score, by the name of its file in tasks/scores")
+_SPLIT = Column("split", pa.string(), "Split", allowed=SPLIT_NAMES)
+_VIEW = Column("view", pa.string(), "How the sample was shown: `plain`, or a transform or density")
+_PHASE = Column(
+    "phase", pa.string(), "Before or after the step's labels were given, or neither", allowed=PHASES
+)
+_STEP = Column("step", pa.int32(), "Increment or round in which it comes, else 0", minimum=0)
+
+PROTOCOLS = Table(
+    name="protocols",
+    description="One row per protocol: what defines it, and keys of the rows that belong to it.",
+    columns=(
+        _PROTOCOL,
+        Column("definition", pa.string(), "What it is made by, as JSON"),
+        Column("samples", pa.int64(), "Rows in `splits`", minimum=0),
+        Column("fit_key", pa.string(), "Key of its train and valid rows and their content"),
+        Column("data_key", pa.string(), "Key of all its rows and their content"),
+    ),
+    key=("protocol",),
 )
 
 SAMPLES = Table(
     name="samples",
-    description="One row per raw sample that a benchmark knows: where it is and what it is.",
+    description="One row per sample that a benchmark knows: what it is and where it comes from.",
     columns=(
-        Column("sample_id", pa.string(), "Stable id of the sample"),
+        _SAMPLE,
         Column("class", pa.string(), "Class label as text", nullable=True),
-        Column("source", pa.string(), "Raw file, relative to the source folder or archive"),
-        Column("digest", pa.string(), "Content identity of the raw file"),
-        Column("bytes", pa.int64(), "Size of the raw file", unit="byte", minimum=0),
+        Column("sequence", pa.string(), "Episode, video or session it is part of", nullable=True),
+        Column("position", pa.int32(), "Place in its sequence, from 0", nullable=True, minimum=0),
+        Column("source", pa.string(), "Raw file, relative to the source", nullable=True),
+        Column("digest", pa.string(), "Digest of what models get to see of it", nullable=True),
+        Column("modality", pa.string(), "Kind of material", allowed=MODALITIES),
     ),
     key=("sample_id",),
 )
 
 SPLITS = Table(
     name="splits",
-    description="Which sample is in which split of which protocol, and in which role.",
+    description="Which sample is in which split of which protocol, when, and in which role.",
     columns=(
-        Column("protocol", pa.string(), "Evaluation protocol or track"),
-        Column("sample_id", pa.string(), "Sample"),
-        Column("class", pa.string(), "Class label as text"),
+        _PROTOCOL,
+        _SAMPLE,
+        _STEP,
+        Column("class", pa.string(), "Class as the protocol calls it"),
         Column(
-            "label", pa.int32(), "Index among the known classes; null if unknown", nullable=True
+            "label", pa.int32(), "Index among the classes to be learnt", nullable=True, minimum=0
         ),
-        Column("split", pa.string(), "Split", allowed=SPLIT_NAMES),
-        Column("role", pa.string(), "Known or novel in this protocol", allowed=("known", "novel")),
+        _SPLIT,
+        Column(
+            "role",
+            pa.string(),
+            "Whether its class is known when the sample comes",
+            allowed=("known", "novel"),
+        ),
+        Column(
+            "subset",
+            pa.string(),
+            "Named set of novel classes that is also measured by itself, such as `SN2`",
+            nullable=True,
+        ),
     ),
-    key=("protocol", "sample_id"),
+    key=("protocol", "sample_id", "step"),
+    version=2,
 )
 
-SCORES = Table(
-    name="scores",
-    description="One row per scored sample and run. Higher score = more novel.",
+RUNS = Table(
+    name="runs",
+    description="One row per run: a model, trained, frozen or imported, and all that decided it.",
     columns=(
-        *_RUN,
-        Column("sample_id", pa.string(), "Sample"),
-        Column("class", pa.string(), "True class as text"),
-        Column("novel", pa.bool_(), "Whether the sample is novel in this protocol"),
-        Column("score", pa.float64(), "Novelty score; higher = more novel"),
-        Column("predicted", pa.string(), "Predicted known class, if any", nullable=True),
+        Column("run_id", pa.string(), "Content key of all that decides the run's numbers"),
+        Column(
+            "protocol",
+            pa.string(),
+            "Protocol; null for a frozen backbone that serves all",
+            nullable=True,
+        ),
+        Column("model", pa.string(), "Model or predictor, by the name of its file"),
+        Column("network", pa.string(), "Network below it; `none` where it has its own"),
+        Column("preset", pa.string(), "Named settings it started from"),
+        Column("settings", pa.string(), "All settings, resolved, as JSON"),
+        Column("changed", pa.string(), "Settings that differ from the preset, as JSON"),
+        Column("seed", pa.int32(), "Seed; null where nothing is drawn", nullable=True),
+        Column("config_id", pa.string(), "Same for runs that differ in their seed alone"),
+        Column(
+            "origin",
+            pa.string(),
+            "Where its numbers come from",
+            allowed=("trained", "frozen", "imported"),
+        ),
+        Column("base_runs", pa.list_(pa.string()), "Runs that it builds on"),
+        Column("versions", pa.string(), "Versions of its plug-ins and of the trainer, as JSON"),
+        Column("precision", pa.string(), "Arithmetic, such as float32"),
+        Column("device", pa.string(), "Kind of device it ran on; not part of the key"),
+        Column("data_key", pa.string(), "Key of the rows it was fitted on"),
+        Column("state", pa.string(), "How it ended", allowed=("done", "failed")),
+        Column("reason", pa.string(), "Why it failed", nullable=True),
     ),
-    key=("protocol", "detector", "backbone", "seed", "split", "sample_id"),
+    key=("run_id",),
 )
 
 TRAINING = Table(
     name="training",
     description="What each epoch of training measured.",
     columns=(
-        Column("detector", pa.string(), "Detector, by the name of its file in tasks/detectors"),
-        Column("variant", pa.string(), "Preset, and what differs from it"),
-        Column("seed", pa.int32(), "Seed of the run"),
+        _RUN_ID,
         Column("epoch", pa.int32(), "Epoch, or number of the candidate tried", minimum=0),
         Column("measure", pa.string(), "What was measured, such as `loss` or `valid_loss`"),
         Column("value", pa.float64(), "Its value", nullable=True),
     ),
-    key=("detector", "variant", "seed", "epoch", "measure"),
+    key=("run_id", "epoch", "measure"),
+    version=2,
+)
+
+OUTPUTS = Table(
+    name="outputs",
+    description="What one pass of a model left of each sample.",
+    columns=(
+        _RUN_ID,
+        _SAMPLE,
+        _VIEW,
+        Column("logits", pa.list_(pa.float32()), "One per known label", nullable=True),
+        Column("features", pa.list_(pa.float32()), "Penultimate features", nullable=True),
+        Column("novelty", pa.float64(), "The model's own, higher = more novel", nullable=True),
+        Column("predicted", pa.string(), "Known class that the model says", nullable=True),
+    ),
+    key=("run_id", "sample_id", "view"),
+    version=2,
+    row_group_rows=10_000,
+)
+
+SCORES = Table(
+    name="scores",
+    description="One row per score of a sample. Higher value = more novel.",
+    columns=(
+        _RUN_ID,
+        _SCORE_ID,
+        _SCORE,
+        _SAMPLE,
+        _VIEW,
+        _PHASE,
+        _STEP,
+        _SPLIT,
+        Column("class", pa.string(), "True class as the protocol calls it"),
+        Column("novel", pa.bool_(), "Whether the sample is novel when it comes"),
+        Column("value", pa.float64(), "Novelty; higher = more novel"),
+        Column("predicted", pa.string(), "Known class that goes with the score", nullable=True),
+    ),
+    key=("run_id", "score_id", "sample_id", "view", "phase", "step"),
+    version=2,
+)
+
+SCORE_SETTINGS = Table(
+    name="score_settings",
+    description="What each score_id stands for.",
+    columns=(
+        Column("score_id", pa.string(), "Key of name, version and settings"),
+        _SCORE,
+        Column("version", pa.int32(), "Version of its formula", minimum=1),
+        Column("settings", pa.string(), "All settings, as JSON"),
+    ),
+    key=("score_id",),
+)
+
+PREDICTIONS = Table(
+    name="predictions",
+    description="What a run calls each valid and test sample, by rank.",
+    columns=(
+        _RUN_ID,
+        _PHASE,
+        _STEP,
+        _SAMPLE,
+        _VIEW,
+        Column("rank", pa.int32(), "1 is the most probable", minimum=1),
+        _SPLIT,
+        Column("class", pa.string(), "True class as the protocol calls it"),
+        Column("predicted", pa.string(), "Class; `unknown`, or `unknown_N` for a discovered one"),
+        Column("probability", pa.float64(), "Of this class", nullable=True, minimum=0),
+        Column(
+            "p_unknown",
+            pa.float64(),
+            "Of being of no known class",
+            nullable=True,
+            minimum=0,
+        ),
+    ),
+    key=("run_id", "phase", "step", "sample_id", "view", "rank"),
+)
+
+_MEASURED = (
+    _PROTOCOL,
+    _RUN_ID,
+    Column("model", pa.string(), "Model or predictor of the run"),
+    _SCORE_ID,
+    Column("score", pa.string(), "Score; `none` where the number is of predictions"),
+    Column("seed", pa.int32(), "Seed of the run", nullable=True),
+    Column("split", pa.string(), "Split that was measured", allowed=SPLIT_NAMES),
+    _VIEW,
+    _PHASE,
+    Column("step", pa.int32(), "Increment or round; -1: all of them together", minimum=ALL_STEPS),
+    Column("subset", pa.string(), "`all`, or the part of the samples that was measured"),
+    Column("convention", pa.string(), "Named metric convention (positive class, rules, weights)"),
+)
+_MEASURED_KEY = (*("run_id", "score_id", "split", "view", "phase", "step", "subset", "convention"),)
+
+METRICS = Table(
+    name="metrics",
+    description="Every number with its interval and the convention that it follows, in long form.",
+    columns=(
+        *_MEASURED,
+        Column("metric", pa.string(), "Metric name"),
+        Column("value", pa.float64(), "Value; null where it is not defined", nullable=True),
+        Column("low", pa.float64(), "2.5 % of 1,000 bootstrap draws", nullable=True),
+        Column("high", pa.float64(), "97.5 % of 1,000 bootstrap draws", nullable=True),
+        Column("n", pa.int64(), "Samples behind the number", minimum=0),
+    ),
+    key=(*_MEASURED_KEY, "metric"),
+    version=2,
 )
 
 CURVES = Table(
     name="curves",
     description="ROC and precision-recall curves behind the metrics, point by point.",
     columns=(
-        *_RUN,
-        Column("convention", pa.string(), "Named metric convention"),
+        *_MEASURED,
         Column("curve", pa.string(), "Which curve", allowed=("roc", "pr")),
         Column("point", pa.int32(), "Number of the point along the curve", minimum=0),
         Column("x", pa.float64(), "False positive rate (roc) or recall (pr)", minimum=0, maximum=1),
@@ -93,29 +257,8 @@ CURVES = Table(
         ),
         Column("threshold", pa.float64(), "Score at this point; null at an end", nullable=True),
     ),
-    key=("protocol", "detector", "backbone", "seed", "split", "convention", "curve", "point"),
-)
-
-METRICS = Table(
-    name="metrics",
-    description="Every number with the convention that it follows, in long form.",
-    columns=(
-        Column("benchmark", pa.string(), "Benchmark"),
-        *_RUN,
-        Column(
-            "convention", pa.string(), "Named metric convention (positive class, rules, weights)"
-        ),
-        Column("metric", pa.string(), "Metric name"),
-        Column(
-            "value",
-            pa.float64(),
-            "Value; null where the convention calls it infeasible",
-            nullable=True,
-        ),
-        Column("n", pa.int64(), "Samples behind the number", minimum=0),
-        Column("data_key", pa.string(), "Content key of the scores behind the number"),
-    ),
-    key=("protocol", "detector", "backbone", "seed", "split", "convention", "metric"),
+    key=(*_MEASURED_KEY, "curve", "point"),
+    version=2,
 )
 
 QUARANTINE = Table(
@@ -124,16 +267,33 @@ QUARANTINE = Table(
     columns=(
         Column("stage", pa.string(), "Stage that refused it"),
         Column("shard", pa.string(), "Shard of that stage"),
-        Column("table", pa.string(), "Table the record was meant for"),
+        Column("table_name", pa.string(), "Table the record was meant for"),
         Column("record", pa.string(), "Id of the record, or raw file it came from"),
         Column("number", pa.int32(), "Counts refusals of the same record", minimum=0),
         Column("rule", pa.string(), "Rule that it broke"),
         Column("message", pa.string(), "What was found and what was expected"),
     ),
-    key=("stage", "shard", "table", "record", "number"),
+    key=("stage", "shard", "table_name", "record", "number"),
+    version=2,
 )
 
-SHARED = {t.name: t for t in (SAMPLES, SPLITS, TRAINING, SCORES, CURVES, METRICS, QUARANTINE)}
+SHARED = {
+    table.name: table
+    for table in (
+        PROTOCOLS,
+        SAMPLES,
+        SPLITS,
+        RUNS,
+        TRAINING,
+        OUTPUTS,
+        SCORES,
+        SCORE_SETTINGS,
+        PREDICTIONS,
+        METRICS,
+        CURVES,
+        QUARANTINE,
+    )
+}
 
 
 def features_table(extractor: str, dimension: int) -> Table:

@@ -12,6 +12,7 @@ import pyarrow as pa
 from pydantic import Field, model_validator
 
 from schemas.config import Settings
+from schemas.older_tables import OLDER
 from schemas.table import Column, Reference, Rule, Table
 from schemas.tables import SPLIT_NAMES
 
@@ -206,7 +207,7 @@ OUTPUTS = Table(
     key=("track", "method", "network", "seed", "points", "split", "shape_id"),
 )
 
-TABLES = (MEMBERS, SHAPES, POINT_CLOUDS, SPLITS, OUTPUTS)
+TABLES = (MEMBERS, SHAPES, POINT_CLOUDS, SPLITS, OUTPUTS, *OLDER)
 
 
 class ShapeSettings(Settings):
@@ -264,7 +265,7 @@ class DetectionChoice(Settings):
     networks: tuple[str, ...] = ("dgcnn",)
     """Point networks: dgcnn, pointnet2, pointnext."""
     scores: tuple[str, ...] = ("all",)
-    """Post-hoc scores by the names of their files in tasks/posthoc, or all that apply."""
+    """Post-hoc scores by the names of their files in tasks/scores, or all that apply."""
     tracks: tuple[str, ...] = ()
     """Tracks to train on (default: every one that has enough clouds)."""
     preset: Literal["paper", "small"] = "small"

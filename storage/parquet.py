@@ -97,3 +97,16 @@ def read_parquet(paths: list[Path], columns: list[str] | None = None) -> pl.Data
         return pl.concat([pl.read_parquet(path, columns=columns, glob=False) for path in paths])
     except (OSError, pl.exceptions.ComputeError) as error:
         raise LakeError(f"cannot read {paths[0].parent}: {error}. Run `novelty verify`.") from error
+
+
+def filled_columns(path: Path) -> set[str]:
+    """Columns that hold anything but nulls, by the file's own statistics."""
+    metadata = pq.read_metadata(path)
+    filled = set()
+    for group in range(metadata.num_row_groups):
+        for number in range(metadata.num_columns):
+            column = metadata.row_group(group).column(number)
+            statistics = column.statistics
+            if statistics is None or statistics.null_count < column.num_values:
+                filled.add(column.path_in_schema.partition(".")[0])
+    return filled

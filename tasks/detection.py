@@ -17,14 +17,14 @@ from pydantic import Field
 
 from schemas.config import Settings
 from schemas.errors import ConfigError, SourceError
-from schemas.tables import CURVES, METRICS, SCORES, TRAINING
+from schemas.older_tables import CURVES, METRICS, SCORES, TRAINING
 from storage.filehash import sha256_file
 from storage.pieces import Part, Piece
 from storage.raw import RawFile
-from tasks.conventions import find_convention
 from tasks.detectors import detector_names, find_detector, load_detector
 from tasks.detectors.base import Detector, Samples
-from tasks.metrics import curves, evaluate
+from tasks.evaluation.conventions import find_convention
+from tasks.evaluation.metrics import curves, evaluate
 from tasks.stage import Produced, Shard, stage
 
 MODEL = "model.safetensors"

@@ -5,12 +5,49 @@ underscore and the helpers that the package names. Nothing is imported until one
 """
 
 import pkgutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
+from schemas.config import Settings, make_config
 from schemas.errors import ConfigError
+
+ALL = "all"
+
+
+class Plugin:
+    """What every plug-in has: a name, a version, described settings and named presets of them.
+
+    Raise `version` when the same input gives another output: it is in the key of every run that
+    uses the plug-in. A setting that changes no number is declared with `exclude=True` and stays
+    out of the key.
+    """
+
+    name: ClassVar[str]
+    version: ClassVar[int] = 1
+    configuration: ClassVar[type[Settings]] = Settings
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+
+    @classmethod
+    def resolve(
+        cls, preset: str | None = None, changes: Mapping[str, Any] | None = None
+    ) -> Settings:
+        """The settings of a preset with what was asked to differ; a wrong one is refused.
+
+        A plug-in without presets has its defaults under every name.
+        """
+        values: dict[str, Any] = {}
+        if preset is not None and cls.presets:
+            if preset not in cls.presets:
+                there = ", ".join(cls.presets)
+                raise ConfigError(f"{cls.name} has no preset {preset!r}; there are: {there}")
+            values = dict(cls.presets[preset])
+        try:
+            return make_config(cls.configuration, {**values, **(changes or {})})
+        except ConfigError as error:
+            raise ConfigError(f"{cls.name}: {error}") from None
+
 
 Kind = TypeVar("Kind")
 
@@ -45,3 +82,16 @@ class Plugins(Generic[Kind]):
                 return value
         file = f"{self.package.replace('.', '/')}/{name}.py"
         raise ConfigError(f"{file} defines no {self.kind.__name__} with name = {name!r}")
+
+    def chosen(self, choice: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+        """Names and changed settings that a choice asks for; `all` is every one.
+
+        Settings of a plug-in that is not chosen are a mistake, and so is an unknown name.
+        """
+        wanted = dict(choice)
+        everything = wanted.pop(ALL, None)
+        for name in wanted:
+            self.find(name)
+        if everything is None:
+            return {name: wanted[name] for name in sorted(wanted)}
+        return {name: wanted.get(name, {}) for name in self.names()}

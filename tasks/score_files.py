@@ -10,8 +10,8 @@ from pathlib import Path
 import polars as pl
 
 from schemas.errors import ConfigError, SourceError
-from tasks.conventions import Convention, find_convention
-from tasks.metrics import curves, evaluate
+from tasks.evaluation.conventions import Convention, find_convention
+from tasks.evaluation.metrics import curves, evaluate
 
 NOVEL_WORDS = {"novel", "true", "1", "yes", "anomaly", "unknown"}
 KNOWN_WORDS = {"normal", "false", "0", "no", "known"}

@@ -25,16 +25,17 @@ import polars as pl
 
 from schemas.config import Settings
 from schemas.errors import LakeError, RecordError, TooManyRejects
-from schemas.manifest import BuildRecord, Input, PieceManifest, SourceListing
+from schemas.manifest import BuildRecord, Input, PieceManifest, RunMark, SourceListing
 from schemas.table import Table
-from schemas.tables import QUARANTINE
+from schemas.tables import PROTOCOLS, QUARANTINE, SCORE_SETTINGS, SPLITS, tables_of
 from storage.catalog import refresh_catalog
 from storage.filehash import HashCache
 from storage.layout import content_key, hash_cache_path, lake_root, work_path
 from storage.locks import locked
 from storage.pieces import Part, Piece, find_piece, find_pieces, write_piece
 from storage.raw import RawFile, RawSource, open_raw
-from storage.tables import TableVersion, commit_table, current_version
+from storage.remote import at_once
+from storage.tables import TableVersion, commit_table, current_version, current_versions
 from storage.upkeep import read_build_record, write_build_record
 from tasks.estimates import DryRun, DryRunEnds, current_dry_run, note_time
 from tasks.places import Cluster, make_on_cluster, make_shard
@@ -76,6 +77,11 @@ class Shard:
     `about` must be JSON and is part of the content key; `source` (a raw root) is not, nor is
     `work`: a folder for checkpoints that outlives a killed run, set when a build runs the stage,
     nor `earlier`: what a stage that `reuses` made of the shard of this name in the last build.
+
+    A shard that uses only some rows of its parts says so by `depends`: JSON that stands in the key
+    in the place of the parts' digests. The manifest lists the parts that were read all the same.
+    `run` is the run that the piece belongs to; the piece stays in the tables of later builds as
+    long as the rows of its protocol are the same.
     """
 
     name: str
@@ -83,12 +89,20 @@ class Shard:
     parts: tuple[Part, ...] = ()
     source: str | None = None
     about: Any = None
+    depends: Any = None
+    run: RunMark | None = None
     work: Path | None = None
     earlier: Piece | None = None
 
     def inputs(self) -> list[Input]:
         raw = [Input(name=file.name, digest=file.digest, size=file.size) for file in self.files]
         return raw + [part.as_input() for part in self.parts]
+
+    def identity(self) -> Any:
+        """What of its inputs is in the content key."""
+        if self.depends is None:
+            return [[i.name, i.digest] for i in self.inputs()]
+        return [[[file.name, file.digest] for file in self.files], self.depends]
 
     def part(self, table: str) -> Part:
         """The one part of that table."""
@@ -146,7 +160,7 @@ class Stage:
                 "settings": settings.model_dump(mode="json"),
                 "shard": shard.name,
                 "about": shard.about,
-                "inputs": [[i.name, i.digest] for i in shard.inputs()],
+                "inputs": shard.identity(),
             }
         )
 
@@ -163,7 +177,7 @@ class Stage:
         writes = self.writes(settings)
         frames, quarantine = self._checked(shard, produced, writes)
         first = writes[0].name
-        refused = quarantine.filter(pl.col("table") == first).height
+        refused = quarantine.filter(pl.col("table_name") == first).height
         kept = frames[first][1].height
         if produced.records != kept + refused:
             raise AssertionError(
@@ -184,6 +198,7 @@ class Stage:
             rows_out=kept,
             quarantined=quarantine.height,
             parts=[],
+            run=shard.run,
         )
         frames[QUARANTINE.name] = (QUARANTINE, quarantine)
         piece = write_piece(lake, manifest, frames, produced.files)
@@ -203,7 +218,7 @@ class Stage:
                     for reject in produced.rejects
                 ],
                 schema={
-                    "table": pl.String,
+                    "table_name": pl.String,
                     "record": pl.String,
                     "rule": pl.String,
                     "message": pl.String,
@@ -217,14 +232,14 @@ class Stage:
             good, bad = table.check(rows, {name: frame for name, (_, frame) in frames.items()})
             frames[table.name] = (table, good)
             refused.append(
-                bad.select(pl.lit(table.name).alias("table"), "record", "rule", "message")
+                bad.select(pl.lit(table.name).alias("table_name"), "record", "rule", "message")
             )
         quarantine = pl.concat(refused).select(
             pl.lit(self.name).alias("stage"),
             pl.lit(shard.name).alias("shard"),
-            "table",
+            "table_name",
             "record",
-            pl.int_range(pl.len(), dtype=pl.Int32).over("table", "record").alias("number"),
+            pl.int_range(pl.len(), dtype=pl.Int32).over("table_name", "record").alias("number"),
             "rule",
             "message",
         )
@@ -299,6 +314,7 @@ class Build:
 
     def __post_init__(self) -> None:
         self._sources: dict[str, SourceListing] = {}
+        self._raw_digests: set[str] = set()
         self._tables: dict[str, Table] = {}
         self._stack = ExitStack()
 
@@ -334,6 +350,7 @@ class Build:
         """Open a raw folder or archive; its listing is kept so that `status` can tell changes."""
         opened = open_raw(path, HashCache(self._hash_cache()), **options)
         files = {file.name: file.digest for file in opened.files()}
+        self._raw_digests.update(files.values())
         self._sources[opened.root] = SourceListing(
             root=opened.root, files=len(files), digest=content_key(files)
         )
@@ -378,13 +395,12 @@ class Build:
             return {}
         addresses = [part.piece.split("/") for part in version.manifest.parts if part.piece]
         keys = [key for _, name, key in addresses if name == stage.name]
-        wanted = (stage.code, stage.version, settings.model_dump(mode="json"))
+        wanted = (stage.version, settings.model_dump(mode="json"))
         return {
             piece.shard: piece
             for piece in find_pieces(self.lake, self.benchmark, stage.name, keys)
             if piece is not None
-            and (piece.manifest.code, piece.manifest.stage_version, piece.manifest.settings)
-            == wanted
+            and (piece.manifest.stage_version, piece.manifest.settings) == wanted
         }
 
     def _run_plainly(
@@ -495,10 +511,79 @@ class Build:
             )
 
     def publish(self) -> dict[str, TableVersion]:
-        """Commit every table that the stages run so far write."""
-        for name, table in self._tables.items():
-            self.versions[name] = commit_table(self.lake, self.benchmark, table, self.pieces)
+        """Commit every table that the stages run so far write, with runs of earlier builds.
+
+        Call it early to show what is finished while a long build goes on.
+        """
+        if self.dry is not None:
+            return {}
+        carried = self.carried()
+        pieces = [*self.pieces, *carried]
+        declared = tables_of(self.benchmark)
+        tables = {
+            part.table: declared[part.table]
+            for piece in carried
+            for part in piece.manifest.parts
+            if part.table in declared
+        }
+        tables |= self._tables | {QUARANTINE.name: QUARANTINE}
+        for name, table in tables.items():
+            self.versions[name] = commit_table(self.lake, self.benchmark, table, pieces)
         return self.versions
+
+    def carried(self) -> list[Piece]:
+        """Pieces of runs that this build did not ask for and that are still true.
+
+        A run stays as long as its protocol has the rows that the run was made on; splits and
+        protocols that this build did not make stay as long as all that they were made from is
+        there. What an older version of a stage or table made is left out, and that is said.
+        """
+        made = {(piece.manifest.stage, piece.shard) for piece in self.pieces}
+        addresses = {piece.manifest.address for piece in self.pieces}
+        published = _addresses(current_versions(self.lake, self.benchmark))
+        found = at_once(
+            lambda address: find_piece(self.lake, *address.split("/")),
+            sorted(published - addresses),
+        )
+        earlier = [
+            piece
+            for piece in found
+            if piece is not None and (piece.manifest.stage, piece.shard) not in made
+        ]
+        declared = tables_of(self.benchmark)
+        fresh = [piece for piece in earlier if _made_by_todays_code(piece.manifest, declared)]
+        digests = {part.sha256 for piece in self.pieces for part in piece.manifest.parts}
+        digests |= self._raw_digests
+        kept: list[Piece] = []
+        # Protocols are made from splits, so splits come first.
+        for table in (SPLITS.name, PROTOCOLS.name):
+            for piece in fresh:
+                inputs = {i.digest for i in piece.manifest.inputs}
+                if piece.has(table) and piece.manifest.run is None and inputs <= digests:
+                    kept.append(piece)
+                    digests |= {part.sha256 for part in piece.manifest.parts}
+        kept += [piece for piece in fresh if piece.has(SCORE_SETTINGS.name)]
+        keys = self._data_keys([*self.pieces, *kept])
+        current = [piece for piece in fresh if _is_true_of(piece.manifest.run, keys)]
+        true = {p.manifest.run.run_id for p in earlier if _is_true_of(p.manifest.run, keys)}
+        if lost := true - {p.manifest.run.run_id for p in current}:
+            print(
+                f"{self.benchmark}: {len(lost)} runs of older versions of this software leave the "
+                "tables; name them in a build to make them again",
+                file=sys.stderr,
+            )
+        return kept + current
+
+    def _data_keys(self, pieces: Iterable[Piece]) -> dict[str, str]:
+        """The rows that each protocol has now."""
+        return {
+            protocol: key
+            for piece in pieces
+            if piece.has(PROTOCOLS.name)
+            for protocol, key in piece.part(PROTOCOLS.name)
+            .read(["protocol", "data_key"])
+            .iter_rows()
+        }
 
     def table(self, name: str) -> tuple[Part, ...]:
         """The parts of a table made in this build, to be another shard's input."""
@@ -511,9 +596,6 @@ class Build:
     def finish(self) -> None:
         """Publish everything, with the quarantine table and the catalogue."""
         self.publish()
-        self.versions[QUARANTINE.name] = commit_table(
-            self.lake, self.benchmark, QUARANTINE, self.pieces
-        )
         write_build_record(self.lake, self._record())
         refresh_catalog(self.lake)
 
@@ -523,6 +605,23 @@ class Build:
             settings=self.settings.model_dump(mode="json") if self.settings is not None else {},
             sources=sorted(self._sources.values(), key=lambda source: source.root),
         )
+
+
+def _addresses(versions: Iterable[TableVersion]) -> set[str]:
+    """Pieces that the versions were gathered from."""
+    return {part.piece for version in versions for part in version.manifest.parts if part.piece}
+
+
+def _made_by_todays_code(manifest: PieceManifest, declared: Mapping[str, Table]) -> bool:
+    version = stage_version(manifest.code)
+    return (version is None or version == manifest.stage_version) and all(
+        part.table in declared and part.schema_version == declared[part.table].version
+        for part in manifest.parts
+    )
+
+
+def _is_true_of(run: RunMark | None, keys: Mapping[str, str]) -> bool:
+    return run is not None and run.protocol is not None and keys.get(run.protocol) == run.data_key
 
 
 def _apart_from_lake(record: BuildRecord) -> BuildRecord:

@@ -15,10 +15,11 @@ import pytest
 
 from schemas.config import Settings
 from schemas.errors import ConfigError, LakeError
-from schemas.tables import CURVES, METRICS, SCORES, SPLITS
+from schemas.older_tables import CURVES, METRICS, SCORES
+from schemas.tables import SPLITS
 from tasks import plots
-from tasks.conventions import NOVELCRAFT_2022, OPENOOD
-from tasks.metrics import curves, evaluate
+from tasks.evaluation.conventions import NOVELCRAFT_2022, OPENOOD
+from tasks.evaluation.metrics import curves, evaluate
 from tasks.report import (
     Picture,
     bytes_text,

@@ -247,7 +247,7 @@ def test_rows_in_are_rows_out_plus_quarantined(tmp_path_factory, files):
         shards = [Shard(f.name, files=(f,), source=source.root) for f in source.files()]
         build.run(read_lines, shards, ReadSettings())
     count = sum(len(body) for body in files)
-    quarantine = build.versions["quarantine"].read().filter(pl.col("table") == "readings")
+    quarantine = build.versions["quarantine"].read().filter(pl.col("table_name") == "readings")
     assert build.versions["readings"].manifest.rows + quarantine.height == count
 
 

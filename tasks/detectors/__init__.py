@@ -10,7 +10,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from schemas.errors import ConfigError, SourceError
-from tasks.detectors.base import Detector, read_header, read_tensors
+from storage.tensors import read_header, read_tensors
+from tasks.detectors.base import Detector
 from tasks.plugins import Plugins
 
 _FILES = Plugins(__name__, __path__, "detector", Detector, helpers=("training",))

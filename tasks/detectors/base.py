@@ -18,8 +18,8 @@ import numpy as np
 import polars as pl
 from pydantic import BaseModel, ConfigDict
 
-from schemas.errors import ConfigError, NoveltyError, SourceError
-from storage import atomic
+from schemas.errors import ConfigError, NoveltyError
+from storage.tensors import as_tensors, write_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -195,7 +195,7 @@ class Detector(ABC):
     def fingerprint(self) -> str:
         """sha256 of the learned state."""
         digest = hashlib.sha256(self.name.encode())
-        for name, value in sorted(_tensors(self.state()).items()):
+        for name, value in sorted(as_tensors(self.state()).items()):
             digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
             digest.update(value.numpy())
         return digest.hexdigest()
@@ -230,54 +230,3 @@ def choose_device(device: str) -> str:
             f"device {device!r} was asked for, but torch sees no GPU; use auto or cpu"
         )
     return device
-
-
-def _tensors(state: Mapping[str, np.ndarray | torch.Tensor]) -> dict[str, torch.Tensor]:
-    import torch
-
-    return {
-        name: (
-            torch.from_numpy(np.ascontiguousarray(value))
-            if isinstance(value, np.ndarray)
-            else value.detach().cpu().contiguous()
-        )
-        for name, value in state.items()
-    }
-
-
-def write_tensors(
-    path: Path, state: Mapping[str, np.ndarray | torch.Tensor], header: Mapping[str, Any]
-) -> None:
-    """One safetensors file, replaced atomically; equal content gives equal bytes."""
-    from safetensors.torch import save_file
-
-    # More than one metadata key would be written in random order.
-    metadata = {"header": json.dumps(header, sort_keys=True)}
-    with atomic.explained(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = atomic.temporary_name(path)
-        try:
-            save_file(_tensors(state), temporary, metadata)
-            atomic.fsync_path(temporary)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-        atomic.fsync_path(path.parent)
-
-
-def read_header(path: Path) -> dict[str, Any]:
-    from safetensors import SafetensorError, safe_open
-
-    if not path.is_file():
-        raise SourceError(f"{path} not found; fit and save the detector first")
-    try:
-        with safe_open(path, framework="pt") as file:
-            return json.loads((file.metadata() or {})["header"])
-    except (SafetensorError, KeyError, ValueError) as error:
-        raise SourceError(f"{path} was not written by this project: {error}; delete it") from error
-
-
-def read_tensors(path: Path) -> dict[str, torch.Tensor]:
-    from safetensors.torch import load_file
-
-    return load_file(path)

@@ -20,14 +20,8 @@ import polars as pl
 from pydantic import Field
 
 from schemas.errors import ConfigError, NoveltyError
-from tasks.detectors.base import (
-    Progress,
-    Samples,
-    Settings,
-    read_header,
-    read_tensors,
-    write_tensors,
-)
+from storage.tensors import read_header, read_tensors, write_tensors
+from tasks.detectors.base import Progress, Samples, Settings
 
 if TYPE_CHECKING:
     import torch

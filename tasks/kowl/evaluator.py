@@ -32,7 +32,7 @@ from pydantic import Field
 
 from schemas.config import Settings
 from schemas.errors import ConfigError, SourceError
-from tasks.detectors.base import read_header, read_tensors, write_tensors
+from storage.tensors import read_header, read_tensors, write_tensors
 from tasks.kowl.confusion import (
     KNOWN,
     READINGS,

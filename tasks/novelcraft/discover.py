@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 
 from schemas.novelcraft import DISCOVERY, DetectorChoice
-from schemas.tables import METRICS
+from schemas.older_tables import METRICS
 from storage.pieces import Part
 from tasks.detection import TrainSettings, print_epoch, use_threads, weights_file
 from tasks.detectors.base import Samples

@@ -14,7 +14,7 @@ import polars as pl
 from schemas.config import Settings
 from schemas.errors import ConfigError
 from schemas.novelcraft import WINDOWS, WindowSettings
-from schemas.tables import SCORES
+from schemas.older_tables import SCORES
 from storage.pieces import Part, Piece
 from tasks.detectors.symbolic_mlp import window_scores
 from tasks.novelcraft.classes import FIRST_NOVEL_EPISODE, episode_id_of

@@ -7,7 +7,7 @@ with an underscore. A predictor's module must not import torch before it is fitt
 from pathlib import Path
 
 from schemas.errors import SourceError
-from tasks.detectors.base import read_header, read_tensors
+from storage.tensors import read_header, read_tensors
 from tasks.plugins import Plugins
 from tasks.predictors.base import Predictor, revive
 

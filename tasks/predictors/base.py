@@ -17,7 +17,8 @@ import numpy as np
 import polars as pl
 
 from schemas.errors import ConfigError, NoveltyError
-from tasks.detectors.base import Settings, choose_device, write_tensors
+from storage.tensors import write_tensors
+from tasks.detectors.base import Settings, choose_device
 from tasks.kowl.confusion import KNOWN, UNKNOWN
 
 if TYPE_CHECKING:

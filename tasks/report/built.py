@@ -37,7 +37,7 @@ def what_was_built(read: Tables) -> Section:
     quarantine = read.scan("quarantine")
     refused: dict[str, int] = {}
     if quarantine is not None:
-        by_table = quarantine.group_by("table").agg(pl.len().cast(pl.Int64))
+        by_table = quarantine.group_by("table_name").agg(pl.len().cast(pl.Int64))
         refused = dict(read.collect("quarantine", by_table).iter_rows())
     built, kept = [], []
     for version in read.versions:
@@ -127,10 +127,10 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]
 def data_quality(read: Tables) -> Section:
     if not read.rows("quarantine"):
         return Section("Data quality", [paragraph("No record was refused.")])
-    columns = ["stage", "table", "rule", "shard", "record", "number", "message"]
+    columns = ["stage", "table_name", "rule", "shard", "record", "number", "message"]
     quarantine = read("quarantine", columns)
     assert quarantine is not None
-    by = ["stage", "table", "rule"]
+    by = ["stage", "table_name", "rule"]
     counts = quarantine.group_by(by).agg(pl.len().cast(pl.Int64).alias("records"))
     examples = (
         quarantine.sort(*by, "shard", "record", "number")

@@ -5,7 +5,7 @@ from typing import Any
 import polars as pl
 
 from tasks import plots
-from tasks.conventions import CONVENTIONS
+from tasks.evaluation.conventions import CONVENTIONS
 from tasks.report.blocks import figure, folded, paragraph, run_name
 from tasks.report.leaderboard import GENERAL_CONVENTIONS, in_order, ranked, results
 from tasks.report.page import Section

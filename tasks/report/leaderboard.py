@@ -11,7 +11,7 @@ from typing import Any
 
 import polars as pl
 
-from tasks.conventions import CONVENTIONS
+from tasks.evaluation.conventions import CONVENTIONS
 from tasks.report.blocks import folded, number_text, paragraph, table
 from tasks.report.page import Section
 from tasks.report.reading import Tables, module

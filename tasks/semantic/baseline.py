@@ -21,8 +21,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from schemas.older_tables import SCORES
 from schemas.semantic import GaussianSettings
-from schemas.tables import SCORES
 from storage.pieces import Part
 from tasks.semantic.cache import PictureCache
 from tasks.semantic.trials import Subset, parts_of

@@ -16,11 +16,12 @@ import polars as pl
 from numpy.typing import NDArray
 
 from schemas.config import Settings
+from schemas.older_tables import METRICS, SCORES, TRAINING
 from schemas.semantic import LAST_EPOCHS, OUTPUTS, TEST_MEASURES, DetectionChoice
-from schemas.tables import METRICS, SCORES, SPLIT_NAMES, TRAINING
-from tasks import posthoc
+from schemas.tables import SPLIT_NAMES
+from tasks import scores
 from tasks.detection import MODEL, print_epoch, use_threads
-from tasks.posthoc.base import Outputs, Reference
+from tasks.scores.base import Outputs, Reference
 from tasks.semantic.cache import PictureCache
 from tasks.stage import Produced, Shard, stage
 
@@ -55,9 +56,9 @@ def training_choice(choice: DetectionChoice) -> TrainingChoice:
 
 def score_choice(choice: DetectionChoice, trials: pl.DataFrame) -> ScoreChoice:
     """The scores asked for; those that need validation pictures may have to do without."""
-    wanted = sorted(set(posthoc.names() if "all" in choice.scores else choice.scores))
+    wanted = sorted(set(scores.names() if "all" in choice.scores else choice.scores) - {"own"})
     if "valid" not in set(trials["split"]):
-        lacking = [name for name in wanted if "valid" in posthoc.find(name).needs]
+        lacking = [name for name in wanted if "valid" in scores.find(name).needs]
         if lacking:
             print(
                 f"  {', '.join(lacking)}: no validation pictures, so training pictures take their "
@@ -212,7 +213,7 @@ def score_outputs(shard: Shard, settings: ScoreChoice) -> Produced:
         if name == ODIN:
             told, novelty = cached.logits.argmax(1), test["odin"].to_numpy()
         else:
-            score = posthoc.find(name)()
+            score = scores.find(name)()
             score.fit(reference)
             told, novelty = score.predicted(cached), score.score(cached)
         scored.append(_scores(test, shard.about, name, novelty, told, classes))

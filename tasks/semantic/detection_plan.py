@@ -14,7 +14,7 @@ import polars as pl
 from schemas.errors import ConfigError, SourceError
 from schemas.semantic import DetectionChoice
 from storage.pieces import Part, Piece
-from tasks import posthoc
+from tasks import scores
 from tasks.detection import MODEL
 from tasks.semantic.trials import Subset, parts_of
 from tasks.stage import Shard
@@ -56,7 +56,7 @@ def check_choice(
     chosen_tasks(choice)
     for name in choice.scores:
         if name != "all":
-            posthoc.find(name)
+            scores.find(name)
     if not choice.seeds:
         raise ConfigError("detection.seeds is empty; name one seed or more")
     for name in choice.subsets:

@@ -23,18 +23,12 @@ import polars as pl
 
 from schemas.config import make_config
 from schemas.errors import ConfigError, NoveltyError, SourceError
-from tasks.conventions import SEMANTIC
+from storage.tensors import read_header, read_tensors, write_tensors
 from tasks.detection import MODEL
-from tasks.detectors.base import (
-    NOVEL,
-    Progress,
-    choose_device,
-    read_header,
-    read_tensors,
-    write_tensors,
-)
+from tasks.detectors.base import NOVEL, Progress, choose_device
 from tasks.detectors.training import seeded
-from tasks.metrics import evaluate
+from tasks.evaluation.conventions import SEMANTIC
+from tasks.evaluation.metrics import evaluate
 from tasks.semantic import auxiliary as tasks_of
 from tasks.semantic import networks
 from tasks.semantic.auxiliary import views
@@ -48,7 +42,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from tasks.posthoc.base import Head
+    from tasks.scores.base import Head
 
 __all__ = ["Evaluation", "Pictures", "Setup", "Trained", "load", "outputs", "setup_of", "train"]
 
@@ -101,7 +95,7 @@ class Trained:
 
     def head(self) -> Head:
         """The linear layer on the features, which stand after the last norm and ReLU."""
-        from tasks.posthoc.base import Head
+        from tasks.scores.base import Head
 
         return Head.of(self.layers["classes"])
 

@@ -1,7 +1,7 @@
 """Train, one forward pass, score: 3DOS's downstream stages (3DOS section 4, spec threedos 1.4-1.6).
 
 Enters: splits, shapes and clouds. Leaves: `training` with each fitted network as a safetensors
-file, `outputs` (one pass over every split) and `scores`: every post-hoc score of the cached outputs
+file, `outputs` (one pass over every split) and `scores`: every score of the cached outputs
 and the method's own. The shared stage `evaluate_scores` makes metrics and curves of them.
 """
 
@@ -17,12 +17,12 @@ import polars as pl
 
 from schemas.config import Settings
 from schemas.errors import ConfigError, SourceError
-from schemas.tables import SCORES, TRAINING
+from schemas.older_tables import SCORES, TRAINING
 from schemas.threedos import OUTPUTS, DetectionChoice
 from storage.pieces import Part, Piece
-from tasks import posthoc
+from tasks import scores
 from tasks.detection import BASE, MODEL, EvaluateSettings, print_epoch
-from tasks.posthoc.base import Outputs, PostHoc, Reference
+from tasks.scores.base import Outputs, Reference, Score
 from tasks.stage import Produced, Shard, stage
 from tasks.threedos import methods, networks
 from tasks.threedos.clouds import TrackClouds, label_names, load_clouds, require_training
@@ -63,7 +63,9 @@ def training_choice(choice: DetectionChoice) -> TrainingChoice:
 
 def score_choice(choice: DetectionChoice) -> ScoreChoice:
     return ScoreChoice(
-        scores=tuple(sorted(posthoc.names() if "all" in choice.scores else set(choice.scores)))
+        scores=tuple(
+            sorted(set(scores.names() if "all" in choice.scores else choice.scores) - {OWN})
+        )
     )
 
 
@@ -73,7 +75,7 @@ def check_names(choice: DetectionChoice) -> None:
         if name not in networks.NAMES:
             networks.find(name)  # says so
     for name in score_choice(choice).scores:
-        posthoc.find(name)
+        scores.find(name)
 
 
 def evaluation(tracks: Iterable[Track]) -> EvaluateSettings:
@@ -334,13 +336,13 @@ def score_outputs(shard: Shard, settings: ScoreChoice) -> Produced:
     reference = Reference(cached["train"], labels, cached.get("valid"), head)
     scored, left_out = [], []
     for name in settings.scores:
-        score = posthoc.find(name)()
+        score = scores.find(name)()
         if not _applies(score.needs, cached["test"], reference):
             left_out.append(name)
             continue
         score.fit(reference)
         predicted = None
-        if cached["test"].logits is not None or type(score).predicted is not PostHoc.predicted:
+        if cached["test"].logits is not None or type(score).predicted is not Score.predicted:
             predicted = score.predicted(cached["test"])
         scored.append(_scores(test, about, name, score.score(cached["test"]), predicted, names))
     if test["novelty"].null_count() == 0:

@@ -21,14 +21,8 @@ import polars as pl
 from schemas.config import make_config
 from schemas.errors import ConfigError, NoveltyError, SourceError
 from schemas.threedos import Normalisation
-from tasks.detectors.base import (
-    Progress,
-    Samples,
-    choose_device,
-    read_header,
-    read_tensors,
-    write_tensors,
-)
+from storage.tensors import read_header, read_tensors, write_tensors
+from tasks.detectors.base import Progress, Samples, choose_device
 from tasks.detectors.training import seeded
 from tasks.threedos import methods, networks
 from tasks.threedos.methods.base import Method, TrainingSettings

@@ -89,7 +89,7 @@ def refused(rule: str, record: str, message: str) -> dict:
     return {
         "stage": "ingest",
         "shard": "s",
-        "table": "frames",
+        "table_name": "frames",
         "record": record,
         "rule": rule,
         "message": message,

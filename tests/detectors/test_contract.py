@@ -10,8 +10,9 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from schemas.errors import ConfigError, NoveltyError, SourceError
+from storage.tensors import read_tensors, write_tensors
 from tasks.detectors import detector_names, find_detector, load_detector
-from tasks.detectors.base import NOVEL, Detector, Samples, read_tensors, write_tensors
+from tasks.detectors.base import NOVEL, Detector, Samples
 from tests.detectors.synthetic import ARRAYS, samples, tiny
 
 NAMES = detector_names()

@@ -12,8 +12,9 @@ from torch import nn
 from torch.nn import functional
 
 from schemas.errors import ConfigError, NoveltyError
+from storage.tensors import read_header
 from tasks.detectors import find_detector
-from tasks.detectors.base import Samples, read_header
+from tasks.detectors.base import Samples
 from tasks.detectors.training import TrainingSettings, in_batches, seeded, train
 from tests.detectors.synthetic import samples, tiny
 

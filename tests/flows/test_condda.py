@@ -164,7 +164,7 @@ def test_sessions_that_cannot_be_measured_are_exported_and_named(built, tmp_path
     build(config.model_copy(update=update))
     assert set(table(tmp_path / "lake", "sessions")["session_id"]) == {foreign, narrow, short}
     assert table(tmp_path / "lake", "results").height == 2 * (len(names) + 4)
-    refused = table(tmp_path / "lake", "quarantine").filter(table="metrics")
+    refused = table(tmp_path / "lake", "quarantine").filter(table_name="metrics")
     assert set(refused["rule"]) == {"not_measurable"}
     said = dict(refused.select("record", "message").iter_rows())
     assert "no ground truth" in said[f"{foreign}/OND.10.90001.2100554"]

@@ -11,11 +11,11 @@ from sklearn.metrics import average_precision_score
 from schemas.errors import ConfigError, LakeError, SourceError
 from schemas.semantic import Config, DetectionChoice, PictureSettings
 from storage.tables import current_version
-from tasks import posthoc
+from tasks import scores
 from tasks.sample.semantic import write_semantic
 
 # Post-hoc scores, the paper's ODIN in the place of the one of that name.
-SCORES = len(posthoc.names())
+SCORES = len(scores.names())
 SIZES = {"cifar_train": 10, "cifar_test": 4, "stl_train": 4, "stl_test": 2, "imagenet_train": 5}
 
 

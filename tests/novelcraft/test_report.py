@@ -18,8 +18,8 @@ from schemas.novelcraft import (
     SPLITS,
     TARGETS,
 )
+from schemas.older_tables import SCORES
 from schemas.table import Table
-from schemas.tables import SCORES
 from tasks.novelcraft.frames_report import choose_frames
 from tasks.novelcraft.masks import bounding_box, encode_runs
 from tasks.novelcraft.report import PAPER_TABLE_1, is_official, sections

@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from schemas.errors import ConfigError, NoveltyError, SourceError
-from tasks.detectors.base import write_tensors
+from storage.tensors import write_tensors
 from tasks.predictors import find_predictor, load_predictor, predictor_names
 from tasks.predictors.base import Examples, with_unknown
 from tests.predictors import WIDTH, examples, named, samples

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from schemas.config import Settings
-from schemas.tables import CURVES, METRICS, SCORES
+from schemas.older_tables import CURVES, METRICS, SCORES
 from storage.tables import current_versions
 from tasks.report import Tables, confused, write, write_report
 from tasks.report.confusion import MOST_LABELS, confusion

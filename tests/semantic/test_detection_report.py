@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import ttest_1samp
 
-from schemas.tables import METRICS, TRAINING
+from schemas.older_tables import METRICS, TRAINING
 from tasks.semantic.detection_report import (
     PAPER,
     changes,

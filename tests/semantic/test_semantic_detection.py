@@ -9,13 +9,13 @@ import torch
 from pydantic import ValidationError
 
 from schemas.errors import ConfigError, SourceError
+from schemas.older_tables import TRAINING
 from schemas.semantic import OUTPUTS, TRIALS, Config, DetectionChoice, OdinChoice
 from schemas.table import Table
-from schemas.tables import TRAINING
 from storage.pieces import Part
-from tasks import posthoc
+from tasks import scores
 from tasks.detection import MODEL
-from tasks.posthoc.base import Head, Outputs, Reference
+from tasks.scores.base import Head, Outputs, Reference
 from tasks.semantic import presets
 from tasks.semantic.auxiliary import NAMES
 from tasks.semantic.detection import (
@@ -329,34 +329,34 @@ def scored(tmp_path, monkeypatch):
 
 def test_scores_that_need_validation_pictures_say_when_there_are_none(capsys):
     without = trial_rows("pets", "cat", GOOD)
-    assert score_choice(DetectionChoice(), without).scores == posthoc.names()
+    assert score_choice(DetectionChoice(), without).scores == scores.names()
     assert "react: no validation pictures, so training pictures" in capsys.readouterr().err
     assert score_choice(DetectionChoice(scores=("msp",)), without).scores == ("msp",)
     there = trial_rows("pets", "cat", [*GOOD, ("valid", 0)])
-    assert score_choice(DetectionChoice(), there).scores == posthoc.names()
+    assert score_choice(DetectionChoice(), there).scores == scores.names()
     assert score_choice(DetectionChoice(scores=("react",)), there).scores == ("react",)
     assert not capsys.readouterr().err
 
 
 def test_without_validation_pictures_training_pictures_take_their_place(scored):
     head, score = scored
-    outputs, found = score(False, posthoc.names())
-    assert set(found["detector"]) == set(posthoc.names())
+    outputs, found = score(False, scores.names())
+    assert set(found["detector"]) == set(scores.names())
     train, test = (
         outputs.filter(split=name)["features"].list.to_array(WIDTH).to_numpy()
         for name in ("train", "test")
     )
-    plain = posthoc.find("react")()
+    plain = scores.find("react")()
     plain.fit(Reference(valid=Outputs(None, train), head=head))
     assert np.allclose(found.filter(detector="react")["score"], plain.score(Outputs(None, test)))
 
 
 def test_every_score_comes_from_the_cached_outputs(scored):
     _, score = scored
-    outputs, found = score(True, posthoc.names())
+    outputs, found = score(True, scores.names())
     test = outputs.filter(split="test")
-    assert set(found["detector"]) == set(posthoc.names())
-    assert found.height == len(posthoc.names()) * test.height
+    assert set(found["detector"]) == set(scores.names())
+    assert found.height == len(scores.names()) * test.height
     msp = found.filter(detector="msp").sort("sample_id")
     logits = test["logits"].list.to_array(3).to_numpy().astype(np.float64)
     soft = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
@@ -383,7 +383,7 @@ def test_scores_learn_nothing_of_the_anomalies_in_valid(scored):
         name: rows["features"].list.to_array(WIDTH).to_numpy()
         for name, rows in (("valid", kept), ("test", outputs.filter(split="test")))
     }
-    plain = posthoc.find("react")()
+    plain = scores.find("react")()
     plain.fit(Reference(valid=Outputs(None, features["valid"]), head=head))
     assert np.allclose(found["score"], plain.score(Outputs(None, features["test"])))
     bent = np.concatenate([features["valid"], features["valid"] * 100])

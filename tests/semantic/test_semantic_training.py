@@ -12,8 +12,8 @@ from sklearn.metrics import average_precision_score
 
 from schemas.config import make_config
 from schemas.errors import ConfigError, NoveltyError, SourceError
-from tasks.detectors.base import read_header, read_tensors
-from tasks.posthoc.base import Outputs, Reference
+from storage.tensors import read_header, read_tensors
+from tasks.scores.base import Outputs, Reference
 from tasks.semantic import auxiliary, training
 from tasks.semantic.auxiliary.updates import rate_at, rows_of
 from tasks.semantic.presets import Setup, setup_of
@@ -246,7 +246,7 @@ def test_a_trained_model_is_not_trained_again_and_another_is_refused(tmp_path):
 
 
 def test_other_files_are_refused(tmp_path):
-    from tasks.detectors.base import write_tensors
+    from storage.tensors import write_tensors
 
     write_tensors(tmp_path / "m.safetensors", {"a": np.zeros(1)}, {"detector": "x"})
     with pytest.raises(SourceError, match="holds no picture classifier"):

@@ -11,8 +11,8 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from schemas.errors import ConfigError, NoveltyError
-from tasks.posthoc import nearest
-from tasks.posthoc.base import Outputs, Reference
+from tasks.scores import nearest
+from tasks.scores.base import Outputs, Reference
 from tasks.threedos import methods, networks, training
 from tasks.threedos.formats import surface_of
 from tasks.threedos.methods import (

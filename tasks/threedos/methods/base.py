@@ -3,7 +3,7 @@
 Clouds (B, P, 3), drawn and augmented, and labels (B,) enter; `losses` names the parts of the loss,
 of which "loss" is minimised. `outputs` gives "features" (the penultimate g, spec threedos 1.5), and
 "novelty" where the method has a score of its own (higher = more novel); `logits` follow from the
-features where there are classes. All other scores are made of both by `tasks.posthoc`.
+features where there are classes. All other scores are made of both by `tasks.scores`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from tasks.posthoc.base import Head
+    from tasks.scores.base import Head
 
 Losses = Mapping[str, "torch.Tensor"]
 

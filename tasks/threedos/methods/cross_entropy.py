@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from tasks.posthoc.base import Head
+    from tasks.scores.base import Head
 
 
 class Configuration(HeadSettings):
@@ -54,7 +54,7 @@ class CrossEntropy(Method):
         return self.layers["classifier"](g)
 
     def head(self) -> Head:
-        from tasks.posthoc.base import Head
+        from tasks.scores.base import Head
 
         norm, activation, _, linear = self.layers["classifier"]
         return Head.of(linear, norm, activation.negative_slope)

@@ -10,12 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.errors import ConfigError, NoveltyError
-from tasks.posthoc import base, find, names
-from tasks.posthoc.base import Head, Outputs, PostHoc, Reference
-from tests.posthoc import CLASSES, WIDTH, make_world
+from tasks.scores import base, find, names
+from tasks.scores.base import Head, Outputs, Reference, Score
+from tests.scores import CLASSES, WIDTH, make_world
 
 WORLD = make_world()
 LOGITS = np.log(np.array([[1, 2, 5], [1, 1, 1]], np.float64))
+
+
+OF_NETWORKS = tuple(name for name in names() if find(name).needs & {"logits", "features"})
 
 
 def scored(name: str, outputs: Outputs, reference: Reference | None = None, **given: object):
@@ -26,7 +29,7 @@ def scored(name: str, outputs: Outputs, reference: Reference | None = None, **gi
     return score.score(outputs)
 
 
-def fitted(name: str) -> PostHoc:
+def fitted(name: str) -> Score:
     score = find(name)()
     score.fit(WORLD.reference)
     return score
@@ -158,7 +161,7 @@ def test_the_known_class_is_the_largest_logit_unless_the_score_says_else() -> No
         assert fitted(name).predicted(WORLD.test).tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", OF_NETWORKS)
 def test_novel_samples_score_higher(name: str) -> None:
     """Test features lie wider than training ones: every distance must see it; signs are checked by
     a sure and an unsure sample for the scores of logits."""
@@ -174,7 +177,7 @@ def test_novel_samples_score_higher(name: str) -> None:
     assert unsure.mean() > sure.mean()
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", OF_NETWORKS)
 def test_rows_are_scored_by_themselves(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever their order, their company and the size of a block."""
     score, test = fitted(name), WORLD.test
@@ -188,7 +191,7 @@ def test_rows_are_scored_by_themselves(name: str, monkeypatch: pytest.MonkeyPatc
     assert score.score(Outputs(test.logits[:0], test.features[:0])).shape == (0,)
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", OF_NETWORKS)
 def test_the_order_of_the_reference_does_not_matter(name: str) -> None:
     order = np.random.default_rng(2).permutation(len(WORLD.reference.train))
     train, valid = WORLD.reference.train, WORLD.reference.valid

@@ -1,11 +1,11 @@
 """Post-hoc scores of 3DOS's test shapes, and the nearest training sample: one run, as ratios.
 
-`python -m benchmarks.posthoc` on one thread, in seconds of CPU time:
+`python -m benchmarks.scores` on one thread, in seconds of CPU time:
 - `per score`: DGCNN of the paper's size at batch 1, the network run anew for every score as the
   released evaluation does it (spec threedos, slow spots): MSP with MLS, nearest, ODIN (two forward
   passes and a backward one), energy, GradNorm (a backward one), ReAct.
-- `forward only`: one forward pass at batch 1 for each score of `tasks/posthoc`, then closed forms.
-- `cached` (ours): one forward pass, every score of `tasks/posthoc` from its logits and features;
+- `forward only`: one forward pass at batch 1 for each score of `tasks/scores`, then closed forms.
+- `cached` (ours): one forward pass, every score of `tasks/scores` from its logits and features;
   timed before and after the others, the mean counts. All must agree. Shapes are random clouds,
   weights are random; training outputs are given to all sides.
 - nearest training sample, 10,260 x 7,342 x 256, against scikit-learn; both must name the same rows.
@@ -21,8 +21,8 @@ import torch
 from torch import nn
 
 from tasks.nearest import nearest
-from tasks.posthoc import find, names
-from tasks.posthoc.base import Head, Outputs, Reference
+from tasks.scores import find, names
+from tasks.scores.base import Head, Outputs, Reference
 from tasks.threedos import networks
 from tasks.threedos.networks import heads
 
@@ -160,7 +160,7 @@ def compare_scores() -> None:
             if not np.allclose(scores[name], values, rtol=1e-4, atol=1e-6):
                 off = np.abs(scores[name] - values).max()
                 sys.exit(f"the sides disagree on {name} by {off}")
-    print(f"post-hoc scores of {SHAPES} clouds of {POINTS} points, DGCNN; equal values")
+    print(f"scores of {SHAPES} clouds of {POINTS} points, DGCNN; equal values")
     rows = {
         f"per score, {len(released)} scores as released": theirs,
         f"forward only, {len(again)} scores": plain,

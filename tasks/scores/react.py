@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import Field
 
 from schemas.config import Settings
-from tasks.posthoc.base import Head, Reference, RowWise
+from tasks.scores.base import Head, Reference, RowWise
 
 if TYPE_CHECKING:
     import torch

@@ -1,4 +1,4 @@
-"""What a post-hoc score is: cached logits and features in, one novelty a sample out.
+"""What a score is: what one pass of a model left in, one novelty a sample out.
 
 `Outputs` are what one forward pass left: logits f (N, C) and penultimate features g (N, D), taken
 BEFORE the last BatchNorm and activation (spec threedos 1.5). `Reference` is what a score may learn
@@ -17,13 +17,16 @@ import numpy as np
 
 from schemas.config import Settings
 from schemas.errors import ConfigError, NoveltyError, SourceError
-from tasks.detectors.base import read_header, read_tensors, write_tensors
+from storage.tensors import read_header, read_tensors, write_tensors
+from tasks.plugins import Plugin
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-NEEDS = frozenset({"logits", "features", "head", "train", "valid"})
+NEEDS = frozenset({"logits", "features", "novelty", "head", "train", "valid"})
+_OF_OUTPUTS = frozenset({"logits", "features", "novelty"})
+_OF_REFERENCE = frozenset({"head", "train", "valid"})
 
 # Numbers of a block that is worked on at a time, in float64: 32 MB.
 _BLOCK = 2**22
@@ -34,10 +37,14 @@ _TRIED, _TOLERANCE = 64, 1e-2
 
 @dataclass(frozen=True, eq=False)
 class Outputs:
-    """`logits` (N, C) and `features` (N, D), float32, a row per sample; one may be absent."""
+    """`logits` (N, C) and `features` (N, D), float32, a row per sample; some may be absent.
+
+    `novelty` (N,) is the model's own, float64.
+    """
 
     logits: np.ndarray | None = None
     features: np.ndarray | None = None
+    novelty: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         given = {name: getattr(self, name) for name in ("logits", "features")}
@@ -53,14 +60,16 @@ class Outputs:
                     f"{name} of row {row} are not all finite; the network diverged, train it again "
                     "with a lower rate"
                 )
+        if self.novelty is not None:
+            given["novelty"] = self.novelty
         lengths = {name: len(array) for name, array in given.items()}
         if len(set(lengths.values())) != 1:
             raise ConfigError(f"outputs: found rows {lengths}, expected as many logits as features")
 
     def __len__(self) -> int:
-        array = self.features if self.logits is None else self.logits
-        assert array is not None
-        return len(array)
+        return next(
+            len(array) for array in (self.logits, self.features, self.novelty) if array is not None
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,12 +233,21 @@ def _try_head(head: Head, outputs: Outputs, name: str) -> None:
         )
 
 
-class PostHoc(ABC):
-    """Subclasses set `name`, `needs`, `configuration` and implement `_score`, perhaps `_fit`."""
+class Score(Plugin, ABC):
+    """Subclasses set `name`, `needs`, `configuration` and implement `_score`, perhaps `_fit`.
 
-    name: ClassVar[str]
+    Ten lines are a score that works on every benchmark whose runs put out logits::
+
+        class Margin(RowWise):
+            name: ClassVar[str] = "margin"
+            needs: ClassVar[frozenset[str]] = frozenset({"logits"})
+
+            def _novelty(self, logits: torch.Tensor) -> torch.Tensor:
+                best = logits.softmax(1).topk(2).values
+                return best[:, 1] - best[:, 0]
+    """
+
     needs: ClassVar[frozenset[str]]
-    configuration: ClassVar[type[Settings]] = Settings
 
     def __init__(self, settings: Settings | None = None) -> None:
         if settings is None:
@@ -240,11 +258,11 @@ class PostHoc(ABC):
                 f"{self.configuration.__name__}, not {type(settings).__name__}"
             )
         self.settings: Any = settings
-        self._fitted = not self.needs & {"head", "train", "valid"}
+        self._fitted = not self.needs & _OF_REFERENCE
 
     def fit(self, reference: Reference) -> None:
         """Take what the score needs of the reference; the same reference gives the same score."""
-        for part in sorted(self.needs & {"head", "train", "valid"}):
+        for part in sorted(self.needs & _OF_REFERENCE):
             if getattr(reference, part) is None:
                 raise ConfigError(f"score {self.name} needs {part}, which the reference lacks")
         self._fit(reference)
@@ -267,6 +285,12 @@ class PostHoc(ABC):
         """The known class of each sample, int64: the largest logit unless the score says else."""
         return self.array(outputs, "logits").argmax(1).astype(np.int64)
 
+    def labels_of(self, outputs: Outputs) -> np.ndarray | None:
+        """`predicted`, or None where neither the outputs nor the score name a class."""
+        if outputs.logits is None and type(self).predicted is Score.predicted:
+            return None
+        return self.predicted(outputs)
+
     def array(self, outputs: Outputs, part: str) -> np.ndarray:
         array = getattr(outputs, part)
         if array is None:
@@ -276,10 +300,10 @@ class PostHoc(ABC):
     def _check(self, outputs: Outputs) -> None:
         if not self._fitted:
             raise ConfigError(f"score {self.name} is not fitted; call fit with a reference first")
-        for part in sorted(self.needs & {"logits", "features"}):
+        for part in sorted(self.needs & _OF_OUTPUTS):
             self.array(outputs, part)
 
-    def _fit(self, reference: Reference) -> None:  # noqa: B027 (many scores learn nothing)
+    def _fit(self, reference: Reference) -> None:
         """See `fit`; what is needed is there."""
 
     @abstractmethod
@@ -287,7 +311,7 @@ class PostHoc(ABC):
         """See `score`; what is needed is there."""
 
 
-class RowWise(PostHoc):
+class RowWise(Score):
     """A score of each row by itself, computed in float64, some rows at a time."""
 
     def _score(self, outputs: Outputs) -> np.ndarray:

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 
-from tasks.posthoc import find
-from tasks.posthoc.base import Outputs
-from tests.posthoc import CLASSES, World, make_world
+from tasks.scores import find
+from tasks.scores.base import Outputs
+from tests.scores import CLASSES, World, make_world
 
 if importlib.util.find_spec("pytorch_ood") is None:
     pytest.skip("pytorch-ood is not installed; make test-all does so", allow_module_level=True)

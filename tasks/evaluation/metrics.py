@@ -18,7 +18,7 @@ import polars as pl
 from numpy.typing import ArrayLike, NDArray
 
 from schemas.errors import ConfigError
-from tasks.conventions import Convention
+from tasks.evaluation.conventions import Convention
 
 METRICS = {
     "metric": pl.String,

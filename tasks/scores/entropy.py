@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from tasks.posthoc.base import RowWise
+from tasks.scores.base import RowWise
 
 if TYPE_CHECKING:
     import torch

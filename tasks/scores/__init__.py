@@ -1,12 +1,13 @@
 """Novelty scores from cached logits and features, one file each; a new file is found by itself.
 
 Every module of this package is a score named like its file, except `base` and names that begin with
-an underscore. They serve 3DOS, semantic anomalies and KOWL alike.
+an underscore. They serve every benchmark whose runs put out what a score needs.
 """
 
 from tasks.plugins import Plugins
-from tasks.posthoc.base import PostHoc
+from tasks.scores.base import Score
 
-_FILES = Plugins(__name__, __path__, "post-hoc score", PostHoc)
+_FILES = Plugins(__name__, __path__, "score", Score)
 names = _FILES.names
 find = _FILES.find
+chosen = _FILES.chosen

@@ -1,8 +1,8 @@
 """Metric conventions as data: what stands behind a number called "AUPR" or "FPR95".
 
-Nothing enters; a named, frozen `Convention` leaves, to be handed to tasks/metrics.py and stored
-beside every number. The rules are those of NovelCraft (paper tables 2 and 3, and the later code of
-the TMLR version), 3DOS, OpenOOD / pytorch-ood and Semantic Anomalies. They disagree on purpose:
+Nothing enters; a named, frozen `Convention` leaves, to be handed to `evaluate` and stored beside
+every number. The rules are those of NovelCraft (paper tables 2 and 3, and the later code of the
+TMLR version), 3DOS, OpenOOD / pytorch-ood and Semantic Anomalies. They disagree on purpose:
 the same scores give 3DOS FPR95 .733416, .731172 or .750000 according to the rule.
 """
 

@@ -14,7 +14,7 @@ from pydantic import Field
 from schemas.config import Settings
 from schemas.errors import ConfigError
 from tasks.nearest import Metric, Neighbours, nearest
-from tasks.posthoc.base import Outputs, PostHoc, Reference
+from tasks.scores.base import Outputs, Reference, Score
 
 
 class Configuration(Settings):
@@ -22,7 +22,7 @@ class Configuration(Settings):
     """The distance to the k-th nearest training sample is taken; the class is the first's."""
 
 
-class Nearest(PostHoc):
+class Nearest(Score):
     name: ClassVar[str] = "nearest"
     needs: ClassVar[frozenset[str]] = frozenset({"features", "train"})
     configuration: ClassVar[type[Settings]] = Configuration

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from schemas.config import Settings
-from tasks.posthoc.base import Head, Reference, RowWise
+from tasks.scores.base import Head, Reference, RowWise
 
 if TYPE_CHECKING:
     import torch

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.errors import ConfigError
-from tasks.conventions import CONVENTIONS, Convention, find_convention
-from tasks.metrics import CURVES, METRICS, curves, detection_delay, evaluate
+from tasks.evaluation.conventions import CONVENTIONS, Convention, find_convention
+from tasks.evaluation.metrics import CURVES, METRICS, curves, detection_delay, evaluate
 from tests.shared import shared_path
 
 PLAIN = Convention(name="plain", pr_area="average_precision", fpr_rule="first_threshold")

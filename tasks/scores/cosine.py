@@ -11,8 +11,8 @@ from typing import ClassVar
 import numpy as np
 
 from tasks.nearest import Metric
-from tasks.posthoc.base import Outputs
-from tasks.posthoc.nearest import Nearest
+from tasks.scores.base import Outputs
+from tasks.scores.nearest import Nearest
 
 
 class Cosine(Nearest):

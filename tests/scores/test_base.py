@@ -10,10 +10,10 @@ from torch import nn
 
 from schemas.config import make_config
 from schemas.errors import ConfigError, NoveltyError, SourceError
-from tasks.detectors.base import write_tensors
-from tasks.posthoc import find, names
-from tasks.posthoc.base import NEEDS, Head, Outputs, Reference
-from tests.posthoc import make_world
+from storage.tensors import write_tensors
+from tasks.scores import find, names
+from tasks.scores.base import NEEDS, Head, Outputs, Reference
+from tests.scores import make_world
 
 HEADS = {
     "leaky": Head.of(nn.Linear(3, 2), nn.BatchNorm1d(3), 0.2),
@@ -123,8 +123,9 @@ def test_every_file_is_found_by_its_name() -> None:
     }
     for name in names():
         kind = find(name)
-        assert kind.name == name and kind.needs <= NEEDS and kind.needs & {"logits", "features"}
-    with pytest.raises(ConfigError, match="no post-hoc score 'base'; there are: cosine"):
+        assert kind.name == name and kind.needs <= NEEDS
+        assert kind.needs & {"logits", "features", "novelty"}
+    with pytest.raises(ConfigError, match="no score 'base'; there are: cosine"):
         find("base")
 
 
@@ -151,5 +152,5 @@ def test_what_a_score_needs_is_asked_for(name: str) -> None:
 def test_settings_are_checked() -> None:
     with pytest.raises(ConfigError, match="percentile"):
         make_config(find("react").configuration, {"percentile": 101})
-    with pytest.raises(ConfigError, match=r"takes tasks\.posthoc\.react\.Configuration"):
+    with pytest.raises(ConfigError, match=r"takes tasks\.scores\.react\.Configuration"):
         find("react")(find("energy").configuration())

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from schemas.config import Settings
 from schemas.errors import ConfigError
-from tasks.posthoc.base import Outputs, Reference, RowWise
+from tasks.scores.base import Outputs, Reference, RowWise
 
 if TYPE_CHECKING:
     import torch

@@ -1,4 +1,4 @@
-"""Tests of tasks.posthoc and tasks.nearest; here outputs of a small network of torch's layers."""
+"""Tests of tasks.scores and tasks.nearest; here outputs of a small network of torch's layers."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from tasks.posthoc.base import Head, Outputs, Reference
+from tasks.scores.base import Head, Outputs, Reference
 
 CLASSES, WIDTH = 18, 32
 

@@ -1,0 +1,89 @@
+"""Which rows a protocol has, as keys: a run is true of the rows that it was made on.
+
+Enters: `splits` and the `samples` they name. Leaves: `protocols`, one row each, with a key of the
+train and valid rows (what a model is fitted on) and a key of all rows (what its numbers are of).
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import polars as pl
+
+from schemas.config import Settings
+from schemas.tables import PROTOCOLS
+from storage.pieces import Part
+from tasks.evaluation.runs import as_json
+from tasks.stage import Build, Produced, Shard, stage
+
+FITTED = ("train", "valid")
+_ROW = ("sample_id", "step", "class", "label", "split", "role", "subset", "digest", "sequence")
+
+
+def rows_key(rows: pl.DataFrame) -> str:
+    """32 hex digits over the rows of one protocol; their order does not matter."""
+    text = rows.select(_ROW).sort("sample_id", "step").write_csv(include_header=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def protocol_rows(
+    splits: pl.DataFrame, samples: pl.DataFrame, definitions: Mapping[str, Mapping[str, Any]]
+) -> pl.DataFrame:
+    """The table `protocols` of these splits."""
+    content = samples.select("sample_id", "digest", "sequence")
+    joined = splits.join(content, on="sample_id", how="left")
+    rows = [
+        (
+            name,
+            as_json(definitions.get(name, {})),
+            part.height,
+            rows_key(part.filter(pl.col("split").is_in(FITTED))),
+            rows_key(part),
+        )
+        for (name,), part in joined.group_by("protocol")
+    ]
+    return pl.DataFrame(rows, schema=PROTOCOLS.polars_schema, orient="row").sort("protocol")
+
+
+def plan_protocols(
+    splits: Sequence[Part],
+    samples: Sequence[Part],
+    definitions: Mapping[str, Mapping[str, Any]] | None = None,
+) -> list[Shard]:
+    """One shard for each part of the splits; `definitions` say by protocol what it is made by."""
+    defined = dict(definitions or {})
+    return [
+        Shard(
+            part.shard,
+            parts=(part, *samples),
+            about={
+                "definitions": {part.shard: defined[part.shard]}
+                if part.shard in defined
+                else defined
+            },
+        )
+        for part in splits
+    ]
+
+
+@stage(writes=(PROTOCOLS,), version=1)
+def key_protocols(shard: Shard, settings: Settings) -> Produced:
+    """Name the rows of each protocol by keys."""
+    splits = shard.read("splits")
+    samples = pl.concat(
+        part.read(["sample_id", "digest", "sequence"]).filter(
+            pl.col("sample_id").is_in(splits["sample_id"].unique().implode())
+        )
+        for part in shard.parts
+        if part.table == "samples"
+    )
+    rows = protocol_rows(splits, samples, shard.about["definitions"])
+    return Produced({"protocols": rows}, rows.height)
+
+
+def protocol_keys(build: Build) -> dict[str, dict[str, str]]:
+    """`fit_key` and `data_key` of each protocol of this build, by its name."""
+    return {
+        row["protocol"]: {name: row[name] for name in ("fit_key", "data_key")}
+        for row in build.read("protocols").iter_rows(named=True)
+    }

@@ -1,0 +1,396 @@
+"""Scores of what models put out, and metrics of the scores: the same two stages in every benchmark.
+
+Enters: `outputs` of a run, the `splits` of its protocol and, where the model has one, its head.
+Leaves: `scores` per sample, then `metrics` with intervals and `curves`, by named convention.
+
+A score is fitted on training rows and made for valid and test rows. Where samples come in steps
+(increments, rounds) it is fitted for each step on the training rows of the steps before.
+"""
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+from pydantic import Field
+
+from schemas.config import Settings
+from schemas.errors import ConfigError
+from schemas.manifest import RunMark
+from schemas.runs import RunFacts
+from schemas.tables import (
+    ALL_STEPS,
+    CURVES,
+    METRICS,
+    PLAIN,
+    SCORE_SETTINGS,
+    SCORES,
+)
+from storage.layout import content_key
+from storage.parquet import filled_columns
+from storage.pieces import Part, Piece
+from tasks import scores as score_files
+from tasks.evaluation.conventions import find_convention
+from tasks.evaluation.intervals import intervals
+from tasks.evaluation.metrics import curves, evaluate
+from tasks.evaluation.runs import ID_DIGITS, as_json, run_id
+from tasks.stage import Produced, Shard, stage
+
+HEAD = "head.safetensors"
+CURVE_POINTS = 1000
+EVALUATED = ("valid", "test")
+GROUP = ("score_id", "score", "split", "view", "phase", "step")
+
+
+# ---------------------------------------------------------------- plans
+
+
+@dataclass(frozen=True)
+class PassedRun:
+    """A run whose outputs are there: what the scores of it are planned from.
+
+    `splits` are the parts with the rows of its protocol, `samples` those that tell sequences.
+    """
+
+    facts: RunFacts
+    mark: RunMark
+    outputs: tuple[Part, ...]
+    splits: tuple[Part, ...]
+    samples: tuple[Part, ...] = ()
+    head: Part | None = None
+    phase: str = "none"
+
+    def about(self) -> dict[str, Any]:
+        """What its rows of `scores` and `metrics` say of it."""
+        return {
+            "run_id": self.mark.run_id,
+            "protocol": self.facts.protocol,
+            "model": self.facts.model,
+            "seed": self.facts.seed,
+            "phase": self.phase,
+        }
+
+    def gives(self) -> frozenset[str]:
+        """What a score may ask of it."""
+        filled = set().union(*(filled_columns(part.path) for part in self.outputs))
+        given = filled & {"logits", "features", "novelty"}
+        return frozenset(given | {"train", "valid"} | ({"head"} if self.head else set()))
+
+
+class ScoreChoice(Settings):
+    """One score with all its settings."""
+
+    name: str
+    version: int
+    settings: dict[str, Any]
+
+    @property
+    def score_id(self) -> str:
+        return content_key(self.model_dump(mode="json"))[:ID_DIGITS]
+
+
+def chosen_scores(
+    choice: Mapping[str, Mapping[str, Any]], preset: str | None = None
+) -> list[ScoreChoice]:
+    """Scores with their resolved settings; a wrong name or setting is refused."""
+    return [
+        ScoreChoice(
+            name=name,
+            version=kind.version,
+            settings=kind.resolve(preset, changes).model_dump(mode="json"),
+        )
+        for name, changes in score_files.chosen(choice).items()
+        for kind in (score_files.find(name),)
+    ]
+
+
+def plan_score_settings(choices: Sequence[ScoreChoice]) -> list[Shard]:
+    return [
+        Shard(f"{choice.name}-{choice.score_id}", about=choice.model_dump(mode="json"))
+        for choice in choices
+    ]
+
+
+def plan_scores(
+    runs: Sequence[PassedRun],
+    choices: Sequence[ScoreChoice],
+    asked: Mapping[str, Any] | None = None,
+) -> list[Shard]:
+    """One shard for each run and each score that the run gives enough for.
+
+    `asked` is the user's choice: a score in it by name that fits no run is refused.
+    """
+    shards, fitting = [], set()
+    for run in runs:
+        given = run.gives()
+        for choice in choices:
+            if not score_files.find(choice.name).needs <= given:
+                continue
+            fitting.add(choice.name)
+            shards.append(
+                Shard(
+                    f"{run.mark.run_id}/{choice.name}-{choice.score_id}",
+                    parts=(*run.outputs, *run.splits, *((run.head,) if run.head else ())),
+                    about={**run.about(), "score": choice.model_dump(mode="json")},
+                    depends={
+                        "outputs": sorted({part.piece for part in run.outputs}),
+                        "rows": run.mark.data_key,
+                    },
+                    run=run.mark,
+                )
+            )
+    for name in asked or {}:
+        if runs and name != "all" and name not in fitting:
+            needs = ", ".join(sorted(score_files.find(name).needs))
+            raise ConfigError(
+                f"score {name} fits none of the runs: it needs {needs}; `novelty scores` tells "
+                "where each one fits"
+            )
+    return shards
+
+
+def plan_evaluation(
+    runs: Sequence[PassedRun], scored: Sequence[Piece], conventions: Sequence[str]
+) -> list[Shard]:
+    """One shard for each piece of scores; its name is that of the piece."""
+    by_id = {run.mark.run_id: run for run in runs}
+    return [
+        Shard(
+            piece.shard,
+            parts=(piece.part(SCORES.name), *run.splits, *run.samples),
+            about={**run.about(), "conventions": list(conventions)},
+            depends={"scores": piece.manifest.key, "rows": run.mark.data_key},
+            run=run.mark,
+        )
+        for piece in scored
+        if piece.manifest.run is not None
+        for run in (by_id[piece.manifest.run.run_id],)
+    ]
+
+
+# ---------------------------------------------------------------- scores
+
+
+@stage(writes=(SCORE_SETTINGS,), version=1)
+def describe_scores(shard: Shard, settings: Settings) -> Produced:
+    """Say what a score_id stands for."""
+    choice = ScoreChoice.model_validate(shard.about)
+    row = (choice.score_id, choice.name, choice.version, as_json(choice.settings))
+    table = pl.DataFrame([row], schema=SCORE_SETTINGS.polars_schema, orient="row")
+    return Produced({SCORE_SETTINGS.name: table}, 1)
+
+
+@stage(writes=(SCORES,), version=1)
+def score_outputs(shard: Shard, settings: Settings) -> Produced:
+    """One score of one run, for every valid and test row of its protocol."""
+    from tasks.scores.base import Head, Reference
+
+    about = shard.about
+    choice = ScoreChoice.model_validate(about["score"])
+    kind = score_files.find(choice.name)
+    rows = run_rows(shard)
+    heads = [part for part in shard.parts if part.table == HEAD]
+    head = Head.load(heads[0].path) if heads else None
+    classes = dict(
+        rows.filter(split="train").drop_nulls("label").select("label", "class").unique().iter_rows()
+    )
+    fitted: tuple[int, Any] | None = None
+    frames = [SCORES.empty()]
+    for view, step, tested in evaluated_groups(rows):
+        train = rows.filter((pl.col("view") == PLAIN) & (pl.col("step") < max(step, 1)))
+        if fitted is None or fitted[0] != train.height:
+            score = kind(kind.resolve(None, choice.settings))
+            learnt = train.filter(pl.col("split") == "train")
+            known = train.filter((pl.col("split") == "valid") & (pl.col("role") == "known"))
+            if known.is_empty():
+                if "valid" in kind.needs:
+                    print(
+                        f"  {shard.name}: no validation rows, so training rows take their place",
+                        file=sys.stderr,
+                    )
+                known = learnt
+            given = Reference(
+                arrays(learnt) if kind.needs & {"train", "valid", "head"} else None,
+                learnt["label"].to_numpy().astype(np.int64) if "train" in kind.needs else None,
+                arrays(known) if "valid" in kind.needs else None,
+                head if "head" in kind.needs else None,
+            )
+            score.fit(given)
+            fitted = (train.height, score)
+        score = fitted[1]
+        outputs = arrays(tested)
+        labels = score.labels_of(outputs)
+        predicted = pl.lit(None, pl.String)
+        if labels is not None:
+            predicted = pl.lit(pl.Series([classes[int(label)] for label in labels]))
+        frames.append(
+            SCORES.conform(
+                tested.select(
+                    pl.lit(about["run_id"]).alias("run_id"),
+                    pl.lit(choice.score_id).alias("score_id"),
+                    pl.lit(choice.name).alias("score"),
+                    "sample_id",
+                    pl.lit(view).alias("view"),
+                    pl.lit(about["phase"]).alias("phase"),
+                    pl.lit(step).alias("step"),
+                    "split",
+                    "class",
+                    (pl.col("role") == "novel").alias("novel"),
+                ).with_columns(
+                    pl.Series("value", score.score(outputs)), predicted.alias("predicted")
+                )
+            )
+        )
+    table = pl.concat(frames)
+    return Produced({SCORES.name: table}, table.height)
+
+
+def run_rows(shard: Shard) -> pl.DataFrame:
+    """Outputs of a run beside what the protocol says of each sample, in the order of the ids."""
+    protocol = shard.about["protocol"]
+    outputs = shard.read("outputs").drop("run_id", "predicted")
+    splits = shard.read("splits").filter(pl.col("protocol") == protocol)
+    return outputs.join(splits, on="sample_id").sort("view", "step", "sample_id")
+
+
+def evaluated_groups(rows: pl.DataFrame) -> Iterator[tuple[str, int, pl.DataFrame]]:
+    """Valid and test rows by view and step."""
+    chosen = rows.filter(pl.col("split").is_in(EVALUATED))
+    for (view, step), part in chosen.group_by("view", "step", maintain_order=True):
+        yield str(view), int(step), part  # type: ignore[call-overload]
+
+
+def arrays(rows: pl.DataFrame) -> Any:
+    """`Outputs` of these rows: whatever no row lacks."""
+    from tasks.scores.base import Outputs
+
+    def matrix(name: str) -> np.ndarray | None:
+        column = rows[name]
+        if not len(column) or column.null_count():
+            return None
+        return column.list.to_array(column.list.len()[0]).to_numpy()
+
+    own = rows["novelty"]
+    novelty = None if own.null_count() else own.to_numpy()
+    return Outputs(matrix("logits"), matrix("features"), novelty)
+
+
+# ---------------------------------------------------------------- metrics
+
+
+class EvaluationSettings(Settings):
+    """How intervals are made."""
+
+    draws: int = Field(1000, ge=0)
+    """Bootstrap draws behind an interval; 0: none."""
+
+
+@stage(writes=(METRICS, CURVES), version=1)
+def evaluate_scores(shard: Shard, settings: EvaluationSettings) -> Produced:
+    """Metrics, intervals and curves of one score of a run, by every convention asked for."""
+    about = shard.about
+    rows = shard.read(SCORES.name)
+    splits = shard.read("splits").filter(pl.col("protocol") == about["protocol"])
+    rows = rows.join(splits.select("sample_id", "step", "subset"), on=["sample_id", "step"])
+    rows = _with_sequences(rows, shard)
+    metrics, lines = [METRICS.empty()], [CURVES.empty()]
+    for group, subset, part in measured_groups(rows):
+        place = {**_place(about), **group, "subset": subset}
+        for name in about["conventions"]:
+            found, drawn = measure(part, name, settings.draws, seed_of(group["score_id"]))
+            named = [pl.lit(value).alias(key) for key, value in place.items()]
+            metrics.append(METRICS.conform(found.select(*named, pl.all())))
+            lines.append(CURVES.conform(drawn.select(*named, pl.all())))
+    table = pl.concat(metrics)
+    return Produced({METRICS.name: table, CURVES.name: pl.concat(lines)}, table.height)
+
+
+def _place(about: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: about[name] for name in ("protocol", "run_id", "model", "seed")}
+
+
+def _with_sequences(rows: pl.DataFrame, shard: Shard) -> pl.DataFrame:
+    parts = [part for part in shard.parts if part.table == "samples"]
+    if not parts:
+        return rows.with_columns(pl.lit(None, pl.String).alias("sequence"))
+    wanted = pl.col("sample_id").is_in(rows["sample_id"].unique().implode())
+    known = pl.concat(part.read(["sample_id", "sequence"]).filter(wanted) for part in parts)
+    return rows.join(known, on="sample_id", how="left", maintain_order="left")
+
+
+def measured_groups(rows: pl.DataFrame) -> Iterator[tuple[dict[str, Any], str, pl.DataFrame]]:
+    """Rows that a number is made of: each score, split, view, phase and step, and all steps.
+
+    Where novel samples are of several subsets, each subset against all known ones too.
+    """
+    every = [rows]
+    if rows["step"].n_unique() > 1:
+        every.append(rows.with_columns(pl.lit(ALL_STEPS, pl.Int32).alias("step")))
+    for frame in every:
+        for key, part in frame.group_by(GROUP, maintain_order=True):
+            group = dict(zip(GROUP, key, strict=True))
+            yield group, "all", part
+            subsets = part.filter("novel")["subset"].drop_nulls().unique().sort().to_list()
+            for subset in subsets if len(subsets) > 1 else ():
+                yield group, subset, part.filter(~pl.col("novel") | (pl.col("subset") == subset))
+
+
+def measure(
+    rows: pl.DataFrame, convention: str, draws: int, seed: int
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """(metrics with intervals, curves) of rows with value, novel, class, predicted, sequence."""
+    rule = find_convention(convention)
+    predicted = rows["predicted"]
+    classes = None if predicted.is_null().any() else (rows["class"], predicted)
+    found = evaluate(rows["value"], rows["novel"], rule, classes=classes)
+    bounds = pl.lit(None, pl.Float64).alias("low"), pl.lit(None, pl.Float64).alias("high")
+    if draws:
+        sequences = None if rows["sequence"].is_null().all() else rows["sequence"].to_list()
+        made = intervals(
+            rows["value"],
+            rows["novel"],
+            rule,
+            classes=classes,
+            sequences=sequences,
+            seed=seed,
+            draws=draws,
+        )
+        found = found.join(made, on="metric", how="left", maintain_order="left")
+        bounds = pl.col("low"), pl.col("high")
+    named = found.select("convention", "metric", "value", *bounds, "n")
+    drawn = curves(rows["value"], rows["novel"], rule, points=CURVE_POINTS)
+    return named, drawn
+
+
+def seed_of(score_id: str) -> int:
+    """Draws of a score's intervals are the same in every run."""
+    return int(content_key(["intervals", score_id])[:8], 16)
+
+
+def prediction_rows(
+    facts: RunFacts, rows: pl.DataFrame, classes: Mapping[int, str], *, phase: str = "none"
+) -> pl.DataFrame:
+    """`predictions` of valid and test rows (as `run_rows` gives them) out of their logits."""
+    tested = rows.filter(pl.col("split").is_in(EVALUATED))
+    logits = arrays(tested).logits
+    if logits is None:
+        return pl.DataFrame()
+    odds = np.exp(logits.astype(np.float64) - logits.max(1, keepdims=True))
+    best = logits.argmax(1)
+    probability = odds[np.arange(len(best)), best] / odds.sum(1)
+    return tested.select(
+        pl.lit(run_id(facts)).alias("run_id"),
+        pl.lit(phase).alias("phase"),
+        "step",
+        "sample_id",
+        "view",
+        pl.lit(1).alias("rank"),
+        "split",
+        "class",
+    ).with_columns(
+        pl.Series("predicted", [classes[int(label)] for label in best], pl.String),
+        pl.Series("probability", probability),
+        pl.lit(None, pl.Float64).alias("p_unknown"),
+    )

@@ -1,0 +1,161 @@
+"""Runs: their keys, and that they stay in the lake as long as their rows do."""
+
+from itertools import permutations
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from schemas.runs import RunFacts
+from storage.tables import current_version
+from tasks.evaluation.protocols import rows_key
+from tasks.evaluation.runs import config_id, run_id
+from tests.evaluation.small_runs import MADE, build_small, write_raw
+
+
+def read(lake: Path, table: str, benchmark: str = "small") -> pl.DataFrame:
+    return current_version(lake, benchmark, table).read()
+
+
+def bytes_of(lake: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(lake)): path.read_bytes()
+        for path in sorted(lake.glob("small/*/current/*.parquet"))
+    }
+
+
+@pytest.fixture
+def raw(tmp_path: Path) -> Path:
+    write_raw(tmp_path / "raw" / "samples.csv")
+    return tmp_path / "raw"
+
+
+def test_every_table_of_the_spine_is_written(raw: Path, tmp_path: Path) -> None:
+    lake = tmp_path / "lake"
+    build_small(lake, raw)
+    metrics = read(lake, "metrics")
+    assert set(metrics["score"]) == {"msp", "nearest"}
+    assert set(metrics["protocol"]) == {"first", "second"}
+    area = metrics.filter(metric="auroc", split="test", score="nearest")
+    assert area["value"].min() > 0.9 and (area["low"] <= area["value"]).all()
+    assert {"auroc", "fpr95", "acc"} <= set(metrics["metric"])
+    scores = read(lake, "scores")
+    assert set(scores["split"]) == {"valid", "test"}
+    runs = read(lake, "runs")
+    assert runs.height == 2 and set(runs["run_id"]) == set(scores["run_id"])
+    assert read(lake, "score_settings").height == 2
+    splits, predictions = read(lake, "splits"), read(lake, "predictions")
+    tested = splits.filter(pl.col("split") != "train")
+    assert predictions.height == tested.height
+    assert read(lake, "curves").height and read(lake, "training").height == 2
+
+
+def test_runs_stay_when_a_later_build_asks_for_others(raw: Path, tmp_path: Path) -> None:
+    lake = tmp_path / "lake"
+    build_small(lake, raw, slopes=(4.0,))
+    build_small(lake, raw, slopes=(5.0,), protocols=("first",), scores={"energy": {}})
+    runs = read(lake, "runs")
+    assert runs.group_by("protocol").len().sort("protocol").rows() == [("first", 2), ("second", 1)]
+    assert set(read(lake, "metrics")["score"]) == {"msp", "nearest", "energy"}
+    assert set(read(lake, "splits")["protocol"]) == {"first", "second"}
+
+
+COMMANDS = (
+    {"slopes": (4.0,), "protocols": ("first",)},
+    {"slopes": (5.0,), "seeds": (0, 1)},
+    {"slopes": (4.0,), "scores": {"energy": {"temperature": 2.0}}},
+)
+
+
+def test_the_order_of_commands_does_not_matter(raw: Path, tmp_path: Path) -> None:
+    found = []
+    for number, order in enumerate(permutations(COMMANDS)):
+        lake = tmp_path / f"lake{number}"
+        for command in order:
+            build_small(lake, raw, **command)
+        found.append(bytes_of(lake))
+    for one in found[1:]:
+        assert sorted(one) == sorted(found[0])
+        assert [name for name in one if one[name] != found[0][name]] == []
+
+
+def test_a_setting_a_version_and_a_seed_are_runs_of_their_own(raw: Path, tmp_path: Path) -> None:
+    lake = tmp_path / "lake"
+    MADE.clear()
+    build_small(lake, raw, protocols=("first",))
+    build_small(lake, raw, protocols=("first",))
+    assert len(MADE) == 1
+    build_small(lake, raw, protocols=("first",), slopes=(4.5,))
+    build_small(lake, raw, protocols=("first",), seeds=(7,))
+    build_small(lake, raw, protocols=("first",), versions={"model": 2})
+    assert len(MADE) == 4 and read(lake, "runs").height == 4
+
+
+def test_an_unused_sample_fits_nothing_anew_and_a_used_one_does(raw: Path, tmp_path: Path) -> None:
+    lake = tmp_path / "lake"
+    build_small(lake, raw)
+    MADE.clear()
+    write_raw(raw / "samples.csv", extra=["unused,d,train,9.0"])
+    build_small(lake, raw)
+    assert MADE == []
+    write_raw(raw / "samples.csv", extra=["more,a,test,0.1"])
+    build_small(lake, raw)
+    assert MADE == [] and "more" in set(read(lake, "scores")["sample_id"])
+    write_raw(raw / "samples.csv", extra=["used,a,train,0.1"])
+    build_small(lake, raw)
+    assert len(MADE) == 1  # class a is known in the first protocol only
+
+
+def test_runs_leave_with_the_rows_that_they_were_made_on(raw: Path, tmp_path: Path) -> None:
+    lake = tmp_path / "lake"
+    build_small(lake, raw, slopes=(4.0, 5.0))
+    write_raw(raw / "samples.csv", extra=["more,a,test,0.1"])
+    build_small(lake, raw, slopes=(4.0,))
+    runs = read(lake, "runs")
+    # The second protocol has no class a but as novel, so the new sample is in both.
+    assert runs.height == 2 and set(runs["protocol"]) == {"first", "second"}
+
+
+def test_ids_see_what_decides_the_numbers_and_nothing_else() -> None:
+    facts = RunFacts(
+        benchmark="b", protocol="p", model="m", seed=1, settings={"rate": 0.1}, fit_key="k"
+    )
+    other = {
+        "benchmark": "c",
+        "protocol": "q",
+        "model": "n",
+        "network": "net",
+        "seed": 2,
+        "settings": {"rate": 0.2},
+        "base_runs": ("x",),
+        "versions": {"model": 2},
+        "weights": {"file": "sha"},
+        "precision": "bfloat16",
+        "fit_key": "l",
+        "origin": "frozen",
+    }
+    for name, value in other.items():
+        assert run_id(facts.model_copy(update={name: value})) != run_id(facts), name
+    for name, value in {"preset": "small", "changed": {"rate": 0.1}}.items():
+        assert run_id(facts.model_copy(update={name: value})) == run_id(facts), name
+    assert config_id(facts) == config_id(facts.model_copy(update={"seed": 3, "fit_key": "z"}))
+    assert config_id(facts) != config_id(facts.model_copy(update={"settings": {}}))
+
+
+def test_the_key_of_rows_sees_content_and_not_order() -> None:
+    rows = pl.DataFrame(
+        {
+            "sample_id": ["a", "b"],
+            "step": [0, 0],
+            "class": ["x", "y"],
+            "label": [0, None],
+            "split": ["train", "test"],
+            "role": ["known", "novel"],
+            "subset": [None, None],
+            "digest": ["1", "2"],
+            "sequence": [None, None],
+        }
+    )
+    assert rows_key(rows) == rows_key(rows.reverse())
+    changed = rows.with_columns(pl.Series("digest", ["1", "3"]))
+    assert rows_key(rows) != rows_key(changed)
