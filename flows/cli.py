@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from flows.options import add_options, chosen_values
+from flows.options import add_options, chosen_values, split_settings
 from schemas.errors import ConfigError, NoveltyError
 
 FLOWS = Path(__file__).parent
@@ -88,6 +88,18 @@ def _parser() -> argparse.ArgumentParser:
     query.add_argument("sql", nargs="?", help="such as: select * from novelcraft.frames limit 5")
     query.add_argument("--file", help="a .sql file, or the name of an example query")
     query.add_argument("--list", action="store_true", help="the example queries of docs/queries")
+    runs = with_lake(command("runs", _runs, "runs of models: list, show, compare, drop"))
+    runs.add_argument("action", choices=("list", "show", "compare", "drop"), nargs="?")
+    runs.add_argument("names", nargs="*", help="ids, or how they begin; list: a benchmark")
+    for kind, what in (
+        ("models", "models that can be fitted"),
+        ("scores", "scores of what models put out"),
+        ("predictors", "predictors that live over time"),
+    ):
+        listed = command(kind, _plugins, f"{what}: settings, and where they fit")
+        listed.add_argument("name", nargs="?", help="one of them: all its settings")
+        listed.add_argument("--preset", help="show the values of this preset")
+        listed.set_defaults(kind=kind)
     diff = with_lake(command("diff", _diff, "what changed in a table (exit code 0 same, 1 not)"))
     diff.add_argument("before", help="benchmark/table[@key], lake:benchmark/table, or Parquet path")
     diff.add_argument("after", nargs="?", help="the same (default: previous against current)")
@@ -192,8 +204,9 @@ def _build(words: list[str]) -> int:
     parser.add_argument(
         "--dry-run", action="store_true", help="say what a build would make, why and how long"
     )
-    parsed = parser.parse_args(words[1:])
-    config = chosen_values(parsed, model)
+    known, settings = split_settings(words[1:], model)
+    parsed = parser.parse_args(known)
+    config = chosen_values(parsed, model, settings)
     if parsed.dry_run:
         from flows.dry_run import show_dry_run
 
@@ -362,6 +375,49 @@ def _diff(parsed: argparse.Namespace) -> int:
     diff = diff_tables(before, after, key, parsed.examples, out)
     show_diff(diff)
     return 0 if diff.same else 1
+
+
+def _runs(parsed: argparse.Namespace) -> None:
+    import json
+
+    from storage.layout import lake_root
+    from storage.upkeep import require_lake
+    from tasks.operations.runs import compare_runs, drop_runs, list_runs, show_run
+    from tasks.summary import show_frame
+
+    lake = lake_root(parsed.lake)
+    require_lake(lake)
+    action, names = parsed.action or "list", parsed.names
+    if action == "list":
+        show_frame(list_runs(lake, names[0] if names else None))
+        return
+    if len(names) < (2 if action == "compare" else 1):
+        raise ConfigError(f"novelty runs {action}: name runs by the beginning of their ids")
+    if action == "show":
+        for name in names:
+            facts, numbers = show_run(lake, name)
+            print(json.dumps(facts, indent=1))
+            show_frame(numbers)
+    elif action == "compare":
+        for frame in compare_runs(lake, names):
+            show_frame(frame)
+    else:
+        dropped = drop_runs(lake, names)
+        print(f"dropped {', '.join(dropped)}; a build that asks for them brings them back")
+
+
+def _plugins(parsed: argparse.Namespace) -> None:
+    import importlib
+
+    from tasks.operations.plugin_list import plugin_rows, setting_rows
+    from tasks.summary import show_frame
+
+    package = importlib.import_module(f"tasks.{parsed.kind}")
+    if parsed.name:
+        show_frame(setting_rows(package.find(parsed.name), parsed.preset))
+        return
+    about = {"scores": "needs", "models": "modality", "predictors": "modality"}[parsed.kind]
+    show_frame(plugin_rows([package.find(name) for name in package.names()], about))
 
 
 def _render(parsed: argparse.Namespace) -> None:

@@ -1,8 +1,13 @@
-"""Command-line options made from a configuration model: one per field, nested ones with a dot."""
+"""Command-line options made from a configuration model: one per field, nested ones with a dot.
+
+A field of plug-ins (`schemas.config.Choice`) takes names, `--models ndcc,odin`, and their settings,
+`--models.ndcc.epochs 40`; a field of free settings takes `--train.epochs 40`.
+"""
 
 import argparse
 import types
 import typing
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,12 +29,56 @@ def _plain(annotation: Any) -> Any:
     return annotation
 
 
+def _is_choice(kind: Any) -> bool:
+    """Whether a field names plug-ins, each with settings."""
+    arguments = typing.get_args(kind)
+    return typing.get_origin(kind) is dict and typing.get_origin(arguments[1]) is dict
+
+
+def _is_free(kind: Any) -> bool:
+    """Whether a field takes settings of any name."""
+    return typing.get_origin(kind) is dict and typing.get_args(kind)[1] is Any
+
+
+def split_settings(
+    words: Sequence[str], model: type[BaseModel]
+) -> tuple[list[str], dict[str, dict[str, Any]]]:
+    """The words that argparse knows, and the settings of plug-ins among them, as trees by field."""
+    kinds = {name: _plain(field.annotation) for name, field in model.model_fields.items()}
+    trees: dict[str, dict[str, Any]] = {}
+    rest: list[str] = []
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        option, mark, value = word.partition("=")
+        path = option.removeprefix("--").split(".")
+        kind = kinds.get(path[0])
+        if not option.startswith("--") or len(path) < 2 or not (_is_choice(kind) or _is_free(kind)):
+            rest.append(word)
+            continue
+        if _is_choice(kind) and len(path) < 3:
+            raise ConfigError(f"{option}: expected {option}.SETTING VALUE")
+        if not mark:
+            if not left or left[0].startswith("--"):
+                raise ConfigError(f"{option}: expected a value after it")
+            value = left.pop(0)
+        tree = trees.setdefault(path[0], {})
+        names = [path[1], *(name.replace("-", "_") for name in path[2:])]
+        for name in names[:-1]:
+            tree = tree.setdefault(name, {})
+        tree[names[-1].replace("-", "_") if _is_free(kind) else names[-1]] = value
+    return rest, trees
+
+
 def _help(field: FieldInfo) -> str:
     text = (field.description or "").replace("%", "%%").replace("\n", " ")
     if field.is_required():
         return f"{text} (required)"
     default = field.get_default(call_default_factory=True)
-    return text if default in (None, (), PydanticUndefined) else f"{text} (default: {default})"
+    if _is_choice(_plain(field.annotation)):
+        default = ",".join(default)
+    missing = (None, (), "", {}, PydanticUndefined)
+    return text if default in missing else f"{text} (default: {default})"
 
 
 def add_options(parser: argparse.ArgumentParser, model: type[BaseModel], prefix: str = "") -> None:
@@ -51,7 +100,9 @@ def add_options(parser: argparse.ArgumentParser, model: type[BaseModel], prefix:
         elif typing.get_origin(kind) is typing.Literal:
             parser.add_argument(option, choices=typing.get_args(kind), **common)
         elif typing.get_origin(kind) in (tuple, list, dict):
-            metavar = "KEY=VALUE" if typing.get_origin(kind) is dict else name.upper()
+            metavar = name.upper()
+            if typing.get_origin(kind) is dict:
+                metavar = "NAMES" if _is_choice(kind) else "KEY=VALUE"
             parser.add_argument(option, action="append", metavar=metavar, **common)
         else:
             parser.add_argument(option, metavar=name.upper(), **common)
@@ -71,6 +122,12 @@ def _merge(
         if f"{prefix}{name}" not in given:
             continue
         value = given[f"{prefix}{name}"]
+        if _is_choice(kind):
+            names = [one.strip() for entry in value for one in entry.split(",") if one.strip()]
+            before = into.get(name)
+            kept = before if isinstance(before, dict) else {}
+            into[name] = {one: kept.get(one) or {} for one in names}
+            continue
         if typing.get_origin(kind) in (tuple, list):
             value = [part for entry in value for part in entry.split(",")]
         if typing.get_origin(kind) is dict:
@@ -81,13 +138,45 @@ def _merge(
         into[name] = value
 
 
-def chosen_values(parsed: argparse.Namespace, model: type[Model]) -> Model:
-    """The configuration: defaults, then the file, then the options given."""
+def chosen_values(
+    parsed: argparse.Namespace,
+    model: type[Model],
+    settings: dict[str, dict[str, Any]] | None = None,
+) -> Model:
+    """The configuration: defaults, then the file, then the options and settings given."""
     values = read_config_file(parsed.config) if parsed.config else {}
     _merge(values, model, vars(parsed))
+    for field, tree in (settings or {}).items():
+        values[field] = _with_settings(model, field, values.get(field), tree)
     config = make_config(model, values)
     check_paths(config)
     return config
+
+
+def _with_settings(
+    model: type[BaseModel], field: str, before: Any, tree: dict[str, Any]
+) -> dict[str, Any]:
+    """What a field of plug-ins or free settings has, with the settings given put over it."""
+    declared = model.model_fields[field]
+    if before is None:
+        before = declared.get_default(call_default_factory=True)
+    if not _is_choice(_plain(declared.annotation)):
+        return {**before, **tree}
+    chosen = dict(before) if isinstance(before, dict) else {str(name): {} for name in before}
+    for name, changes in tree.items():
+        if name not in chosen and "all" not in chosen:
+            raise ConfigError(
+                f"--{field}.{name}: {name} is not among the {field}; name it with --{field} {name}"
+            )
+        chosen[name] = _over(chosen.get(name) or {}, changes)
+    return chosen
+
+
+def _over(before: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    return before | {
+        name: _over(before.get(name) or {}, value) if isinstance(value, dict) else value
+        for name, value in changes.items()
+    }
 
 
 def check_paths(config: BaseModel, prefix: str = "") -> None:

@@ -1,5 +1,7 @@
 """`catalog.duckdb`: a schema per benchmark, a view per table, descriptions as comments.
 
+The schema `lake` has a view over all benchmarks of every table that they share.
+
 Views name the immutable version folders, so a query never sees half of a swap; the file itself is
 replaced whole after each build. An analyst needs DuckDB and nothing of ours.
 
@@ -17,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from schemas.errors import LakeError
+from schemas.tables import SHARED
 from storage.atomic import explained, temporary_name
 from storage.layout import catalog_path
 from storage.locks import locked
@@ -56,6 +59,33 @@ def _statements(version: TableVersion, schema: pa.Schema, files: Sequence[str]) 
     return said
 
 
+def _unions(versions: Sequence[TableVersion]) -> list[str]:
+    """A view `lake.<table>` over all benchmarks for each shared table, `benchmark` first.
+
+    A benchmark whose table is of another schema version is left out, and the comment names it.
+    """
+    statements = ["CREATE SCHEMA IF NOT EXISTS lake"]
+    for name, table in SHARED.items():
+        there = [version.manifest for version in versions if version.manifest.table == name]
+        current = [m.benchmark for m in there if m.schema_version == table.version]
+        older = [m.benchmark for m in there if m.schema_version != table.version]
+        if not current:
+            continue
+        selects = [
+            f"SELECT {_quoted(benchmark)} AS benchmark, * "
+            f"FROM {_identifier(benchmark)}.{_identifier(name)}"
+            for benchmark in current
+        ]
+        comment = table.description
+        if older:
+            comment += f" Left out, as they are of another version: {', '.join(older)}."
+        statements += [
+            f"CREATE OR REPLACE VIEW lake.{_identifier(name)} AS {' UNION ALL '.join(selects)}",
+            f"COMMENT ON VIEW lake.{_identifier(name)} IS {_quoted(comment)}",
+        ]
+    return statements
+
+
 def refresh_catalog(lake: Path) -> Path:
     """Write the catalogue of every current table anew."""
     final = catalog_path(lake)
@@ -76,6 +106,8 @@ def refresh_catalog(lake: Path) -> Path:
                     files = [str(file) for file in version.places]
                     for statement in _statements(version, schema, files):
                         connection.execute(statement)
+                for statement in _unions(versions):
+                    connection.execute(statement)
             temporary.replace(final)
         except duckdb.IOException as error:
             raise LakeError(
@@ -98,7 +130,7 @@ def catalog_for(lake: Path, sql: str) -> Path:
             names |= connection.get_table_names(statement.query, qualified=True)
     wanted = {name.replace('"', "").replace(".", "/") for name in names}
     for version in current_versions(lake):
-        if version.name in wanted:
+        if {version.name, f"lake/{version.manifest.table}"} & wanted:
             _ = version.files
     return refresh_catalog(lake)
 
@@ -118,6 +150,7 @@ def _push_sql(bucket: Bucket, lake: Path) -> list[TableVersion]:
             prefix = version_prefix(manifest.benchmark, manifest.table, manifest.key)
             files = [f"{bucket.address}/{prefix}/{part.file}" for part in manifest.parts]
             said += _statements(version, schema, files)
+        said += _unions(versions)
         data = "".join(f"{line};\n" for line in said).encode()
         if before is not None and before.data == data:
             return versions

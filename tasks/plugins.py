@@ -8,7 +8,10 @@ import pkgutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, ClassVar, Generic, TypeVar
+from types import UnionType
+from typing import Any, ClassVar, Generic, TypeVar, Union, get_args, get_origin
+
+from pydantic import BaseModel
 
 from schemas.config import Settings, make_config
 from schemas.errors import ConfigError
@@ -44,9 +47,45 @@ class Plugin:
                 raise ConfigError(f"{cls.name} has no preset {preset!r}; there are: {there}")
             values = dict(cls.presets[preset])
         try:
-            return make_config(cls.configuration, {**values, **(changes or {})})
+            given = _from_text(cls.configuration, changes or {})
+            return make_config(cls.configuration, _over(values, given))
         except ConfigError as error:
             raise ConfigError(f"{cls.name}: {error}") from None
+
+
+def _from_text(model: type[BaseModel], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as a command line gives them: `2,5,10` for several values, `none` for nothing."""
+    read = {}
+    for name, value in changes.items():
+        field = model.model_fields.get(name)
+        kinds = _kinds(field.annotation) if field is not None else ()
+        nested = [k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel)]
+        if isinstance(value, Mapping) and nested:
+            value = _from_text(nested[0], value)
+        elif isinstance(value, str) and value == "none" and type(None) in kinds:
+            value = None
+        elif isinstance(value, str) and {get_origin(kind) for kind in kinds} & {tuple, list}:
+            value = [part.strip() for part in value.split(",") if part.strip()]
+        read[name] = value
+    return read
+
+
+def _kinds(annotation: Any) -> tuple[Any, ...]:
+    """The types that a value may have."""
+    if get_origin(annotation) in (Union, UnionType):
+        return get_args(annotation)
+    return (annotation,)
+
+
+def _over(before: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """`changes` put over `before`, also inside of nested settings."""
+    merged = dict(before)
+    for name, value in changes.items():
+        below = merged.get(name)
+        if isinstance(value, Mapping) and isinstance(below, Mapping | BaseModel):
+            value = _over(dict(below), value)
+        merged[name] = value
+    return merged
 
 
 Kind = TypeVar("Kind")
