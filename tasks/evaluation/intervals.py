@@ -29,7 +29,7 @@ from tasks.evaluation.metrics import evaluate
 
 INTERVALS = {"metric": pl.String, "low": pl.Float64, "high": pl.Float64}
 PERCENTILES = (2.5, 97.5)
-BLOCK = 2**17  # numbers in one array of a block; about 20 such arrays live at a time
+BLOCK = 2**17  # numbers in one array of a block; about a dozen such arrays live at a time
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -51,7 +51,8 @@ def intervals(
     """2.5 % and 97.5 % percentiles of every metric over the draws in which it has a value.
 
     Null where the metric has no value for the samples themselves, or none in more than half of the
-    draws. A sample whose sequence is None is a sequence by itself.
+    draws. A sample whose sequence is None is a sequence by itself. Where only one sample (or
+    sequence) of a kind exists it is in every draw, so the interval shows nothing of its chance.
     """
     if draws < 1:
         raise ConfigError(f"draws is {draws}, expected 1 or more")
@@ -61,7 +62,7 @@ def intervals(
     values = np.concatenate(
         [_values(rows, counts, convention) for counts in _draws(rows, units, seed, draws)]
     )
-    bounds = []
+    bounds: list[tuple[str, float | None, float | None]] = []
     for metric, value, column in zip(frame["metric"], frame["value"], values.T, strict=True):
         defined = column[~np.isnan(column)]
         if value is None or 2 * defined.size < draws:
@@ -211,8 +212,13 @@ class _Block:
         if chosen.all():
             return self
         correct = None if self.correct is None else self.correct[chosen]
-        arrays = (self.positive, self.negative, self.tps, self.fps)
-        return _Block(*(array[chosen] for array in arrays), correct)
+        return _Block(
+            positive=self.positive[chosen],
+            negative=self.negative[chosen],
+            tps=self.tps[chosen],
+            fps=self.fps[chosen],
+            correct=correct,
+        )
 
 
 def _values(rows: _Rows, counts: Integers, convention: Convention) -> Floats:
@@ -227,15 +233,15 @@ def _values(rows: _Rows, counts: Integers, convention: Convention) -> Floats:
         if block.correct is not None:
             known = positive if convention.positive == "known" else negative
             shares.append(block.correct.sum(axis=1) / known)
-    columns = []
-    for column in detection:
-        columns.append(np.full(both.size, np.nan))
-        columns[-1][both] = column
-    columns += shares
-    if whole.correct is not None:
-        columns.append(np.full(both.size, np.nan))
-        columns[-1][both] = _oscr(whole.correct, whole, convention)
-    values = np.stack(columns, axis=1)
+    oscr = [] if whole.correct is None else [_oscr(whole.correct, whole, convention)]
+
+    def spread(column: Floats) -> Floats:
+        full = np.full(both.size, np.nan)
+        full[both] = column
+        return full
+
+    columns = [*map(spread, detection), *shares, *map(spread, oscr)]
+    values: Floats = np.stack(columns, axis=1)
     if rows.weight is not None:
         for side, weight in ((rows.positive, positive), (~rows.positive, negative)):
             values[(weight == 0) & (counts[:, side] > 0).any(axis=1)] = np.nan  # refused
@@ -396,7 +402,8 @@ def _interpolated(tpr: Floats, fpr: Floats, target: float) -> Floats:
 def _corners(block: _Block, present: Flags) -> Integers:
     """Points that stay on the ROC curve when sklearn drops collinear ones, as flat places.
 
-    Only points with samples (`present`) count. A point goes where both sums rise by equal steps.
+    Only points with samples (`present`) count. A point is dropped where both sums go on by the
+    step that led to it.
     """
     flat = np.flatnonzero(present)
     stays = np.ones(flat.size, dtype=np.bool_)
@@ -417,18 +424,20 @@ def _corner(corners: Integers | None, at: Integers, width: int, side: str) -> In
         return at
     base = width * np.arange(at.size)
     if side == "next":
-        return corners[np.searchsorted(corners, base + at)] - base
-    return corners[np.searchsorted(corners, base + at, "right") - 1] - base
+        found = np.searchsorted(corners, base + at)
+    else:
+        found = np.searchsorted(corners, base + at, "right") - 1
+    nearest: Integers = corners[found] - base
+    return nearest
 
 
 def _oscr(correct: Floats, block: _Block, convention: Convention) -> Floats:
     """Known and correct over unknown accepted; a tie counts half."""
-    sums = correct.cumsum(axis=1)
-    sums -= correct / 2
+    accepted = correct.cumsum(axis=1) - correct / 2
     if convention.positive == "known":
-        unknown, area = block.negative, np.einsum("ij,ij->i", block.negative, sums)
-        known = block.tps[:, -1]
+        unknown, known = block.negative, block.tps[:, -1]
     else:
         unknown, known = block.positive, block.fps[:, -1]
-        area = np.einsum("ij,ij->i", unknown, correct.sum(axis=1)[:, None] - sums)
-    return area / known / unknown.sum(axis=1)
+        accepted = correct.sum(axis=1)[:, None] - accepted
+    area: Floats = np.einsum("ij,ij->i", unknown, accepted) / known / unknown.sum(axis=1)
+    return area
