@@ -4,6 +4,7 @@ An error that the user can mend is one sentence on stderr and exit code 2, never
 """
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,8 +15,19 @@ from schemas.errors import ConfigError, NoveltyError
 FLOWS = Path(__file__).parent
 
 
+def stop_at_sigterm() -> None:
+    """SIGTERM ends a command as Ctrl-C does: what is open is closed, trainings end at once."""
+
+    def stop(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, stop)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments is None:
+        stop_at_sigterm()
     try:
         if words[:1] == ["build"]:
             return _build(words[1:])

@@ -28,6 +28,8 @@ SEEN_WITHIN_SECONDS = 90.0
 """How long a committed piece may stay unseen: network file systems remember absence for a while."""
 
 _ALONE = threading.Lock()
+_CHILDREN: set[Any] = set()
+"""Processes of this one that make a shard each."""
 
 
 class Cluster(Protocol):
@@ -104,12 +106,25 @@ def in_own_process(function: Callable[..., Piece], name: str, *arguments: Any) -
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context, initializer=_die_with_parent) as pool:
         try:
-            return pool.submit(function, *arguments).result()
+            future = pool.submit(function, *arguments)
+            # A pool of one starts its process with its first work.
+            (child,) = pool._processes.values()
+            _CHILDREN.add(child)
+            try:
+                return future.result()
+            finally:
+                _CHILDREN.discard(child)
         except BrokenProcessPool:
             raise NativeError(
                 f"{name}: its process died; what it printed is above. The same command goes on "
                 "from the last checkpoint"
             ) from None
+
+
+def stop_children() -> None:
+    """End the processes that make shards now; the same command goes on from their checkpoints."""
+    for child in list(_CHILDREN):
+        child.kill()
 
 
 def _die_with_parent() -> None:

@@ -38,7 +38,7 @@ from storage.remote import at_once
 from storage.tables import TableVersion, commit_table, current_version, current_versions
 from storage.upkeep import read_build_record, write_build_record
 from tasks.estimates import DryRun, DryRunEnds, current_dry_run, note_time
-from tasks.places import Cluster, make_on_cluster, make_shard
+from tasks.places import Cluster, make_on_cluster, make_shard, stop_children
 from tasks.progress import progress
 from tasks.threads import one_blas_thread
 
@@ -326,6 +326,8 @@ class Build:
         return self
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if error is not None and not isinstance(error, Exception):
+            stop_children()  # told to stop: trainings end now, not when they are done
         try:
             if self.dry is not None:
                 self._end_dry_run(self.dry, error)
@@ -421,6 +423,9 @@ class Build:
                 for future in as_completed(waiting):
                     yield waiting[future], future.result()
                     advance(1)
+            except (KeyboardInterrupt, SystemExit):
+                stop_children()
+                raise
             finally:
                 pool.shutdown(cancel_futures=True)
 
