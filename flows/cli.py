@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(parsed.run(parsed) or 0)
     except NoveltyError as error:
         print(f"novelty: {error}", file=sys.stderr)
-        return 2
+        return error.exit_code
     except KeyboardInterrupt:
         print("novelty: stopped; run the same command again to go on", file=sys.stderr)
         return 130

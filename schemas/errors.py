@@ -1,4 +1,4 @@
-"""Errors that a user can mend. The command line prints one as a sentence and exits with code 2.
+"""Errors that a user can mend. The command line prints one as a sentence and exits with its code.
 
 House form of a message: what failed, which record, what was found, what was expected, what to do.
 Anything else that escapes is a defect of ours and keeps its traceback.
@@ -7,6 +7,8 @@ Anything else that escapes is a defect of ours and keeps its traceback.
 
 class NoveltyError(Exception):
     """Base of every error that the user, not the programmer, can mend."""
+
+    exit_code = 2
 
 
 class ConfigError(NoveltyError):
@@ -44,6 +46,16 @@ class LakeError(NoveltyError):
 
 class LockedError(LakeError):
     """Another process is building the same thing."""
+
+
+class TrainingError(NoveltyError):
+    """A training diverged or ran out of memory; other trainings are not touched by it."""
+
+
+class RunsFailed(NoveltyError):
+    """Some runs of a build failed; what the others gave is published. Exit code 1."""
+
+    exit_code = 1
 
 
 class NativeError(NoveltyError):

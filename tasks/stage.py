@@ -24,7 +24,14 @@ from typing import Any
 import polars as pl
 
 from schemas.config import Settings
-from schemas.errors import LakeError, RecordError, TooManyRejects
+from schemas.errors import (
+    LakeError,
+    NativeError,
+    RecordError,
+    RunsFailed,
+    TooManyRejects,
+    TrainingError,
+)
 from schemas.manifest import BuildRecord, Input, PieceManifest, RunMark, SourceListing
 from schemas.table import Table
 from schemas.tables import PROTOCOLS, QUARANTINE, SCORE_SETTINGS, SPLITS, tables_of
@@ -42,6 +49,8 @@ from tasks.places import Cluster, make_on_cluster, make_shard, stop_children
 from tasks.progress import progress
 from tasks.threads import one_blas_thread
 
+FAILURES = "record_failure"
+"""Stage whose pieces say that a run failed; a run that succeeds later takes their place."""
 GROWTH_SECONDS = 5.0
 """How often a build looks whether its cluster has grown while no shard gets done."""
 
@@ -309,12 +318,14 @@ class Build:
     max_reject_share: float = 0.25
     workers: int = field(default_factory=lambda: max(1, os.cpu_count() or 1))
     pieces: list[Piece] = field(default_factory=list)
+    failures: list[tuple[Shard, str]] = field(default_factory=list)
     versions: dict[str, TableVersion] = field(default_factory=dict)
     dry: DryRun | None = field(default_factory=current_dry_run)
 
     def __post_init__(self) -> None:
         self._sources: dict[str, SourceListing] = {}
         self._raw_digests: set[str] = set()
+        self._tolerate: set[str] | None = None
         self._tables: dict[str, Table] = {}
         self._stack = ExitStack()
 
@@ -333,6 +344,8 @@ class Build:
                 self._end_dry_run(self.dry, error)
             elif kind is None:
                 self.finish()
+                if self.failures:
+                    raise RunsFailed(self._failure_sentence())
         finally:
             self._stack.close()
 
@@ -363,6 +376,35 @@ class Build:
             return hash_cache_path(self.lake)
         folder = self._stack.enter_context(tempfile.TemporaryDirectory())  # makes no lake
         return hash_cache_path(Path(folder))
+
+    def run_each(
+        self, stage: Stage, shards: Iterable[Shard], settings: Settings
+    ) -> list[tuple[Shard, Piece]]:
+        """Like `run`, for shards of runs: a training that fails is noted and stops no other.
+
+        Its shard is left out of what comes back. A dry run gives the pieces that it plans with.
+        """
+        shards = list(shards)
+        lost: set[str] = set()
+        self._tolerate = lost
+        try:
+            pieces = self.run(stage, shards, settings)
+        finally:
+            self._tolerate = None
+        kept = [shard for shard in shards if shard.name not in lost]
+        return list(zip(kept, pieces, strict=self.dry is None))
+
+    def _failed(self, shard: Shard, error: Exception) -> None:
+        """Note the failure of a run, or raise where it must stop the build."""
+        out_of_memory = isinstance(error, MemoryError) or "OutOfMemory" in type(error).__name__
+        if self._tolerate is None or shard.run is None:
+            raise error
+        if not out_of_memory and not isinstance(error, TrainingError | NativeError):
+            raise error
+        reason = str(error) or type(error).__name__
+        print(f"{self.benchmark}: run {shard.name} failed: {reason}", file=sys.stderr, flush=True)
+        self._tolerate.add(shard.name)
+        self.failures.append((shard, reason))
 
     def run(self, stage: Stage, shards: Iterable[Shard], settings: Settings) -> list[Piece]:
         """The pieces of all shards, in shard order; only those not yet committed are made."""
@@ -421,7 +463,10 @@ class Build:
             waiting = {pool.submit(make, shards[number]): number for number in missing}
             try:
                 for future in as_completed(waiting):
-                    yield waiting[future], future.result()
+                    try:
+                        yield waiting[future], future.result()
+                    except Exception as error:
+                        self._failed(shards[waiting[future]], error)
                     advance(1)
             except (KeyboardInterrupt, SystemExit):
                 stop_children()
@@ -472,7 +517,11 @@ class Build:
                     future = done.get(timeout=GROWTH_SECONDS if left else None)
                 except queue.Empty:
                     continue
-                yield waiting.pop(future.task_run_id), future.result()
+                number = waiting.pop(future.task_run_id)
+                try:
+                    yield number, future.result()
+                except Exception as error:
+                    self._failed(shards[number], error)
                 advance(1)
 
     def _at_once(self, stage: Stage, cluster: Cluster | None) -> int:
@@ -569,7 +618,13 @@ class Build:
                     digests |= {part.sha256 for part in piece.manifest.parts}
         kept += [piece for piece in fresh if piece.has(SCORE_SETTINGS.name)]
         keys = self._data_keys([*self.pieces, *kept])
-        current = [piece for piece in fresh if _is_true_of(piece.manifest.run, keys)]
+        mended = {piece.manifest.run.run_id for piece in self.pieces if piece.manifest.run}
+        current = [
+            piece
+            for piece in fresh
+            if _is_true_of(piece.manifest.run, keys)
+            and not (piece.manifest.stage == FAILURES and piece.manifest.run.run_id in mended)
+        ]
         true = {p.manifest.run.run_id for p in earlier if _is_true_of(p.manifest.run, keys)}
         if lost := true - {p.manifest.run.run_id for p in current}:
             print(
@@ -603,6 +658,13 @@ class Build:
         self.publish()
         write_build_record(self.lake, self._record())
         refresh_catalog(self.lake)
+
+    def _failure_sentence(self) -> str:
+        names = ", ".join(shard.name for shard, _ in self.failures)
+        return (
+            f"{len(self.failures)} runs of {self.benchmark} failed ({names}), the others are "
+            f"published; `novelty runs show` tells why. The first: {self.failures[0][1]}"
+        )
 
     def _record(self) -> BuildRecord:
         return BuildRecord(

@@ -25,6 +25,7 @@ from schemas.tables import (
     CURVES,
     METRICS,
     PLAIN,
+    RUNS,
     SCORE_SETTINGS,
     SCORES,
 )
@@ -35,7 +36,7 @@ from tasks import scores as score_files
 from tasks.evaluation.conventions import find_convention
 from tasks.evaluation.intervals import intervals
 from tasks.evaluation.metrics import curves, evaluate
-from tasks.evaluation.runs import ID_DIGITS, as_json, run_id
+from tasks.evaluation.runs import ID_DIGITS, as_json, run_id, run_row
 from tasks.stage import Produced, Shard, stage
 
 HEAD = "head.safetensors"
@@ -168,6 +169,24 @@ def plan_evaluation(
         if piece.manifest.run is not None
         for run in (by_id[piece.manifest.run.run_id],)
     ]
+
+
+# ---------------------------------------------------------------- failures
+
+
+def plan_failures(failures: Sequence[tuple[Shard, str]]) -> list[Shard]:
+    """One shard for each run that failed; the facts stand in the shard that was to be made."""
+    return [
+        Shard(shard.name, about={"facts": shard.about, "reason": reason}, run=shard.run)
+        for shard, reason in failures
+    ]
+
+
+@stage(writes=(RUNS,), version=1)
+def record_failure(shard: Shard, settings: Settings) -> Produced:
+    """Say in `runs` that a run failed, and why."""
+    facts = RunFacts.model_validate(shard.about["facts"])
+    return Produced({RUNS.name: run_row(facts, failed=shard.about["reason"])}, 1)
 
 
 # ---------------------------------------------------------------- scores

@@ -6,11 +6,12 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from schemas.errors import RunsFailed
 from schemas.runs import RunFacts
 from storage.tables import current_version
 from tasks.evaluation.protocols import rows_key
 from tasks.evaluation.runs import config_id, run_id
-from tests.evaluation.small_runs import MADE, build_small, write_raw
+from tests.evaluation.small_runs import MADE, MENDED, build_small, write_raw
 
 
 def read(lake: Path, table: str, benchmark: str = "small") -> pl.DataFrame:
@@ -114,6 +115,22 @@ def test_runs_leave_with_the_rows_that_they_were_made_on(raw: Path, tmp_path: Pa
     runs = read(lake, "runs")
     # The second protocol has no class a but as novel, so the new sample is in both.
     assert runs.height == 2 and set(runs["protocol"]) == {"first", "second"}
+
+
+def test_a_run_that_fails_is_recorded_and_stops_no_other(raw: Path, tmp_path: Path) -> None:
+    lake = tmp_path / "lake"
+    MENDED.clear()
+    with pytest.raises(RunsFailed, match=r"1 runs of small failed .* training diverged with slope"):
+        build_small(lake, raw, slopes=(-1.0, 4.0), protocols=("first",))
+    runs = read(lake, "runs").sort("state")
+    assert runs["state"].to_list() == ["done", "failed"]
+    assert runs["reason"][1] == "training diverged with slope -1.0"
+    assert set(read(lake, "metrics")["run_id"]) == {runs["run_id"][0]}
+    build_small(lake, raw, slopes=(4.0,), protocols=("first",))
+    assert read(lake, "runs").height == 2  # what failed stays known
+    MENDED.append("yes")
+    build_small(lake, raw, slopes=(-1.0,), protocols=("first",))
+    assert read(lake, "runs")["state"].to_list() == ["done", "done"]
 
 
 def test_ids_see_what_decides_the_numbers_and_nothing_else() -> None:
