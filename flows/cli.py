@@ -76,6 +76,12 @@ def _parser() -> argparse.ArgumentParser:
     sample.add_argument("--out", default="sample", help="folder to write to (default: sample)")
     sample.add_argument("--seed", type=int, default=0, help="one seed for everything (default: 0)")
     sample.add_argument("--only", action="append", help="only this benchmark (may be repeated)")
+    fetched = command("fetch", _fetch, "download a file, resumed and checked")
+    fetched.add_argument("url", help="http(s) or file:// address, or a path to check")
+    fetched.add_argument("--out", default=".", help="folder to write to (default: this one)")
+    fetched.add_argument("--sha256", help="what its content must hash to")
+    fetched.add_argument("--size", type=int, help="bytes that it must have")
+    fetched.add_argument("--name", default="", help="file name, where the address has none")
     demo = with_lake(command("demo", _demo, "build every benchmark on the sample data"))
     demo.add_argument("--sample", default="sample", help="sample folder (default: sample)")
     with_lake(command("status", _status, "every table: rows, bytes, age, fresh or stale and why"))
@@ -234,6 +240,12 @@ def _build(words: list[str]) -> int:
     show_tables(config.lake, benchmark)
     print(f"report: {lake_address(lake_root(config.lake))}/{REPORTS}/{benchmark}.html")
     return 0
+
+
+def _fetch(parsed: argparse.Namespace) -> None:
+    from tasks.fetch import Remote, fetch
+
+    print(fetch(Remote(parsed.url, parsed.sha256, parsed.size, parsed.name), Path(parsed.out)))
 
 
 def _sample(parsed: argparse.Namespace) -> None:

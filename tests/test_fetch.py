@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from flows.cli import main
 from schemas.errors import ConfigError, SourceError
 from storage.filehash import HashCache
 from tasks import fetch as fetching
@@ -342,3 +343,12 @@ def test_two_processes_at_once_make_one_download(server, tmp_path):
     assert [child.wait(60) for child in children] == [0, 0]
     assert (tmp_path / "a.zip").read_bytes() == BODY
     assert len(server.requests) == 1
+
+
+def test_the_command(server, tmp_path, capsys):
+    server.resources["a.zip"] = Resource(BODY)
+    words = ["fetch", server.url("a.zip"), "--out", str(tmp_path)]
+    assert main([*words, "--sha256", sha(BODY)]) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path / "a.zip")
+    assert main([*words, "--sha256", sha(OTHER)]) == 2
+    assert "expected" in capsys.readouterr().err
