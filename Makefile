@@ -1,7 +1,8 @@
 # Every target with one line of help: `make help`. All of them install what they need first.
 SHELL := /bin/bash
-PYTHON ?= python3.11
-PYTHON_FOUND := $(shell command -v $(PYTHON) 2>/dev/null || command -v python3)
+PYTHON ?=
+TORCH ?=
+EXTRAS ?=
 BIN := .venv/bin
 LAKE ?= lake
 SAMPLE ?= sample
@@ -12,27 +13,56 @@ DRY_RUN := $(if $(DRY),--dry-run)
 export NOVELTY_LAKE := $(LAKE)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup doctor demo sample lint test test-all bench lock docs status verify query report \
+.PHONY: help setup setup-blender doctor demo sample lint test test-all test-install bench lock docs status verify query report \
         all novelcraft kowl threedos semantic condda serve server deploy stop publish
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-setup: .venv/.ready ## install everything into .venv (does nothing when it is fresh)
+setup: .venv/.ready ## install into .venv: make setup [EXTRAS=none|video,s3|all] [TORCH=cpu|cuda|index_url] [PYTHON=…]
+
+# Named choices are looked at again; install/packages.py says what they mean.
+ifneq ($(strip $(TORCH)),)
+.PHONY: .venv/.ready .venv/.all .venv/.dev
+endif
+ifneq ($(strip $(EXTRAS)),)
+.PHONY: .venv/.ready
+endif
+
+# install EXTRAS [--dev]: the system's libraries first, then an environment, then what goes into it.
+define INSTALL
+install() { \
+  python=$$(bash install/python "$(PYTHON)") || exit 2; \
+  $$python -m tasks.doctor --install; \
+  if ! test -x $(BIN)/python; then $$python -m venv .venv || exit 2; fi; \
+  $(BIN)/python install/packages.py --torch "$(TORCH)" --extras "$$@"; \
+}
+endef
 
 .venv/.ready: requirements.lock pyproject.toml
-	@$(PYTHON_FOUND) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || \
-	  { echo "Python 3.11 is needed; found $$($(PYTHON_FOUND) --version). Name one: make setup PYTHON=/path/to/python3.11"; exit 2; }
-	@test -x $(BIN)/python || $(PYTHON_FOUND) -m venv .venv
-	$(BIN)/python -m pip install --quiet --no-deps --requirement requirements.lock
-	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
-	$(BIN)/novelty doctor --install
-	@touch $@
+	@$(INSTALL); install "$(EXTRAS)"
 
-doctor: setup ## say what is missing on this machine and how to mend it
-	$(BIN)/novelty doctor
+.venv/.all: requirements.lock pyproject.toml
+	@$(INSTALL); install all
 
-sample: setup ## write the sample data sets to $(SAMPLE)
+.venv/.dev: requirements.lock requirements-dev.lock pyproject.toml
+	@$(INSTALL); install all --dev
+
+setup-blender: ## bpy in an environment of its own: then NOVELTY_BLENDER_PYTHON=.venv-blender/bin/python
+	@python=$$(bash install/python "$(PYTHON)") || exit 2; \
+	$$python -m tasks.doctor --install; \
+	if ! test -x .venv-blender/bin/python; then $$python -m venv .venv-blender || exit 2; fi; \
+	.venv-blender/bin/python install/packages.py --without-base --extras blender
+
+doctor: ## say what is missing on this machine and how to mend it; needs no setup
+	@for python in python3.11 python3 python $(BIN)/python; do \
+	  if $$python -c 'import sys; sys.exit(sys.version_info < (3, 8))' >/dev/null 2>&1; then \
+	    if test -e $(BIN); then exec $$python -m tasks.doctor --python $(BIN)/python; fi; \
+	    exec $$python -m tasks.doctor; \
+	  fi; \
+	done; bash install/python
+
+sample: .venv/.all ## write the sample data sets to $(SAMPLE)
 	$(BIN)/novelty sample --out $(SAMPLE)
 
 demo: sample ## install, build every benchmark on sample data, show where the tables are
@@ -131,7 +161,7 @@ publish: setup ## tables as a folder with a card: make publish BENCHMARK=kowl DI
 docs: setup ## write docs/tables.md from the declarations
 	$(BIN)/novelty dictionary
 
-lint: setup ## ruff, mypy, layer check
+lint: .venv/.dev ## ruff, mypy, layer check
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -145,12 +175,17 @@ test-all: lint .venv/peers/.ready ## lint and every test, slow ones and comparis
 	PYTHONPATH=.venv/peers $(BIN)/python -m pytest -n 0 tests/scores/test_peer.py
 
 # In a folder of their own and without what they depend on: theirs would bring another torch.
-.venv/peers/.ready: requirements-peers.lock .venv/.ready
+.venv/peers/.ready: requirements-peers.lock .venv/.dev
 	$(BIN)/python -m pip install --quiet --upgrade --no-deps --target .venv/peers --requirement requirements-peers.lock
 	@touch $@
 
 bench: .venv/peers/.ready ## speed measurements, side by side in one run
 	@export PYTHONPATH=.venv/peers; for f in benchmarks/[a-z]*.py; do echo "== $$f"; $(BIN)/python -m benchmarks.$$(basename $$f .py) || exit 1; done
 
-lock: setup ## write requirements.lock from what is installed
-	$(BIN)/python -m pip freeze --all --exclude pip --exclude-editable | sed -E 's/^torch(==| @ ).*/torch==2.13.0/' > requirements.lock
+lock: ## write requirements.lock and requirements-dev.lock from pyproject.toml; versions stay as they are
+	@python=$$(bash install/python "$(PYTHON)") || exit 2; \
+	if ! test -x $(BIN)/python; then $$python -m venv .venv || exit 2; fi; \
+	$(BIN)/python install/lock.py
+
+test-install: ## prove the installation without this machine's pip settings (network, 10 GB for a while)
+	bash install/proof

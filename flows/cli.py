@@ -11,6 +11,7 @@ from pathlib import Path
 
 from flows.options import add_options, chosen_values, split_settings
 from schemas.errors import ConfigError, NoveltyError
+from schemas.extras import missing_extra
 
 FLOWS = Path(__file__).parent
 
@@ -38,6 +39,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except NoveltyError as error:
         print(f"novelty: {error}", file=sys.stderr)
         return error.exit_code
+    except ImportError as error:
+        if (sentence := missing_extra(error)) is None:
+            raise
+        print(f"novelty: {sentence}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("novelty: stopped; run the same command again to go on", file=sys.stderr)
         return 130
@@ -646,9 +652,11 @@ def _service(parsed: argparse.Namespace) -> int:
 
 
 def _doctor(parsed: argparse.Namespace) -> int:
-    from tasks.doctor import examine
+    from tasks.doctor import examine, install_libraries
 
-    return examine(install=parsed.install)
+    if parsed.install:
+        install_libraries()
+    return examine(sys.executable)
 
 
 def _version(lake: Path, name: str):

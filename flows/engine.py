@@ -18,6 +18,7 @@ from typing import Any
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
 from schemas.errors import ConfigError, MissingDependency, NativeError
+from schemas.extras import require_library
 from tasks.places import Cluster
 
 RUNNERS = ("local", "dask", "ray")
@@ -64,12 +65,9 @@ class DaskCluster:
     """Workers of a Dask scheduler; without an address, processes of this machine for one flow."""
 
     def __init__(self, address: str | None, stack: contextlib.ExitStack):
-        try:
-            from distributed import Client, LocalCluster
-        except ImportError:
-            raise MissingDependency(
-                "NOVELTY_RUNNER=dask needs the package distributed; run `make setup`"
-            ) from None
+        require_library("distributed")
+        from distributed import Client, LocalCluster
+
         logging.getLogger("distributed").setLevel(logging.ERROR)  # else a page for each flow
         if address is None:
             count = os.cpu_count() or 1

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from schemas.errors import ConfigError, LakeError
+from schemas.extras import require_library
 from storage.layout import endpoint_url, lake_address
 
 BLOCK = 8 << 20
@@ -57,6 +58,7 @@ class Bucket:
     """The objects below one address."""
 
     def __init__(self, address: str):
+        require_library("obstore")
         from obstore.exceptions import BaseError
         from obstore.store import S3Store
 

@@ -1,34 +1,60 @@
-"""What this machine lacks and how to mend it: Python, packages, system libraries, space, GPU."""
+"""What this machine lacks and how to mend it: Python, packages, torch, system libraries, space, GPU.
 
+Runs with any Python 3.8 or newer and nothing but its standard library, before anything is installed
+(`make doctor`, which is `python3 -m tasks.doctor`), and looks at an environment from outside: what
+is imported there is imported by a child process, so that a broken library is a line and no crash.
+"""
+
+from __future__ import annotations
+
+import argparse
 import ctypes
-import importlib.metadata
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-LOCK = Path(__file__).parents[1] / "requirements.lock"
+ROOT = Path(__file__).resolve().parents[1]
+VERSION = (3, 11)
 
+BLENDER = "the renderer `blender`"
+OPEN3D = "Open3D (sample data of NovelCraft, PLY, STL and GLB files of 3DOS)"
 LIBRARIES = {
-    "libusb-1.0.so.0": ("libusb-1.0-0", "Open3D"),
-    "libgomp.so.1": ("libgomp1", "Open3D, scikit-learn"),
-    "libX11.so.6": ("libx11-6", "Open3D, Blender"),
-    "libXrender.so.1": ("libxrender1", "Blender"),
-    "libXfixes.so.3": ("libxfixes3", "Blender"),
-    "libXi.so.6": ("libxi6", "Blender"),
-    "libXxf86vm.so.1": ("libxxf86vm1", "Blender"),
-    "libxkbcommon.so.0": ("libxkbcommon0", "Blender"),
-    "libSM.so.6": ("libsm6", "Blender"),
-    "libICE.so.6": ("libice6", "Blender"),
-    "libGL.so.1": ("libgl1", "Open3D, Blender"),
-    "libEGL.so.1": ("libegl1", "Open3D, Blender"),
+    "libusb-1.0.so.0": ("libusb-1.0-0", (OPEN3D,)),
+    "libgomp.so.1": ("libgomp1", (OPEN3D,)),
+    "libX11.so.6": ("libx11-6", (OPEN3D, BLENDER)),
+    "libXrender.so.1": ("libxrender1", (BLENDER,)),
+    "libXfixes.so.3": ("libxfixes3", (BLENDER,)),
+    "libXi.so.6": ("libxi6", (BLENDER,)),
+    "libXxf86vm.so.1": ("libxxf86vm1", (BLENDER,)),
+    "libxkbcommon.so.0": ("libxkbcommon0", (BLENDER,)),
+    "libSM.so.6": ("libsm6", (BLENDER,)),
+    "libICE.so.6": ("libice6", (BLENDER,)),
+    "libGL.so.1": ("libgl1", (OPEN3D, BLENDER)),
+    "libEGL.so.1": ("libegl1", (OPEN3D, BLENDER)),
 }
+"""Library -> Debian package, and what does not work without it."""
+
 SPACE_ADVISED = 5 << 30
+CHILD_SECONDS = 300
+
+INSTALLED = """
+import importlib.metadata, json, sys
+found = [(d.metadata["Name"], d.version) for d in importlib.metadata.distributions()]
+print(json.dumps({"version": sys.version_info[:2], "packages": found}))
+"""
+TORCH = """
+import torch
+print(torch.__version__)
+print(torch.cuda.get_device_name(0) if torch.cuda.is_available() else "")
+"""
 
 
-def missing_libraries() -> dict[str, tuple[str, str]]:
-    """Libraries that cannot be loaded: name -> (Debian package, who needs it)."""
+def missing_libraries() -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Libraries that cannot be loaded, as in `LIBRARIES`."""
     missing = {}
     for name, about in LIBRARIES.items():
         try:
@@ -38,72 +64,160 @@ def missing_libraries() -> dict[str, tuple[str, str]]:
     return missing
 
 
-def wrong_packages() -> list[str]:
-    """Locked packages that are absent or of another version."""
+def install_libraries() -> None:
+    """Install missing libraries with apt where we may; else print the exact command.
+
+    Never a reason to stop: what does not work without them is said by `examine`.
+    """
+    packages = sorted({package for package, _ in missing_libraries().values()})
+    if not packages:
+        return
+    command = ["apt-get", "install", "-y", "--no-install-recommends", *packages]
+    if not (shutil.which("apt-get") and os.geteuid() == 0):
+        print(f"missing system libraries; install them with: sudo {' '.join(command)}", flush=True)
+        return
+    print(f"installing missing system libraries as root: {' '.join(command)}", flush=True)
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    for step in (["apt-get", "update"], command):
+        if subprocess.run(step, env=environment, stdout=subprocess.DEVNULL).returncode:
+            print(f"this failed: {' '.join(step)}; run it by hand to see why", flush=True)
+            return
+
+
+def wrong_packages(found: dict[str, str], lock: Path) -> list[str]:
+    """Packages of a lock file that are absent or of another version than it says."""
     wrong = []
-    for line in LOCK.read_text().splitlines() if LOCK.exists() else []:
-        name, _, version = line.split("#")[0].strip().partition("==")
-        if not version:
-            continue
-        try:
-            found = importlib.metadata.version(name).split("+")[0]
-        except importlib.metadata.PackageNotFoundError:
-            found = "absent"
-        if found != version:
-            wrong.append(f"{name} is {found}, the lock file says {version}")
+    for name, version in re.findall(r"^([\w.-]+)==(\S+)", lock.read_text(), re.MULTILINE):
+        there = found.get(_canonical(name), "absent")
+        if there.partition("+")[0] != version:
+            wrong.append(f"{name} is {there}, the lock file says {version}")
     return wrong
 
 
-def gpu() -> str:
-    import torch
+def examine(python: str | None = None) -> int:
+    """Print what is fine and what is not of this machine and of the environment of `python`.
 
-    if torch.cuda.is_available():
-        return f"GPU: {torch.cuda.get_device_name(0)}"
-    return "GPU: none; detectors run on the CPU"
-
-
-def install_libraries(missing: dict[str, tuple[str, str]]) -> bool:
-    """Install with apt where we may; else print the exact command."""
-    packages = sorted({package for package, _ in missing.values()})
-    command = ["apt-get", "install", "-y", "--no-install-recommends", *packages]
-    if not (shutil.which("apt-get") and os.geteuid() == 0):
-        print(f"missing system libraries; install them with: sudo {' '.join(command)}")
-        return False
-    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-    for step in (["apt-get", "update"], command):
-        if subprocess.run(step, env=environment, stdout=subprocess.DEVNULL).returncode:
-            print(f"this failed: {' '.join(step)}; run it by hand to see why")
-            return False
-    return True
-
-
-def examine(install: bool = False) -> int:
-    """Print what is fine and what is not; 0 if nothing is missing, else 2."""
+    0 if what is installed works, else 2. What merely has not been installed yet, or switches
+    something off that has a substitute, is named and does not count.
+    """
     problems = 0
 
-    def say(good: bool, text: str) -> None:
+    def say(mark: str, text: str) -> None:
         nonlocal problems
-        problems += not good
-        print(f"{'ok ' if good else 'BAD'} {text}")
+        problems += mark == "BAD"
+        print(f"{mark:4} {text}", flush=True)
 
-    version = sys.version_info
-    say(version[:2] == (3, 11), f"Python {version.major}.{version.minor} (3.11 is needed by bpy)")
-    wrong = wrong_packages()
-    say(
-        not wrong,
-        "packages agree with the lock file"
-        if not wrong
-        else "; ".join(wrong[:5]) + "; run `make setup`",
-    )
-    missing = missing_libraries()
-    if missing and install and install_libraries(missing):
-        missing = missing_libraries()
-    for name, (package, users) in missing.items():
-        say(False, f"{name} is missing ({users} need it): apt-get install {package}")
-    if not missing:
-        say(True, "system libraries of Open3D and Blender")
-    free = shutil.disk_usage(Path.cwd()).free
-    mark = "ok " if free > SPACE_ADVISED else "LOW"
-    print(f"{mark} {free / 2**30:.1f} GiB of disk space free here (5 GiB are advised)")
-    print(f"    {os.cpu_count()} cores; {gpu()}")
+    installed = _asked(python, INSTALLED) if python else None
+    if installed is None or installed.returncode:
+        _say_python(say)
+        if installed is None:
+            say("todo", "packages are not installed yet: run `make setup`")
+        else:
+            last = _last_line(installed.stderr)
+            say("BAD", f"{python} does not run ({last}): remove .venv, then run `make setup`")
+    else:
+        told = json.loads(installed.stdout)
+        _say_environment(say, str(python), told["version"], dict(told["packages"]))
+    _say_libraries(say)
+    free = shutil.disk_usage(str(ROOT)).free
+    text = f"{free / 2**30:.1f} GiB of disk space free here"
+    advised = f"{SPACE_ADVISED >> 30} GiB are advised"
+    say("ok" if free > SPACE_ADVISED else "warn", f"{text} ({advised}; a CUDA build of torch: 10)")
+    say("ok", f"{os.cpu_count()} cores")
     return 2 if problems else 0
+
+
+def _say_python(say) -> None:
+    """Whether there is a Python that an environment can be made of."""
+    answer = subprocess.run(
+        ["bash", str(ROOT / "install" / "python")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        universal_newlines=True,
+    )
+    if answer.returncode:
+        say("BAD", answer.stderr.strip())
+    else:
+        say("ok", f"Python 3.11: {answer.stdout.strip()}")
+
+
+def _say_environment(say, python: str, version: list[int], packages: dict[str, str]) -> None:
+    shown = ".".join(map(str, version))
+    right = tuple(version) == VERSION
+    cure = "" if right else "; 3.11 is needed: remove .venv, then run `make setup`"
+    say("ok" if right else "BAD", f"Python {shown} in {python}{cure}")
+    found = {_canonical(name): version for name, version in packages.items()}
+    chosen = Path(python).parents[1] / "requirements.txt"
+    if chosen.exists():
+        wrong = wrong_packages(found, chosen)
+        more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+        text = "packages agree with the lock files"
+        if wrong:
+            text = f"{'; '.join(wrong[:5])}{more}: run `make setup EXTRAS=none`"
+        say("BAD" if wrong else "ok", text)
+    if "torch" not in found:
+        say("todo", "torch is not installed; detectors need it: run `make setup EXTRAS=learn`")
+        return
+    answer = _asked(python, TORCH)
+    if answer.returncode:
+        say(
+            "BAD",
+            f"torch {found['torch']} does not load ({_last_line(answer.stderr)}): run "
+            "`make setup TORCH=cuda`, which installs it with its libraries, or TORCH=cpu",
+        )
+        return
+    build, _, gpu = answer.stdout.strip("\n").partition("\n")
+    text = f"GPU: {gpu}" if gpu else "GPU: none; detectors run on the CPU"
+    say("ok", f"torch {build}; {text}")
+
+
+def _say_libraries(say) -> None:
+    """A warning for each missing system library: what it switches off, and the cure."""
+    missing = missing_libraries()
+    for name, (package, users) in missing.items():
+        told = " and ".join(users)
+        say("warn", f"{name} is missing, without it {told} cannot run: apt-get install {package}")
+    if not missing:
+        say("ok", "system libraries of Open3D and Blender")
+
+
+def _asked(python: str, code: str) -> subprocess.CompletedProcess:
+    """What a child process of that interpreter says; a dead or missing one is an answer too."""
+    command = [python, "-c", code]
+    try:
+        return subprocess.run(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            universal_newlines=True,
+            timeout=CHILD_SECONDS,
+            cwd=str(Path(python).parent),  # so that nothing here is taken for a library
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return subprocess.CompletedProcess(command, 1, "", str(error))
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or ["it says nothing"])[-1]
+
+
+def _canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="doctor", description=__doc__)
+    parser.add_argument("--python", help="interpreter of the environment to look at")
+    parser.add_argument(
+        "--install", action="store_true", help="only install missing system libraries (as root)"
+    )
+    parsed = parser.parse_args()
+    if parsed.install:
+        install_libraries()
+        return 0
+    # Not resolved: the link is what makes an interpreter one of an environment.
+    return examine(str(Path(parsed.python).absolute()) if parsed.python else None)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from schemas.errors import RecordError
+from schemas.extras import require_library
 
 HEAD_BYTES = 256
 TEXT = bytes({*range(32, 127), *range(128, 256), *b"\t\n\r\f"})
@@ -63,6 +64,7 @@ def validate_with_decord(item: dict[str, Any], out_dir: Path) -> dict[str, Any]:
     `frames` is decord's count, which may be too high: at an early end it repeats the last frame, so
     `repeated` tells whether the last two are the same. `printed`: what FFmpeg called an error.
     """
+    require_library("decord")
     import decord
 
     decord.logging.set_level(decord.logging.ERROR)
@@ -130,6 +132,7 @@ def sample_with_decord(item: dict[str, Any], out_dir: Path) -> dict[str, Any]:
 
     The item: path, frames (the number that really decode), step, count, crops, short_side, crop.
     """
+    require_library("decord")
     import decord
 
     decord.logging.set_level(decord.logging.QUIET)

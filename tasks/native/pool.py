@@ -102,19 +102,21 @@ def run_batch(
     threads: int = 1,
     scratch: Path | None = None,
     on_done: Callable[[int], None] | None = None,
+    python: str = sys.executable,
 ) -> Generator[Outcome, None, None]:
     """Call `function` ("package.module:name") on each item; nothing runs until the first `next`.
 
     The function gets the item and an empty folder that is removed afterwards, and returns a dict of
     JSON values, bytes and numpy arrays. `imports` are loaded at the start of each child, so that a
     slow import is not charged to the first item. `scratch` holds requests and results while they
-    are under way. `on_done` gets the number of items finished so far, from the threads that drive
+    are under way. `python` runs the children: another interpreter may have another environment, in
+    which what the function imports is installed. `on_done` gets the number of items finished so far, from the threads that drive
     the children. At most 2 * workers batches wait for the consumer; closing the generator ends all.
     """
     if workers < 1 or batch < 1 or threads < 1:
         raise ValueError(f"workers={workers}, batch={batch}, threads={threads}: expected 1 or more")
     json.dumps(list(items), allow_nan=False)
-    run = _Run(function, items, limits, tuple(imports), threads, on_done)
+    run = _Run(function, items, limits, tuple(imports), threads, on_done, python)
     size = max(1, min(batch, -(-len(items) // workers)))
     batches = [range(i, min(i + size, len(items))) for i in range(0, len(items), size)]
     return _stream(run, batches, workers, scratch)
@@ -166,6 +168,7 @@ class _Run:
     imports: tuple[str, ...]
     threads: int
     on_done: Callable[[int], None] | None
+    python: str = sys.executable
     scratch: str = ""
     stopped: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -240,7 +243,7 @@ class _Child:
         path.write_text(json.dumps(request))
         paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
         process = subprocess.Popen(
-            [sys.executable, "-P", "-X", "faulthandler", "-m", "tasks.native.worker", str(path)],
+            [self.run.python, "-P", "-X", "faulthandler", "-m", "tasks.native.worker", str(path)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from schemas.errors import MissingDependency, RecordError
+from schemas.extras import missing_extra
 
 STOP = 78
 """Exit code that says: no item is to blame, the machine or the installation is."""
@@ -119,6 +120,8 @@ def _trace(error: BaseException) -> str:
 
 
 def _stop(error: BaseException) -> NoReturn:
+    if isinstance(error, ImportError):
+        error = missing_extra(error) or error
     print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
     os._exit(STOP)
 

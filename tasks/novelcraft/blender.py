@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from schemas.errors import ConfigError, MissingDependency, NativeError, RecordError
+from schemas.errors import ConfigError, NativeError, RecordError
+from schemas.extras import require_library
 from tasks.novelcraft.masks import GREY_THRESHOLD
 from tasks.novelcraft.raycast import SAMPLES, novel_window, samples_needed, samples_per_pixel
 from tasks.novelcraft.scene import Scene, View, build_scene
@@ -189,14 +190,7 @@ def _without_ties(scene: Scene) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _blender() -> Any:
-    try:
-        import bpy
-    except ImportError as error:
-        raise MissingDependency(
-            f"blender does not load ({error}): install bpy 4.5 and the system libraries libx11-6 "
-            "libxrender1 libxfixes3 libxi6 libxkbcommon0 libsm6 libice6 libgl1"
-        ) from None
-    return bpy
+    return require_library("bpy")
 
 
 def _new_stage(resolution: int, samples: int, filter_width: float, view_transform: str) -> Any:

@@ -5,13 +5,16 @@ that it cannot render comes back as the RecordError that goes to quarantine. Bou
 objects are always those of `raycast`, as Blender gives one picture for all objects.
 """
 
+import os
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from schemas.errors import RecordError
+from schemas.errors import ConfigError, RecordError
 from schemas.novelcraft import RenderSettings
 from tasks.native.pool import Limits, run_batch
 from tasks.novelcraft.raycast import Rendering, render
@@ -22,6 +25,7 @@ Frame = tuple[WorldState, tuple[str, ...]]
 """A state, and the names that are novel in it."""
 
 BLENDER = "tasks.novelcraft.blender:render_states"
+BLENDER_PYTHON = "NOVELTY_BLENDER_PYTHON"
 BLENDER_LIMITS = Limits(seconds_per_item=120, seconds_start=180)
 FRAMES_PER_CHILD = 100
 
@@ -42,6 +46,18 @@ def render_all(
     )
 
 
+def blender_python() -> str:
+    """The interpreter of Blender's child processes: NOVELTY_BLENDER_PYTHON, else this one."""
+    named = os.environ.get(BLENDER_PYTHON)
+    if not named:
+        return sys.executable
+    if not os.access(named, os.X_OK):
+        raise ConfigError(
+            f"{BLENDER_PYTHON} is {named}, which is no program; `make setup-blender` makes one"
+        )
+    return str(Path(named).absolute())
+
+
 def _with_blender(
     frames: Sequence[Frame], cast: Iterable[Rendering], settings: RenderSettings, workers: int
 ) -> Iterator[Rendering | RecordError]:
@@ -52,6 +68,7 @@ def _with_blender(
         items,
         limits=BLENDER_LIMITS,
         imports=("bpy", "cv2"),
+        python=blender_python(),
         workers=workers,
         batch=FRAMES_PER_CHILD,
     )

@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from schemas.extras import require_library
+
 SIZE = 256
 FIELD_OF_VIEW = 70.0
 EYE_ABOVE_FEET = 1.62
@@ -155,6 +157,7 @@ SKY_AT_HORIZON = np.array([223.0, 233.0, 255.0])
 
 def draw(view: View) -> np.ndarray:
     """The picture, uint8 of shape (256, 256, 3) in RGB order, item bar included."""
+    require_library("open3d")
     import open3d as o3d
 
     low, high, per_unit, faces = _boxes(view)

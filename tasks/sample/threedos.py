@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from schemas.extras import require_library
 from tasks.sample.seeded import item_rng, put
 
 Mesh = tuple[np.ndarray, np.ndarray]
@@ -762,6 +763,7 @@ def _bad_off(seed: int, path: str) -> bytes:
 
 
 def _scans(seed: int, part: str, count: int, bad_records: bool) -> bytes:
+    require_library("h5py")
     import h5py
 
     scans = [

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from schemas.errors import RecordError
+from schemas.extras import require_library
 from tasks.threedos.sampling import (
     filled,
     make_cloud,
@@ -102,6 +103,7 @@ def read_shape(
 
 def read_with_open3d(data: bytes, reader: str, work: Path) -> Mesh | Scan:
     """A PLY, STL or GLB file; a PLY without faces is a scan."""
+    require_library("open3d")
     import open3d
 
     open3d.utility.set_verbosity_level(open3d.utility.VerbosityLevel.Error)

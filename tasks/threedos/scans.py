@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from schemas.errors import RecordError
+from schemas.extras import require_library
 from tasks.threedos.text_meshes import Mesh
 
 BIN_COLUMNS = 11
@@ -77,6 +78,7 @@ def _are_numbers(words: list[str]) -> bool:
 
 @lru_cache(maxsize=1)
 def _opened_h5(path: str) -> Any:
+    require_library("h5py")
     import h5py
 
     try:

