@@ -64,3 +64,7 @@ class NativeError(NoveltyError):
 
 class MissingDependency(NoveltyError):
     """An optional library or a system library is not installed; the message names the remedy."""
+
+
+class MissingExtra(MissingDependency):
+    """A library of an extra is absent or does not load; the message names the extra."""

@@ -8,7 +8,7 @@ in the same sentence: the command line asks `missing_extra` about every import t
 import importlib
 from types import ModuleType
 
-from schemas.errors import MissingDependency
+from schemas.errors import MissingExtra
 
 EXTRAS = {
     "bpy": "blender",
@@ -32,27 +32,27 @@ def require_library(name: str) -> ModuleType:
     """The module of an optional library; where it is absent or broken, a sentence with the cure."""
     try:
         return importlib.import_module(name)
-    except ImportError as error:
+    except (ImportError, OSError) as error:
         raise missing_extra(error, name) or error from None
 
 
-def missing_extra(error: ImportError, name: str | None = None) -> MissingDependency | None:
+def missing_extra(error: Exception, name: str | None = None) -> MissingExtra | None:
     """The sentence for an import that failed; None if no extra has to do with it.
 
     `name` is the library that was asked for, where that is known: of a broken one the error names
-    a part or a system library only.
+    a part or a system library only, and may be an OSError.
     """
-    library = (name or error.name or "").partition(".")[0]
+    found = getattr(error, "name", None)
+    library = (name or found or "").partition(".")[0]
     extra = EXTRAS.get(library)
     if extra is None:
         return None
-    absent = isinstance(error, ModuleNotFoundError) and error.name in (library, None)
-    if absent:
-        return MissingDependency(
+    if isinstance(error, ModuleNotFoundError) and found in (library, None):
+        return MissingExtra(
             f"this needs {library}, which the extra `{extra}` brings: run "
             f"`make setup EXTRAS={extra}`, or `make setup EXTRAS=all` for everything"
         )
-    return MissingDependency(
+    return MissingExtra(
         f"{library} (extra `{extra}`) is installed but does not load ({error}): `make doctor` "
         "says what it lacks"
     )

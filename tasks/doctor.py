@@ -1,4 +1,4 @@
-"""What this machine lacks and how to mend it: Python, packages, torch, system libraries, space, GPU.
+"""What this machine lacks and how to mend it: Python, packages, torch, libraries, space, GPU.
 
 Runs with any Python 3.8 or newer and nothing but its standard library, before anything is installed
 (`make doctor`, which is `python3 -m tasks.doctor`), and looks at an environment from outside: what
@@ -129,12 +129,8 @@ def examine(python: str | None = None) -> int:
 
 def _say_python(say) -> None:
     """Whether there is a Python that an environment can be made of."""
-    answer = subprocess.run(
-        ["bash", str(ROOT / "install" / "python")],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        universal_newlines=True,
-    )
+    command = ["bash", str(ROOT / "install" / "python")]
+    answer = subprocess.run(command, capture_output=True, text=True)
     if answer.returncode:
         say("BAD", answer.stderr.strip())
     else:
@@ -187,9 +183,8 @@ def _asked(python: str, code: str) -> subprocess.CompletedProcess:
     try:
         return subprocess.run(
             command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            universal_newlines=True,
+            capture_output=True,
+            text=True,
             timeout=CHILD_SECONDS,
             cwd=str(Path(python).parent),  # so that nothing here is taken for a library
         )

