@@ -33,8 +33,8 @@ endif
 define INSTALL
 install() { \
   python=$$(bash install/python "$(PYTHON)") || exit 2; \
-  $$python -m tasks.doctor --install; \
-  if ! test -x $(BIN)/python; then $$python -m venv .venv || exit 2; fi; \
+  "$$python" -m tasks.doctor --install; \
+  if ! test -x $(BIN)/python; then "$$python" -m venv .venv || exit 2; fi; \
   $(BIN)/python install/packages.py --torch "$(TORCH)" --extras "$$@"; \
 }
 endef
@@ -50,8 +50,8 @@ endef
 
 setup-blender: ## bpy in an environment of its own: then NOVELTY_BLENDER_PYTHON=.venv-blender/bin/python
 	@python=$$(bash install/python "$(PYTHON)") || exit 2; \
-	$$python -m tasks.doctor --install; \
-	if ! test -x .venv-blender/bin/python; then $$python -m venv .venv-blender || exit 2; fi; \
+	"$$python" -m tasks.doctor --install; \
+	if ! test -x .venv-blender/bin/python; then "$$python" -m venv .venv-blender || exit 2; fi; \
 	.venv-blender/bin/python install/packages.py --without-base --extras blender
 
 doctor: ## say what is missing on this machine and how to mend it; needs no setup
@@ -184,7 +184,7 @@ bench: .venv/peers/.ready ## speed measurements, side by side in one run
 
 lock: ## write requirements.lock and requirements-dev.lock from pyproject.toml; versions stay as they are
 	@python=$$(bash install/python "$(PYTHON)") || exit 2; \
-	if ! test -x $(BIN)/python; then $$python -m venv .venv || exit 2; fi; \
+	if ! test -x $(BIN)/python; then "$$python" -m venv .venv || exit 2; fi; \
 	$(BIN)/python install/lock.py
 
 test-install: ## prove the installation without this machine's pip settings (network, 10 GB for a while)

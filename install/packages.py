@@ -122,7 +122,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code
     if "learn" in wanted:
         words = torch_command(parsed.torch, here / "constraints.txt")
-        print(f"installing torch and its libraries: pip {' '.join(words)}", flush=True)
+        shown = re.sub(r"//[^/@ ]*@", "//", " ".join(words))  # an index may want a password
+        print(f"installing torch and its libraries: pip {shown}", flush=True)
         if "://" in parsed.torch:  # the one that is installed would do, whatever its build
             _pip(["uninstall", "--yes", "torch"])
         if code := _pip(words):

@@ -1,5 +1,6 @@
 """The doctor: before any setup, beside a broken torch, without libraries, without Python 3.11."""
 
+import ast
 import os
 import shutil
 import subprocess
@@ -17,7 +18,12 @@ TOOLS = ("bash", "make", "env", "dirname", "sh")
 def clean_environment(**more: str) -> dict[str, str]:
     """Without what the make that runs these tests tells its children."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS", "PYTHON"))}
-    return kept | more
+    return kept | {"PATH": path_with_python()} | more
+
+
+def path_with_python() -> str:
+    """The Python of these tests is on it, however it was found."""
+    return f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 
 def make(folder: Path, *words: str, **more: str) -> subprocess.CompletedProcess:
@@ -63,12 +69,18 @@ def test_doctor_needs_the_standard_library_only(checkout):
     done = subprocess.run(
         [sys.executable, "-S", "-E", "-m", "tasks.doctor"],
         cwd=checkout,
+        env=clean_environment(),
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "packages are not installed yet: run `make setup`" in done.stdout
     assert done.stderr == ""
+
+
+def test_doctor_is_written_for_older_pythons_too():
+    ast.parse((ROOT / "tasks" / "doctor.py").read_text(), feature_version=(3, 8))
+    assert (ROOT / "tasks" / "__init__.py").read_text() == ""
 
 
 def test_make_doctor_runs_before_setup_and_installs_nothing(checkout):
@@ -186,6 +198,7 @@ def test_a_missing_library_names_the_renderer_and_stops_nothing(monkeypatch, cap
         raise OSError(name)
 
     monkeypatch.setattr(doctor.ctypes, "CDLL", load)
+    monkeypatch.setenv("PATH", path_with_python())
     assert doctor.examine() == 0
     printed = capsys.readouterr().out
     (line,) = [line for line in printed.splitlines() if "libXi.so.6" in line]
