@@ -7,8 +7,8 @@ all in there); torch with its dependencies, since each build of it needs other l
 lock file can know; the project itself, editable. Standard library only.
 
 An extra that is named joins those that are installed already; without a name the choice stays as it
-was, at first everything. Stamps in the environment tell make what is there: .ready (what was
-chosen), .all (every extra), .dev (the tools of tests too).
+was, at first everything. Who chooses a build of torch gets `learn`. Stamps in the environment tell
+make what is there: .ready (what was chosen), .all (every extra), .dev (the tools of tests too).
 """
 
 import argparse
@@ -106,6 +106,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not named and not memory.exists():
         named = {"all"}
     wanted = before | (set(extras()) if "all" in named else named - {"none"})
+    if parsed.torch:
+        wanted.add("learn")
     if unknown := wanted - set(extras()):
         known = ", ".join(extras())
         return _refused(f"no extra {', '.join(sorted(unknown))}; there are: {known}, all, none")

@@ -211,7 +211,7 @@ def test_torch_brings_its_libraries_and_moves_no_locked_package(toy, tmp_path):
     assert done.returncode and "name an index that has one" in done.stderr
     other = Index(tmp_path / "other")
     other.add("torch", "2.13.0+cpu", ["sympy"])
-    done = install("--extras", "learn", "--torch", other.root.as_uri())
+    done = install("--extras", "none", "--torch", other.root.as_uri())
     assert done.returncode == 0, done.stderr
     assert versions()["torch"] == "2.13.0+cpu" and versions()["sympy"] == "1.0"
     # A file that changed on the index is refused.
