@@ -21,7 +21,7 @@ help: ## list the targets
 
 setup: .venv/.ready ## install into .venv: make setup [EXTRAS=none|video,s3|all] [TORCH=cpu|cuda|index_url] [PYTHON=…]
 
-# Named choices are looked at again; install/packages.py says what they mean.
+# Named choices are looked at again; .ci/install/packages.py says what they mean.
 ifneq ($(strip $(TORCH)),)
 .PHONY: .venv/.ready .venv/.all .venv/.dev
 endif
@@ -32,10 +32,10 @@ endif
 # install EXTRAS [--dev]: the system's libraries first, then an environment, then what goes into it.
 define INSTALL
 install() { \
-  python=$$(bash install/python "$(PYTHON)") || exit 2; \
+  python=$$(bash .ci/install/python "$(PYTHON)") || exit 2; \
   "$$python" -m tasks.doctor --install; \
   if ! test -x $(BIN)/python; then "$$python" -m venv .venv || exit 2; fi; \
-  $(BIN)/python install/packages.py --torch "$(TORCH)" --extras "$$@"; \
+  $(BIN)/python .ci/install/packages.py --torch "$(TORCH)" --extras "$$@"; \
 }
 endef
 
@@ -49,10 +49,10 @@ endef
 	@$(INSTALL); install all --dev
 
 setup-blender: ## bpy in an environment of its own: then NOVELTY_BLENDER_PYTHON=.venv-blender/bin/python
-	@python=$$(bash install/python "$(PYTHON)") || exit 2; \
+	@python=$$(bash .ci/install/python "$(PYTHON)") || exit 2; \
 	"$$python" -m tasks.doctor --install; \
 	if ! test -x .venv-blender/bin/python; then "$$python" -m venv .venv-blender || exit 2; fi; \
-	.venv-blender/bin/python install/packages.py --without-base --extras blender
+	.venv-blender/bin/python .ci/install/packages.py --without-base --extras blender
 
 doctor: ## say what is missing on this machine and how to mend it; needs no setup
 	@for python in python3.11 python3 python $(BIN)/python; do \
@@ -60,7 +60,7 @@ doctor: ## say what is missing on this machine and how to mend it; needs no setu
 	    if test -e $(BIN); then exec $$python -m tasks.doctor --python $(BIN)/python; fi; \
 	    exec $$python -m tasks.doctor; \
 	  fi; \
-	done; bash install/python
+	done; bash .ci/install/python
 
 sample: .venv/.all ## write the sample data sets to $(SAMPLE)
 	$(BIN)/novelty sample --out $(SAMPLE)
@@ -183,9 +183,9 @@ bench: .venv/peers/.ready ## speed measurements, side by side in one run
 	@export PYTHONPATH=.venv/peers; for f in benchmarks/[a-z]*.py; do echo "== $$f"; $(BIN)/python -m benchmarks.$$(basename $$f .py) || exit 1; done
 
 lock: ## write requirements.lock and requirements-dev.lock from pyproject.toml; versions stay as they are
-	@python=$$(bash install/python "$(PYTHON)") || exit 2; \
+	@python=$$(bash .ci/install/python "$(PYTHON)") || exit 2; \
 	if ! test -x $(BIN)/python; then "$$python" -m venv .venv || exit 2; fi; \
-	$(BIN)/python install/lock.py
+	$(BIN)/python .ci/install/lock.py
 
 test-install: ## prove the installation without this machine's pip settings (network, 10 GB for a while)
-	bash install/proof
+	bash .ci/install/proof

@@ -129,7 +129,7 @@ def examine(python: str | None = None) -> int:
 
 def _say_python(say) -> None:
     """Whether there is a Python that an environment can be made of."""
-    command = ["bash", str(ROOT / "install" / "python")]
+    command = ["bash", str(ROOT / ".ci" / "install" / "python")]
     answer = subprocess.run(command, capture_output=True, text=True)
     if answer.returncode:
         say("BAD", answer.stderr.strip())

@@ -43,7 +43,7 @@ def checkout(tmp_path):
     root.mkdir()
     for name in ("Makefile", "pyproject.toml", "requirements.lock", "requirements-dev.lock"):
         shutil.copy(ROOT / name, root)
-    shutil.copytree(ROOT / "install", root / "install")
+    shutil.copytree(ROOT / ".ci" / "install", root / ".ci" / "install")
     (root / "tasks").mkdir()
     for name in ("__init__.py", "doctor.py"):
         shutil.copy(ROOT / "tasks" / name, root / "tasks")
@@ -108,7 +108,7 @@ def test_a_shim_that_fails_and_an_older_python_are_passed_over(checkout, tools):
         f'test "$2" = "import ensurepip, venv" && exit 0; exec {sys.executable} "$@"',
     )
     done = subprocess.run(
-        ["bash", "install/python"],
+        ["bash", ".ci/install/python"],
         cwd=checkout,
         env={"PATH": str(tools)},
         capture_output=True,
@@ -248,7 +248,7 @@ def test_setup_begins_with_the_libraries(checkout, tools):
     assert done.stdout.splitlines() == [
         "-m tasks.doctor --install",
         "-m venv .venv",
-        "install/packages.py --torch cpu --extras video,s3",
+        ".ci/install/packages.py --torch cpu --extras video,s3",
     ]
     done = make(checkout, "lint", "-n", PATH=str(tools))
     assert "install all --dev" in done.stdout

@@ -14,7 +14,7 @@ from schemas.extras import EXTRAS
 from tests.install.wheels import Index
 
 ROOT = Path(__file__).parents[2]
-INSTALL = ROOT / "install"
+INSTALL = ROOT / ".ci" / "install"
 TORCH_ONLY = re.compile(r"torch|triton|(nvidia|cuda)-.*")
 
 
@@ -124,9 +124,9 @@ dev = ["linter"]
 def toy(tmp_path_factory):
     """A checkout with its own pyproject.toml, and an index with a build of torch for CUDA."""
     root = tmp_path_factory.mktemp("toy")
-    (root / "install").mkdir()
+    (root / ".ci" / "install").mkdir(parents=True)
     for name in ("packages.py", "lock.py"):
-        shutil.copy(INSTALL / name, root / "install")
+        shutil.copy(INSTALL / name, root / ".ci" / "install")
     (root / "pyproject.toml").write_text(PYPROJECT)
     index = Index(root / "index")
     index.add("setuptools", "1.0")
@@ -146,7 +146,7 @@ def toy(tmp_path_factory):
     (root / "requirements.lock").write_text("# base\nplain==1.0\nsympy==1.0\n")
     (root / "requirements-dev.lock").write_text("")
     done = subprocess.run(
-        [sys.executable, "install/lock.py"],
+        [sys.executable, ".ci/install/lock.py"],
         cwd=root,
         env=index.environment(),
         capture_output=True,
@@ -182,7 +182,7 @@ def test_torch_brings_its_libraries_and_moves_no_locked_package(toy, tmp_path):
 
     def install(*words: str) -> subprocess.CompletedProcess:
         return subprocess.run(
-            [python, "install/packages.py", "--without-base", *words],
+            [python, ".ci/install/packages.py", "--without-base", *words],
             cwd=root,
             env=index.environment(),
             capture_output=True,

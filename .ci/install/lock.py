@@ -6,8 +6,8 @@ every file that the index lists for a version, whatever the platform, so that a 
 on the machine that wrote it. Which index that is, pip's own settings say; its session is used,
 with its proxies, certificates and passwords.
 
-torch and the libraries that one of its builds asks for are left out: `install/packages.py` installs
-them with a command of their own.
+torch and the libraries that one of its builds asks for are left out: `packages.py` beside this
+file installs them with a command of their own.
 """
 
 import json
@@ -39,7 +39,7 @@ TORCH = re.compile(r"torch|triton|pytorch-triton.*|(nvidia|cuda)-.*")
 
 HEAD = """\
 # Written by `make lock`. Above each package: who needs it, the base or which extras.
-# torch and the libraries of its build are not here: install/packages.py installs them.
+# torch and the libraries of its build are not here: .ci/install/packages.py installs them.
 
 """
 DEV_HEAD = """\

@@ -1,6 +1,6 @@
 """Installs the locked packages, torch and the project into the environment that runs this file.
 
-    python install/packages.py [--extras all|none|a,b] [--dev] [--torch cpu|cuda|INDEX_URL]
+    python .ci/install/packages.py [--extras all|none|a,b] [--dev] [--torch cpu|cuda|INDEX_URL]
 
 Three pip commands: the lock files with their hashes and without looking at dependencies (they are
 all in there); torch with its dependencies, since each build of it needs other libraries, which no
@@ -19,7 +19,7 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 LOCK = ROOT / "requirements.lock"
 DEV_LOCK = ROOT / "requirements-dev.lock"
 BASE = "base"
