@@ -1,12 +1,36 @@
 """What a manifest records beside its Parquet files. No clock: age is a file's mtime."""
 
-from typing import Any
+import hashlib
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict
 
 
 class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Sealed(Record):
+    """A record whose file carries its own digest, so that one flipped bit is noticed."""
+
+    sha256: str | None = None
+    """Of the file's bytes with nothing between these quotes; None before it was introduced."""
+
+    def sealed(self) -> bytes:
+        """The bytes of its file."""
+        blank = self.model_copy(update={"sha256": ""}).model_dump_json(indent=1).encode() + b"\n"
+        digest = hashlib.sha256(blank).hexdigest().encode()
+        return blank.replace(b'""', b'"' + digest + b'"', 1)  # it is the first field
+
+    @classmethod
+    def unsealed(cls, data: bytes) -> Self:
+        """The record in these bytes; a ValueError if they are not what was written."""
+        record = cls.model_validate_json(data)
+        if record.sha256 is not None:
+            blank = data.replace(b'"' + record.sha256.encode() + b'"', b'""', 1)
+            if hashlib.sha256(blank).hexdigest() != record.sha256:
+                raise ValueError("its content does not fit its own sha256")
+        return record
 
 
 class Input(Record):
@@ -47,7 +71,7 @@ class RunMark(Record):
     data_key: str
 
 
-class PieceManifest(Record):
+class PieceManifest(Sealed):
     """What one stage made from one shard."""
 
     benchmark: str
@@ -59,6 +83,8 @@ class PieceManifest(Record):
     settings: dict[str, Any]
     source: str | None  # root of the raw files, where there are any
     inputs: list[Input]
+    inputs_verified: bool = False
+    """Every input was compared with its digest when it was read."""
     rows_in: int
     rows_out: int
     quarantined: int
@@ -69,6 +95,13 @@ class PieceManifest(Record):
     @property
     def address(self) -> str:
         return f"{self.benchmark}/{self.stage}/{self.key}"
+
+
+class Tombstone(Record):
+    """What was taken out of the lake together: paths in the lake, in the order of their going."""
+
+    reason: str
+    paths: list[str]
 
 
 class VersionPart(Record):
@@ -90,7 +123,7 @@ class SourceListing(Record):
     digest: str
 
 
-class TableManifest(Record):
+class TableManifest(Sealed):
     """One version of a table."""
 
     benchmark: str
@@ -104,7 +137,7 @@ class TableManifest(Record):
     parts: list[VersionPart]
 
 
-class BuildRecord(Record):
+class BuildRecord(Sealed):
     """The last finished build of a benchmark: which raw files it saw, and with what settings."""
 
     benchmark: str

@@ -26,6 +26,7 @@ from storage.locks import locked
 from storage.objects import Bucket, bucket_of
 from storage.remote import SWAPS, at_once, version_prefix
 from storage.tables import TableVersion, current_versions
+from storage.verified import problem_of, verified
 
 CATALOG_SQL = "catalog.sql"
 FOOTER_BYTES = 1 << 16
@@ -102,7 +103,7 @@ def refresh_catalog(lake: Path) -> Path:
         try:
             with duckdb.connect(str(temporary)) as connection:
                 for version in versions:
-                    schema = _local_schema(version.places[0])
+                    schema = _local_schema(version)
                     files = [str(file) for file in version.places]
                     for statement in _statements(version, schema, files):
                         connection.execute(statement)
@@ -162,22 +163,18 @@ def _push_sql(bucket: Bucket, lake: Path) -> list[TableVersion]:
     )
 
 
-def _local_schema(path: Path) -> pa.Schema:
-    try:
-        return pq.read_schema(path)
-    except (OSError, pa.ArrowInvalid) as error:
-        raise LakeError(
-            f"cannot read {path}: {error}; run `novelty verify --drop`, then build again"
-        ) from None
+def _local_schema(version: TableVersion) -> pa.Schema:
+    part = version.smallest
+    return pq.read_schema(verified(version.folder / part.file, part))
 
 
 def _schema(bucket: Bucket, version: TableVersion) -> pa.Schema:
     """From the cache, or from the footer in the bucket: no need for the whole file."""
-    if version.places[0].exists():
-        return _local_schema(version.places[0])
+    part = version.smallest
+    if problem_of(version.folder / part.file, part) is None:
+        return _local_schema(version)
     manifest = version.manifest
     prefix = version_prefix(manifest.benchmark, manifest.table, manifest.key)
-    part = manifest.parts[0]
     tail = bucket.tail(f"{prefix}/{part.file}", part.bytes, FOOTER_BYTES)
     needed = int.from_bytes(tail[-8:-4], "little") + 8
     if needed > len(tail):

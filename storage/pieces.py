@@ -21,6 +21,7 @@ from storage.layout import MANIFEST, lake_root, piece_path
 from storage.objects import bucket_of
 from storage.parquet import read_parquet, write_parquet
 from storage.remote import at_once, commit_piece, fetch_piece_file, pull_piece
+from storage.verified import verified
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,10 @@ class Part:
 
     @property
     def path(self) -> Path:
-        """The file on this machine, fetched if need be."""
-        if not self.lake:
-            return self.place
+        """The file on this machine: fetched if need be, compared with its digest."""
         file = OtherFile(file=self.place.name, sha256=self.sha256, bytes=self.bytes)
+        if not self.lake:
+            return verified(self.place, file)
         return fetch_piece_file(lake_root(self.lake), self.piece, file)
 
     def read(self, columns: list[str] | None = None) -> pl.DataFrame:
@@ -135,8 +136,10 @@ def write_piece(
             shutil.copyfile(source, target)
             size = target.stat().st_size
             others.append(OtherFile(file=name, sha256=sha256_file(target), bytes=size))
-        manifest = manifest.model_copy(update={"parts": parts, "files": others})
-        (temporary / MANIFEST).write_text(manifest.model_dump_json(indent=1) + "\n")
+        # Parts and raw files are compared with their digests wherever a stage reads them.
+        filled = {"parts": parts, "files": others, "inputs_verified": True}
+        manifest = manifest.model_copy(update=filled)
+        (temporary / MANIFEST).write_bytes(manifest.sealed())
         step("piece_manifest_written")
         if (bucket := bucket_of(lake)) is not None:
             commit_piece(bucket, temporary, manifest)

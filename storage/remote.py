@@ -25,14 +25,13 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import orjson
 
 from schemas.errors import LakeError
 from schemas.manifest import PieceManifest, TableManifest
 from storage.atomic import explained, new_directory, step, swap_symlink, temporary_name, write_bytes
-from storage.filehash import sha256_file
 from storage.layout import (
     MANIFEST,
     build_record_path,
@@ -41,6 +40,7 @@ from storage.layout import (
     versions_path,
 )
 from storage.objects import Bucket, Found, bucket_of
+from storage.verified import CURE, File, problem_of, verified
 
 AT_ONCE = 16
 LARGEST_COPY = 5 << 30  # S3 copies no larger object in one request
@@ -48,17 +48,6 @@ SWAPS = 50
 PIECES = ".novelty/pieces"
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-
-
-class File(Protocol):
-    """A file that a manifest lists."""
-
-    @property
-    def file(self) -> str: ...
-    @property
-    def sha256(self) -> str: ...
-    @property
-    def bytes(self) -> int: ...
 
 
 def at_once(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
@@ -126,14 +115,10 @@ def push_lost_pieces(bucket: Bucket, lake: Path, manifests: Sequence[PieceManife
         if f"{piece_prefix(manifest.address)}/{MANIFEST}" in there:
             continue
         folder = piece_path(lake, *manifest.address.split("/"))
-        if not all(_is_whole(folder / file.file, file) for file in files_of(manifest)):
+        if any(problem_of(folder / file.file, file) for file in files_of(manifest)):
             forget_piece(lake, manifest.address)
             raise _lost(bucket, manifest.address)
         commit_piece(bucket, folder, manifest)
-
-
-def _is_whole(path: Path, file: File) -> bool:
-    return path.exists() and sha256_file(path) == file.sha256
 
 
 def forget_piece(lake: Path, address: str) -> None:
@@ -165,9 +150,9 @@ def publish_version(
         source = sources.get((getattr(part, "piece", None) or "", part.sha256))
         copied = source and part.bytes < LARGEST_COPY and bucket.copy(source, target)
         if not copied:
-            if source and not (folder / part.file).exists():
+            if source and problem_of(folder / part.file, part):
                 _fetch(bucket, folder / part.file, part, source)
-            bucket.put(target, folder / part.file)
+            bucket.put(target, verified(folder / part.file, part))
         step("version_part_put")
 
     at_once(place, missing)
@@ -303,9 +288,12 @@ def pull_folder(lake: Path, name: str, suffix: str) -> None:
 
 
 def fetch_files(bucket: Bucket, folder: Path, wanted: Sequence[tuple[File, str]]) -> None:
-    """Bring files, given with their objects' names, to a folder of the cache unless there."""
+    """Bring files, given with their objects' names, to a folder of the cache unless there.
+
+    What is damaged in the cache is fetched again.
+    """
     _inside(bucket, *(file.file for file, _ in wanted))
-    missing = [(file, name) for file, name in wanted if not (folder / file.file).exists()]
+    missing = [(file, name) for file, name in wanted if problem_of(folder / file.file, file)]
     at_once(lambda pair: _fetch(bucket, folder / pair[0].file, *pair), missing)
 
 
@@ -313,7 +301,9 @@ def fetch_piece_file(lake: Path, address: str, file: File) -> Path:
     """A file of a piece in this machine's cache, fetched unless it is there."""
     bucket = bucket_of(lake)
     folder = piece_path(lake, *address.split("/"))
-    if bucket is None or (folder / file.file).exists():
+    if bucket is None:
+        return verified(folder / file.file, file)
+    if problem_of(folder / file.file, file) is None:
         return folder / file.file
     if pull_piece(bucket, lake, *address.split("/")):
         fetch_files(bucket, folder, [(file, piece_object(address, file))])
@@ -334,15 +324,11 @@ def _fetch(bucket: Bucket, path: Path, file: File, name: str) -> None:
         try:
             digest = bucket.digest(name, temporary)
             if digest is None:
-                raise LakeError(
-                    f"{bucket.address}/{name} is missing; `novelty verify --drop` removes what is "
-                    "damaged, and a build makes it again"
-                )
+                raise LakeError(f"{bucket.address}/{name} is missing; {CURE}")
             if digest != file.sha256:
                 raise LakeError(
                     f"{bucket.address}/{name} has sha256 {digest[:16]}…, expected "
-                    f"{file.sha256[:16]}…; `novelty verify --drop` removes what is damaged, and a "
-                    "build makes it again"
+                    f"{file.sha256[:16]}…; {CURE}"
                 )
             temporary.replace(path)
         finally:

@@ -28,7 +28,7 @@ from storage.layout import (
 )
 from storage.locks import locked
 from storage.objects import bucket_of
-from storage.parquet import read_parquet, write_parquet
+from storage.parquet import WRITER_VERSION, read_parquet, write_parquet
 from storage.pieces import Piece
 from storage.remote import (
     fetch_files,
@@ -39,6 +39,7 @@ from storage.remote import (
     push_lost_pieces,
     version_prefix,
 )
+from storage.verified import CURE, verified_all
 
 
 @dataclass(frozen=True)
@@ -58,13 +59,22 @@ class TableVersion:
 
     @property
     def files(self) -> list[Path]:
-        """The parts on this machine, fetched if need be."""
-        paths = self.places
+        """The parts on this machine: fetched if need be, compared with their digests."""
         if (bucket := bucket_of(self.lake)) is not None:
             prefix = version_prefix(self.manifest.benchmark, self.manifest.table, self.manifest.key)
             parts = [(part, f"{prefix}/{part.file}") for part in self.manifest.parts]
             fetch_files(bucket, self.folder, parts)
-        return paths
+        return verified_all(list(zip(self.places, self.manifest.parts, strict=True)))
+
+    @property
+    def made(self) -> float:
+        """When this content was first committed, or came here from a bucket."""
+        return (self.folder / MANIFEST).stat().st_mtime
+
+    @property
+    def smallest(self) -> VersionPart:
+        """The part that costs least to compare with its digest; all have the same schema."""
+        return min(self.manifest.parts, key=lambda part: part.bytes)
 
     @property
     def places(self) -> list[Path]:
@@ -115,6 +125,7 @@ def commit_table(
         {
             "table": f"{benchmark}/{table.name}",
             "schema_version": table.version,
+            "writer": WRITER_VERSION,
             "parts": [[part.sha256, piece.manifest.address] for piece, part in parts],
         }
     )
@@ -181,17 +192,15 @@ def _write_version(
             ),
             parts=listed,
         )
-        (temporary / MANIFEST).write_text(manifest.model_dump_json(indent=1) + "\n")
+        (temporary / MANIFEST).write_bytes(manifest.sealed())
         step("table_manifest_written")
 
 
 def read_manifest(folder: Path) -> TableManifest:
     try:
-        return TableManifest.model_validate_json((folder / MANIFEST).read_bytes())
+        return TableManifest.unsealed((folder / MANIFEST).read_bytes())
     except (OSError, ValueError) as error:
-        raise LakeError(
-            f"no readable manifest in {folder}: {error}; build the table again"
-        ) from error
+        raise LakeError(f"no readable manifest in {folder}: {error}; {CURE}") from error
 
 
 def current_version(lake: Path, benchmark: str, table: str) -> TableVersion:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 
 from schemas.errors import SourceError
 from storage import atomic
+from storage.checkpoints import damaged_checkpoint
 
 if TYPE_CHECKING:
     import torch
@@ -32,16 +34,22 @@ def as_tensors(state: Mapping[str, np.ndarray | torch.Tensor]) -> dict[str, torc
 def write_tensors(
     path: Path, state: Mapping[str, np.ndarray | torch.Tensor], header: Mapping[str, Any]
 ) -> None:
-    """One safetensors file, replaced atomically; equal content gives equal bytes."""
+    """One safetensors file, replaced atomically; equal content gives equal bytes.
+
+    Its header holds the digest of the header and the tensors: no manifest names a checkpoint.
+    """
     from safetensors.torch import save_file
 
+    tensors = as_tensors(state)
+    plain = json.loads(json.dumps(header))  # as it will be read
+    sealed = {**plain, "sha256": _digest(plain, tensors)}
     # More than one metadata key would be written in random order.
-    metadata = {"header": json.dumps(header, sort_keys=True)}
+    metadata = {"header": json.dumps(sealed, sort_keys=True)}
     with atomic.explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = atomic.temporary_name(path)
         try:
-            save_file(as_tensors(state), temporary, metadata)
+            save_file(tensors, temporary, metadata)
             atomic.fsync_path(temporary)
             temporary.replace(path)
         finally:
@@ -49,7 +57,24 @@ def write_tensors(
         atomic.fsync_path(path.parent)
 
 
+def _digest(header: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> str:
+    import torch
+
+    digest = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"\0{name} {tensor.dtype} {list(tensor.shape)}\0".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
 def read_header(path: Path) -> dict[str, Any]:
+    """What was written beside the tensors; `read_tensors` compares it with its digest."""
+    header = _sealed_header(path)
+    header.pop("sha256", None)
+    return header
+
+
+def _sealed_header(path: Path) -> dict[str, Any]:
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
@@ -63,6 +88,11 @@ def read_header(path: Path) -> dict[str, Any]:
 
 
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors, compared with the digest in the header; files written before had none."""
     from safetensors.torch import load_file
 
-    return load_file(path)
+    header, tensors = _sealed_header(path), load_file(path)
+    given = header.pop("sha256", None)
+    if given is not None and _digest(header, tensors) != given:
+        raise damaged_checkpoint(path)
+    return dict(tensors)

@@ -119,7 +119,7 @@ class Status:
 
 def write_build_record(lake: Path, record: BuildRecord) -> None:
     path = build_record_path(lake, record.benchmark)
-    write_bytes(path, record.model_dump_json(indent=1).encode() + b"\n")
+    write_bytes(path, record.sealed())
     push_file(lake, path)
 
 
@@ -184,7 +184,7 @@ def statuses(
                 rows=manifest.rows,
                 bytes=manifest.bytes,
                 quarantined=manifest.quarantined,
-                age_seconds=max(0.0, time.time() - (version.folder / MANIFEST).stat().st_mtime),
+                age_seconds=max(0.0, time.time() - version.made),
                 stale=reasons,
             )
         )

@@ -39,6 +39,7 @@ from storage.catalog import refresh_catalog
 from storage.filehash import HashCache
 from storage.layout import content_key, hash_cache_path, lake_root, work_path
 from storage.locks import locked
+from storage.parquet import WRITER_VERSION
 from storage.pieces import Part, Piece, find_piece, find_pieces, write_piece
 from storage.raw import RawFile, RawSource, open_raw
 from storage.remote import at_once
@@ -163,6 +164,7 @@ class Stage:
             {
                 "stage": f"{benchmark}/{self.name}",
                 "version": self.version,
+                "writer": WRITER_VERSION,
                 "schemas": {
                     table.name: table.version for table in (*self.writes(settings), QUARANTINE)
                 },

@@ -6,6 +6,7 @@ feedback and one seed; a killed run goes on at the increment it had reached. Cli
 transform are evaluated as splits of their own (`test+rotation`) and never learned from.
 """
 
+import io
 import re
 import sys
 from pathlib import Path
@@ -25,6 +26,7 @@ from schemas.kowl import (
     FeatureSettings,
     features_table,
 )
+from storage.checkpoints import read_checkpoint, write_checkpoint
 from storage.pieces import Part
 from storage.raw import RawSource, open_raw
 from tasks.detection import use_threads
@@ -149,7 +151,8 @@ def evaluate_predictor(shard: Shard, settings: RunSettings) -> Produced:
     tables = {
         table.name: table.conform(
             pl.concat(
-                pl.read_parquet(_step_file(work, number, table.name)) for number in range(run.done)
+                pl.read_parquet(read_checkpoint(_step_file(work, number, table.name)))
+                for number in range(run.done)
             ).select(*named, pl.all())
         )
         for table in (MEASURES, CONFUSION, FEEDBACK)
@@ -201,7 +204,9 @@ def _step_file(work: Path, number: int, table: str) -> Path:
 def _write_step(work: Path, number: int, step: Step) -> None:
     frames = {"measures": step.measures, "confusion": step.counts, "feedback": step.feedback}
     for name, frame in frames.items():
-        frame.write_parquet(_step_file(work, number, name))
+        buffer = io.BytesIO()
+        frame.write_parquet(buffer)
+        write_checkpoint(_step_file(work, number, name), buffer.getvalue())
 
 
 def _said(step: Step) -> str:

@@ -23,10 +23,10 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-import pyarrow.parquet as pq
 
 from schemas.errors import ConfigError, LakeError
 from storage.atomic import new_directory
+from storage.parquet import opened_parquet
 from storage.tables import TableVersion, current_version
 from tasks.novelcraft.lerobot_files import (
     DATA_FILE_MB,
@@ -159,7 +159,7 @@ def _episodes(images: TableVersion, frames: pl.DataFrame) -> Iterator[pl.DataFra
 def _row_groups(images: TableVersion, frames: pl.DataFrame) -> Iterator[pl.DataFrame]:
     """Joined row groups, cut where the episode changes; pictures nobody asked for stay unread."""
     for path in images.files:
-        with pq.ParquetFile(path) as file:
+        with opened_parquet(path) as file:
             for group in range(file.num_row_groups):
                 ids = pl.from_arrow(file.read_row_group(group, columns=["frame_id"]))
                 wanted = ids.join(frames, on="frame_id", how="left", maintain_order="left")

@@ -23,13 +23,13 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-import pyarrow.parquet as pq
 from pydantic import ValidationError
 
 from schemas.errors import ConfigError, LakeError
 from schemas.table import Table
 from storage import atomic
 from storage.locks import locked
+from storage.parquet import opened_parquet
 from storage.tables import TableVersion
 from storage.upkeep import require_lake, verify_version
 from tasks.publish.card import card
@@ -183,11 +183,12 @@ def picture_columns(version: TableVersion, table: Table) -> set[str]:
     names = [column.name for column in table.columns if is_bytes(column.type)]
     found = set()
     for name in names:
-        for batch in pq.ParquetFile(version.files[0]).iter_batches(batch_size=16, columns=[name]):
-            first = next((value for value in batch.column(0).to_pylist() if value), None)
-            if first is not None:
-                found |= {name} if _PICTURE.match(first) else set()
-                break
+        with opened_parquet(version.files[0]) as file:
+            for batch in file.iter_batches(batch_size=16, columns=[name]):
+                first = next((value for value in batch.column(0).to_pylist() if value), None)
+                if first is not None:
+                    found |= {name} if _PICTURE.match(first) else set()
+                    break
     return found
 
 

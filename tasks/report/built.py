@@ -9,7 +9,6 @@ import polars as pl
 import pyarrow.parquet as pq
 
 from schemas.tables import find_table
-from storage.layout import MANIFEST
 from storage.tables import TableVersion
 from tasks.report.blocks import Html, bytes_text, counted, folded, paragraph, table
 from tasks.report.page import Section, Tile
@@ -83,12 +82,8 @@ def _description(version: TableVersion) -> str:
 
 
 def _made(version: TableVersion) -> str:
-    """When this content was first committed, or came here from a bucket.
-
-    Manifests have no clock, but their files do.
-    """
-    changed = (version.folder / MANIFEST).stat().st_mtime
-    return time.strftime("%Y-%m-%d\N{NO-BREAK SPACE}%H:%M", time.gmtime(changed))
+    """When this content was first committed, or came here from a bucket."""
+    return time.strftime("%Y-%m-%d\N{NO-BREAK SPACE}%H:%M", time.gmtime(version.made))
 
 
 def _sources_and_settings(read: Tables) -> list[Html]:

@@ -61,15 +61,16 @@ def test_verify_names_the_damaged_file_and_drop_lets_it_be_remade(tmp_path):
     version = build_toy(lake, tmp_path / "raw").versions["readings"]
     before = parquet_bytes(lake)
     assert not verify_version(version)
-    body = bytearray(version.files[1].read_bytes())
+    places = version.places
+    body = bytearray(places[1].read_bytes())
     body[50] ^= 1
-    version.files[1].write_bytes(body)
+    places[1].write_bytes(body)
     (damage,) = verify_version(version)
-    assert damage.file == version.files[1] and "sha256" in damage.problem
-    version.files[2].unlink()
+    assert damage.file == places[1] and "sha256" in damage.problem
+    places[2].unlink()
     (version.folder / "stray.txt").write_text("x")
     problems = {entry.file.name: entry.problem for entry in verify_version(version)}
-    assert problems[version.files[2].name] == "is missing"
+    assert problems[places[2].name] == "is missing"
     assert problems["stray.txt"] == "is not in the manifest"
     drop_damaged(lake, version, verify_version(version))
     build_toy(lake, tmp_path / "raw")

@@ -1,0 +1,141 @@
+"""What it costs to compare every part with its SHA-256 before it is read: shares of one build.
+
+`python -m benchmarks.verified_reads` builds pictures (PNG, as in NovelCraft and the semantic sets)
+and two stages that read them, each as if in a new process: one decodes every picture, the other
+only counts the rows, which is the worst case there is.
+"""
+
+import argparse
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import cv2
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from schemas.config import Settings
+from schemas.table import Column, Table
+from storage import verified
+from storage.raw import open_raw
+from tasks.stage import Build, Produced, Shard, stage
+
+MOST = 0.05
+PICTURES = Table(
+    name="pictures",
+    description="Pictures.",
+    columns=(Column("name", pa.string(), "Name"), Column("png", pa.binary(), "Picture")),
+    key=("name",),
+)
+COUNTS = Table(
+    name="counts",
+    description="Counts.",
+    columns=(Column("name", pa.string(), "Name"), Column("count", pa.int64(), "Count")),
+    key=("name",),
+)
+
+
+@stage(writes=(PICTURES,))
+def read_pictures(shard: Shard, settings: Settings) -> Produced:
+    """Raw pictures as rows; each is decoded once to see that it can be."""
+    source = open_raw(Path(shard.source or ""))
+    rows = [(file.name, source.read(file.name)) for file in shard.files]
+    for _, png in rows:
+        cv2.imdecode(np.frombuffer(png, np.uint8), cv2.IMREAD_COLOR)
+    frame = pl.DataFrame(rows, schema=PICTURES.polars_schema, orient="row")
+    return Produced({"pictures": frame}, frame.height)
+
+
+def _count(shard: Shard, pixels: bool) -> Produced:
+    rows = shard.read("pictures")
+    count = rows.height
+    if pixels:
+        count = sum(
+            cv2.imdecode(np.frombuffer(png, np.uint8), cv2.IMREAD_COLOR).size for png in rows["png"]
+        )
+    frame = pl.DataFrame([(shard.name, count)], schema=COUNTS.polars_schema, orient="row")
+    return Produced({"counts": frame}, 1)
+
+
+@stage(writes=(COUNTS,))
+def count_pixels(shard: Shard, settings: Settings) -> Produced:
+    """Decode every picture."""
+    return _count(shard, pixels=True)
+
+
+@stage(writes=(COUNTS,))
+def count_rows(shard: Shard, settings: Settings) -> Produced:
+    """Read only."""
+    return _count(shard, pixels=False)
+
+
+class Clock:
+    """Seconds spent in hashing parts, over all threads."""
+
+    def __init__(self) -> None:
+        self.seconds, self.bytes = 0.0, 0
+        self._real, self._lock = verified.sha256_files, threading.Lock()
+        verified.sha256_files = self
+
+    def __call__(self, paths, **how):
+        started = time.thread_time()
+        digests = self._real(paths, **how)
+        with self._lock:
+            self.seconds += time.thread_time() - started
+            self.bytes += sum(Path(path).stat().st_size for path in paths)
+        return digests
+
+
+def write_pictures(folder: Path, count: int) -> None:
+    """Smooth pictures with some noise: a PNG of them is neither tiny nor noise."""
+    rng = np.random.default_rng(0)
+    for number in range(count):
+        small = rng.integers(0, 256, (16, 16, 3), np.uint8)
+        picture = cv2.resize(small, (256, 256), interpolation=cv2.INTER_CUBIC)
+        picture ^= rng.integers(0, 4, picture.shape, np.uint8)
+        cv2.imwrite(str(folder / f"{number:05d}.png"), picture)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pictures", type=int, default=1200)
+    chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        raw, lake = Path(folder, "raw"), Path(folder, "lake")
+        raw.mkdir()
+        write_pictures(raw, chosen.pictures)
+        clock, shares = Clock(), {}
+        started = time.process_time()
+        with Build("bench", lake) as build:
+            source = build.source(raw)
+            files = source.files()
+            shards = [
+                Shard(f"{at:05d}", files=tuple(files[at : at + 100]), source=source.root)
+                for at in range(0, len(files), 100)
+            ]
+            build.run(read_pictures, shards, Settings())
+            ingest = time.process_time() - started
+            for reader in (count_pixels, count_rows):
+                verified._known.clear()  # as a new process
+                clock.seconds, clock.bytes, before = 0.0, 0, time.process_time()
+                pieces = [Shard(p.shard, parts=(p,)) for p in build.table("pictures")]
+                build.run(reader, pieces, Settings())
+                build._tables.pop("counts")
+                spent = time.process_time() - before
+                shares[reader.name] = clock.seconds / spent
+                print(
+                    f"{reader.name}: {spent:.2f} CPU seconds, {clock.bytes / 1e6:.0f} MB hashed in "
+                    f"{clock.seconds:.3f} s, share {clock.seconds / spent:.1%}"
+                )
+                if reader is count_pixels:
+                    whole = clock.seconds / (spent + ingest)
+    print(f"of a build that reads, checks and decodes once: {whole:.1%} (allowed {MOST:.0%})")
+    if whole > MOST:
+        sys.exit("verified reads cost more than they may")
+
+
+if __name__ == "__main__":
+    main()
