@@ -91,11 +91,15 @@ def _parser() -> argparse.ArgumentParser:
     demo = with_lake(command("demo", _demo, "build every benchmark on the sample data"))
     demo.add_argument("--sample", default="sample", help="sample folder (default: sample)")
     with_lake(command("status", _status, "every table: rows, bytes, age, fresh or stale and why"))
-    verify = with_lake(command("verify", _verify, "re-hash tables and name what differs"))
-    verify.add_argument("table", nargs="?", help="benchmark/table (default: all)")
+    verify = with_lake(command("verify", _verify, "re-hash every file and name what differs"))
+    verify.add_argument(
+        "table", nargs="?", help="benchmark/table and what it is made from (default: all)"
+    )
     verify.add_argument(
         "--drop", action="store_true", help="remove what is damaged so that a build remakes it"
     )
+    restore = with_lake(command("restore", _restore, "undo a removal, or list those there are"))
+    restore.add_argument("removal", nargs="?", help="the beginning of its name")
     lineage = with_lake(command("lineage", _lineage, "the chain from a table to its raw files"))
     lineage.add_argument("table", help="benchmark/table")
     gc = with_lake(command("gc", _gc, "remove versions that nothing current refers to"))
@@ -104,7 +108,8 @@ def _parser() -> argparse.ArgumentParser:
         "--grace",
         type=float,
         default=24.0,
-        help="hours that objects in a bucket are kept for builds elsewhere (default: 24)",
+        help="hours that dropped things stay, and objects in a bucket for builds elsewhere "
+        "(default: 24)",
     )
     report = with_lake(command("report", _report, "write the HTML report again"))
     report.add_argument("benchmark", nargs="?", help="benchmark (default: all in the lake)")
@@ -290,25 +295,54 @@ def _status(parsed: argparse.Namespace) -> None:
 
 
 def _verify(parsed: argparse.Namespace) -> int:
+    from contextlib import nullcontext
+
+    from storage.catalog import refresh_catalog
+    from storage.damage import drop, verify_lake
     from storage.layout import lake_root
-    from storage.tables import current_versions
-    from storage.upkeep import drop_damaged, require_lake, verify_version
+    from storage.locks import all_locked
+    from storage.upkeep import require_lake
 
     lake = lake_root(parsed.lake)
     require_lake(lake)
-    versions = [_version(lake, parsed.table)] if parsed.table else current_versions(lake)
-    damaged = 0
-    for version in versions:
-        damage = verify_version(version)
-        damaged += bool(damage)
-        for entry in damage:
+    if parsed.table:
+        _table_name(parsed.table)
+    with all_locked(lake) if parsed.drop else nullcontext():
+        checked = verify_lake(lake, parsed.table)
+        for entry in checked.damage:
             print(f"{entry.table}: {entry.file} {entry.problem}")
-        if damage and parsed.drop:
-            drop_damaged(lake, version, damage)
-            print(f"{version.name}: dropped; build {version.manifest.benchmark} to make it again")
-    files = sum(len(version.manifest.parts) for version in versions)
-    print(f"{len(versions)} tables, {files} files checked, {damaged} tables damaged")
+        if checked.damage and parsed.drop:
+            drop(lake, checked.damage)
+            refresh_catalog(lake)
+            print("dropped; a build makes it again, and `novelty restore` brings it back")
+    damaged = len({entry.owner for entry in checked.damage})
+    print(
+        f"{checked.folders} pieces and versions, {checked.files} files checked, {damaged} damaged"
+    )
     return 2 if damaged else 0
+
+
+def _restore(parsed: argparse.Namespace) -> None:
+    from storage.catalog import refresh_catalog
+    from storage.damage import restorable, restore
+    from storage.layout import lake_root
+    from storage.locks import all_locked
+    from storage.upkeep import require_lake
+
+    lake = lake_root(parsed.lake)
+    require_lake(lake)
+    if parsed.removal is None:
+        for name, (reason, paths) in restorable(lake).items():
+            print(f"{name}  {len(paths)} removed: {reason}")
+            for path in paths:
+                print(f"    {path}")
+        return
+    with all_locked(lake):
+        restored, newer = restore(lake, parsed.removal)
+        for path in newer:
+            print(f"{path} was made anew meanwhile and stays as it is")
+        print(f"restored {len(restored)}")
+        refresh_catalog(lake)
 
 
 def _lineage(parsed: argparse.Namespace) -> None:
@@ -333,15 +367,16 @@ def _gc(parsed: argparse.Namespace) -> int:
 
 def _collect(lake: Path, sure: bool, grace_hours: float) -> int:
     from storage.layout import lake_address
+    from storage.tombstones import discard
     from storage.upkeep import (
         find_garbage,
         find_remote_garbage,
-        remove,
         remove_remote_garbage,
         size_of,
     )
 
-    garbage, objects = find_garbage(lake), find_remote_garbage(lake, grace_hours)
+    garbage = find_garbage(lake, grace_hours)
+    objects = find_remote_garbage(lake, grace_hours)
     for path in garbage:
         print(f"{size_of(path):>14,} bytes  {path.relative_to(lake)}")
     for entry in objects:
@@ -357,7 +392,7 @@ def _collect(lake: Path, sure: bool, grace_hours: float) -> int:
         if input(f"remove these {count}? [y/N] ").strip().lower() != "y":
             return 0
     remove_remote_garbage(lake, objects)
-    remove(garbage)
+    discard(lake, garbage)
     print(f"removed {count}")
     return 0
 
@@ -662,12 +697,16 @@ def _doctor(parsed: argparse.Namespace) -> int:
 def _version(lake: Path, name: str):
     from storage.tables import current_version
 
+    return current_version(lake, *_table_name(name))
+
+
+def _table_name(name: str) -> tuple[str, str]:
     benchmark, _, table = name.partition("/")
     if not table:
         raise ConfigError(
             f"{name!r} is not a table; write benchmark/table, as `novelty status` does"
         )
-    return current_version(lake, benchmark, table)
+    return benchmark, table
 
 
 if __name__ == "__main__":

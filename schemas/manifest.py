@@ -14,7 +14,7 @@ class Sealed(Record):
     """A record whose file carries its own digest, so that one flipped bit is noticed."""
 
     sha256: str | None = None
-    """Of the file's bytes with nothing between these quotes; None before it was introduced."""
+    """In the file only: of its bytes with nothing between these quotes. Old files have none."""
 
     def sealed(self) -> bytes:
         """The bytes of its file."""
@@ -30,7 +30,7 @@ class Sealed(Record):
             blank = data.replace(b'"' + record.sha256.encode() + b'"', b'""', 1)
             if hashlib.sha256(blank).hexdigest() != record.sha256:
                 raise ValueError("its content does not fit its own sha256")
-        return record
+        return record.model_copy(update={"sha256": None})
 
 
 class Input(Record):

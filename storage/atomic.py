@@ -69,7 +69,9 @@ def write_bytes(path: Path, data: bytes) -> None:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
+            step("bytes_written")
             temporary.replace(path)
+            step("bytes_replaced")
         finally:
             temporary.unlink(missing_ok=True)
         fsync_path(path.parent)

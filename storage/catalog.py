@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from schemas.errors import LakeError
 from schemas.tables import SHARED
-from storage.atomic import explained, temporary_name
+from storage.atomic import explained, step, temporary_name
 from storage.layout import catalog_path
 from storage.locks import locked
 from storage.objects import Bucket, bucket_of
@@ -109,7 +109,9 @@ def refresh_catalog(lake: Path) -> Path:
                         connection.execute(statement)
                 for statement in _unions(versions):
                     connection.execute(statement)
+            step("catalog_written")
             temporary.replace(final)
+            step("catalog_replaced")
         except duckdb.IOException as error:
             raise LakeError(
                 f"cannot write {final}: {error}. Free some space or mend permissions, then run the "

@@ -6,6 +6,7 @@
 <lake>/<benchmark>/<table>/versions/<key>/*.parquet  immutable, with _manifest.json beside
 <lake>/.novelty/pieces/<benchmark>/<stage>/<key>/    what one stage made from one shard
 <lake>/.novelty/work/<benchmark>/<stage>/<key>/      checkpoints of unfinished shards
+<lake>/.novelty/tombstones/<name>/                   what was removed and can be restored
 <lake>/.novelty/hashes.sqlite                        digests of raw files by (path, size, mtime)
 <lake>/.novelty/builds/<benchmark>.json              what the last finished build saw
 <lake>/.novelty/locks/<name>.lock
@@ -122,6 +123,10 @@ def piece_path(lake: Path, benchmark: str, stage: str, key: str) -> Path:
 
 def work_path(lake: Path, benchmark: str, stage: str, key: str) -> Path:
     return inner(lake) / "work" / benchmark / stage / key
+
+
+def tombstones_path(lake: Path) -> Path:
+    return inner(lake) / "tombstones"
 
 
 def table_path(lake: Path, benchmark: str, table: str) -> Path:

@@ -1,4 +1,7 @@
-"""One builder at a time. The kernel frees the lock when its holder dies, also by kill -9."""
+"""One builder at a time, and none while something is removed.
+
+The kernel frees the lock when its holder dies, also by kill -9.
+"""
 
 import contextlib
 import fcntl
@@ -11,12 +14,23 @@ from pathlib import Path
 
 from schemas.errors import LockedError
 from storage.atomic import explained
-from storage.layout import lock_path, pieces_path
+from storage.layout import lock_path
+
+WHOLE_LAKE = "whole_lake"
 
 
 @contextlib.contextmanager
-def locked(lake: Path, name: str, wait_seconds: float = 0.0) -> Iterator[None]:
-    """Hold the lock called `name`; wait up to `wait_seconds` for it, else say who has it."""
+def locked(
+    lake: Path,
+    name: str,
+    wait_seconds: float = 0.0,
+    shared: bool = False,
+    busy: str = "",
+) -> Iterator[None]:
+    """Hold the lock called `name`; wait up to `wait_seconds` for it, else say who has it.
+
+    Many may hold it `shared` at once. `busy` says what the holder does.
+    """
     path = lock_path(lake, name)
     with explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -25,13 +39,13 @@ def locked(lake: Path, name: str, wait_seconds: float = 0.0) -> Iterator[None]:
         deadline = time.monotonic() + wait_seconds
         while True:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
                 if time.monotonic() >= deadline:
                     raise LockedError(
-                        f"{name} is being built by {_holder(path)}; wait for it to end, or set "
-                        "NOVELTY_LOCK_WAIT to the seconds to wait"
+                        f"{busy or f'{name} is being built'} by {_holder(path)}; wait for it to "
+                        "end, or set NOVELTY_LOCK_WAIT to the seconds to wait"
                     ) from None
                 time.sleep(0.05)
         file.seek(0)
@@ -42,11 +56,20 @@ def locked(lake: Path, name: str, wait_seconds: float = 0.0) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def benchmark_locked(lake: Path, benchmark: str, wait_seconds: float = 0.0) -> Iterator[None]:
+    """Nobody else builds this benchmark, and nothing is removed from the lake meanwhile."""
+    busy = f"something is being removed from {lake}"
+    with (
+        locked(lake, WHOLE_LAKE, wait_seconds, shared=True, busy=busy),
+        locked(lake, benchmark, wait_seconds),
+    ):
+        yield
+
+
+@contextlib.contextmanager
 def all_locked(lake: Path) -> Iterator[None]:
-    """Hold the lock of every benchmark in the lake: nobody builds meanwhile."""
-    with contextlib.ExitStack() as stack:
-        for folder in sorted(pieces_path(lake).glob("*")):
-            stack.enter_context(locked(lake, folder.name))
+    """Nobody builds anything meanwhile, not even a benchmark that the lake does not have yet."""
+    with locked(lake, WHOLE_LAKE, busy=f"{lake} is being built in"):
         yield
 
 

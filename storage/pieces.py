@@ -1,8 +1,9 @@
 """Pieces: what one stage made from one shard, named by the content key of everything that went in.
 
 A piece is a folder of Parquet files (one per table, plus `quarantine`) with its manifest. It exists
-whole or not at all, so its presence is the only "done" mark that there is. In the cache of a lake
-in a bucket it may have its manifest alone; a file is then fetched when its path is asked for.
+whole or not at all, so its presence is the only "done" mark that there is; a folder with a damaged
+manifest or without a file of the right size is no piece, and makes way for a new one. In the cache
+of a lake in a bucket it may have its manifest alone; a file is fetched when its path is asked for.
 """
 
 import shutil
@@ -17,11 +18,19 @@ from schemas.manifest import Input, OtherFile, PartFile, PieceManifest
 from schemas.table import Table
 from storage.atomic import new_directory, step
 from storage.filehash import sha256_file
-from storage.layout import MANIFEST, lake_root, piece_path
+from storage.layout import MANIFEST, lake_root, piece_path, pieces_path
 from storage.objects import bucket_of
 from storage.parquet import read_parquet, write_parquet
-from storage.remote import at_once, commit_piece, fetch_piece_file, pull_piece
-from storage.verified import verified
+from storage.remote import (
+    at_once,
+    commit_piece,
+    fetch_piece_file,
+    files_of,
+    forget_piece,
+    pull_piece,
+)
+from storage.tombstones import bury
+from storage.verified import CURE, verified
 
 
 @dataclass(frozen=True)
@@ -100,14 +109,45 @@ def find_piece(lake: Path, benchmark: str, stage: str, key: str) -> Piece | None
     """The piece, if it is committed; of a bucket its manifest is fetched, at most one request."""
     folder = piece_path(lake, benchmark, stage, key)
     bucket = bucket_of(lake)
-    try:
-        data = (folder / MANIFEST).read_bytes()
-    except FileNotFoundError:
-        if bucket is None or not pull_piece(bucket, lake, benchmark, stage, key):
+    if bucket is None:
+        manifest = piece_manifest(folder)
+        whole = manifest is not None and all(
+            _has_size(folder / file.file, file.bytes) for file in files_of(manifest)
+        )
+        return Piece(folder, manifest) if manifest is not None and whole else None
+    manifest = piece_manifest(folder)
+    if manifest is None:
+        forget_piece(lake, f"{benchmark}/{stage}/{key}")
+        if not pull_piece(bucket, lake, benchmark, stage, key):
             return None
-        data = (folder / MANIFEST).read_bytes()
-    address = bucket.address if bucket is not None else ""
-    return Piece(folder, PieceManifest.model_validate_json(data), lake=address)
+        manifest = piece_manifest(folder)
+    if manifest is None:
+        raise LakeError(f"piece {benchmark}/{stage}/{key} in {bucket.address} is damaged; {CURE}")
+    return Piece(folder, manifest, lake=bucket.address)
+
+
+def piece_manifest(folder: Path) -> PieceManifest | None:
+    """None if it is absent, or is not what was written."""
+    try:
+        return PieceManifest.unsealed((folder / MANIFEST).read_bytes())
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
+
+
+def _has_size(path: Path, size: int) -> bool:
+    try:
+        return path.stat().st_size == size
+    except FileNotFoundError:
+        return False
+
+
+def pieces_of_stage(lake: Path, benchmark: str, stage: str) -> list[tuple[float, Piece]]:
+    """Every piece that the stage made and this machine has: when, and the piece."""
+    found = []
+    for folder in sorted((pieces_path(lake) / benchmark / stage).glob("[!.]*")):
+        if (manifest := piece_manifest(folder)) is not None:
+            found.append(((folder / MANIFEST).stat().st_mtime, Piece(folder, manifest)))
+    return found
 
 
 def find_pieces(lake: Path, benchmark: str, stage: str, keys: Sequence[str]) -> list[Piece | None]:
@@ -125,6 +165,9 @@ def write_piece(
 ) -> Piece:
     """Commit checked frames and other files as one piece; fills in the manifest's lists."""
     folder = piece_path(lake, manifest.benchmark, manifest.stage, manifest.key)
+    address = (lake, manifest.benchmark, manifest.stage, manifest.key)
+    if folder.exists() and find_piece(*address) is None:
+        bury(lake, [folder], "was no whole piece when it was to be made")
     with new_directory(folder) as temporary:
         parts: list[PartFile] = []
         for name, (table, frame) in sorted(frames.items()):
@@ -143,7 +186,7 @@ def write_piece(
         step("piece_manifest_written")
         if (bucket := bucket_of(lake)) is not None:
             commit_piece(bucket, temporary, manifest)
-    written = find_piece(lake, manifest.benchmark, manifest.stage, manifest.key)
+    written = find_piece(*address)
     if written is None:
         raise LakeError(f"{folder} vanished while it was written; run the same command again")
     return replace(written, made_now=True)

@@ -20,7 +20,6 @@ checked by its SHA-256. `step` marks where the crash tests kill.
 
 import os
 import random
-import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -40,6 +39,7 @@ from storage.layout import (
     versions_path,
 )
 from storage.objects import Bucket, Found, bucket_of
+from storage.tombstones import discard
 from storage.verified import CURE, File, problem_of, verified
 
 AT_ONCE = 16
@@ -123,7 +123,8 @@ def push_lost_pieces(bucket: Bucket, lake: Path, manifests: Sequence[PieceManife
 
 def forget_piece(lake: Path, address: str) -> None:
     """Remove a piece from the cache."""
-    shutil.rmtree(piece_path(lake, *address.split("/")), ignore_errors=True)
+    if (folder := piece_path(lake, *address.split("/"))).exists():
+        discard(lake, [folder])
 
 
 def publish_version(

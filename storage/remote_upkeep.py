@@ -6,14 +6,16 @@ version that a pointer replaced stays as long too, for readers who still read it
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from schemas.manifest import PieceManifest, TableManifest
+from storage.atomic import step
 from storage.layout import MANIFEST
 from storage.objects import Bucket, Listed
 from storage.remote import (
+    LARGEST_COPY,
     PIECES,
     at_once,
     files_of,
@@ -23,44 +25,164 @@ from storage.remote import (
     read_pointer,
     version_prefix,
 )
+from storage.verified import File
 
 GRACE_HOURS = 24.0
+TOMBSTONES = ".novelty/tombstones"
 _VERSION = re.compile(r"([^./][^/]*/[^/]+/versions/[^/]+)/")
 _PIECE = re.compile(rf"({re.escape(PIECES)}/[^/]+/[^/]+/[^/]+)/")
+_POINTER = re.compile(r"([^./][^/]*)/([^/]+)/current\.json")
+_TOMBSTONE = re.compile(rf"({re.escape(TOMBSTONES)}/[^/]+)/")
 
 
-def verify_objects(bucket: Bucket, manifest: TableManifest) -> list[tuple[str, str]]:
-    """(object, what is wrong with it) of one version; every byte is read."""
-    prefix = version_prefix(manifest.benchmark, manifest.table, manifest.key)
-    there = bucket.listing(prefix)
-    digests = at_once(bucket.digest, [f"{prefix}/{part.file}" for part in manifest.parts])
+@dataclass(frozen=True)
+class CheckedObjects:
+    folders: int
+    files: int
+    problems: list[tuple[str, str, str]]
+    """(piece or version, object, what is wrong with it)"""
+
+
+def verify_objects(bucket: Bucket, prefixes: Sequence[str] | None = None) -> CheckedObjects:
+    """Read every byte of these pieces and versions, or of all that are committed."""
+    there = bucket.listing("")
+    folders: dict[str, set[str]] = {prefix: set() for prefix in prefixes or _committed(there)}
+    if prefixes is None:
+        folders |= {prefix: set() for prefix in _pointed_at(bucket, there)}
+    for name in there:
+        match = _VERSION.match(name) or _PIECE.match(name)
+        if match is not None and match[1] in folders:
+            folders[match[1]].add(name)
+    manifests = at_once(lambda prefix: _listed_files(bucket, prefix), folders)
     problems = []
-    for part, digest in zip(manifest.parts, digests, strict=True):
-        name = f"{prefix}/{part.file}"
+    wanted: list[tuple[str, str, File]] = []
+    for (prefix, names), files in zip(folders.items(), manifests, strict=True):
+        if isinstance(files, str):
+            problems.append((prefix, f"{prefix}/{MANIFEST}", files))
+            continue
+        wanted += [(prefix, name, file) for name, file in files.items()]
+        if _VERSION.match(f"{prefix}/"):  # a piece may have objects of a machine that came second
+            stray = names - files.keys() - {f"{prefix}/{MANIFEST}"}
+            problems += [(prefix, name, "is not in the manifest") for name in sorted(stray)]
+    digests = at_once(lambda entry: bucket.digest(entry[1]), wanted)
+    for (prefix, name, file), digest in zip(wanted, digests, strict=True):
         size = there[name].bytes if name in there else None
         if digest is None or size is None:
-            problems.append((name, "is missing"))
-        elif size != part.bytes:
-            problems.append((name, f"has {size} bytes, expected {part.bytes}"))
-        elif digest != part.sha256:
-            said = f"has sha256 {digest[:16]}…, expected {part.sha256[:16]}…"
-            problems.append((name, said))
-    listed = {f"{prefix}/{part.file}" for part in manifest.parts} | {f"{prefix}/{MANIFEST}"}
-    if f"{prefix}/{MANIFEST}" not in there:
-        problems.append((f"{prefix}/{MANIFEST}", "is missing"))
-    problems += [(name, "is not in the manifest") for name in sorted(there.keys() - listed)]
-    return problems
+            problems.append((prefix, name, "is missing"))
+        elif size != file.bytes:
+            problems.append((prefix, name, f"has {size} bytes, expected {file.bytes}"))
+        elif digest != file.sha256:
+            said = f"has sha256 {digest[:16]}…, expected {file.sha256[:16]}…"
+            problems.append((prefix, name, said))
+    return CheckedObjects(len(folders), len(wanted), problems)
 
 
-def drop_objects(bucket: Bucket, manifest: TableManifest, bad: set[str]) -> None:
-    """Remove a version with its pointer, and the pieces of its bad parts: pointers first."""
-    bucket.delete([pointer_name(manifest.benchmark, manifest.table)])
-    pieces = {part.piece for part in manifest.parts if part.file in bad and part.piece}
-    prefixes = [piece_prefix(address) for address in sorted(pieces)]
-    prefixes.append(version_prefix(manifest.benchmark, manifest.table, manifest.key))
+def _committed(there: Iterable[str]) -> list[str]:
+    """What has no manifest is being put now, or was never finished."""
+    matches = [_VERSION.match(name) or _PIECE.match(name) for name in there]
+    return [match[1] for match in matches if match and match.string == f"{match[1]}/{MANIFEST}"]
+
+
+def _pointed_at(bucket: Bucket, there: Iterable[str]) -> list[str]:
+    names = [match for name in there if (match := _POINTER.fullmatch(name))]
+    pointers = at_once(lambda match: bucket.get(match.string), names)
+    keys = [read_pointer(pointer).get("version") for pointer in pointers]
+    return [
+        version_prefix(match[1], match[2], key)
+        for match, key in zip(names, keys, strict=True)
+        if key
+    ]
+
+
+def _listed_files(bucket: Bucket, prefix: str) -> dict[str, File] | str:
+    """The objects that a manifest lists, or what is wrong with it."""
+    found = bucket.get(f"{prefix}/{MANIFEST}")
+    if found is None:
+        return "is missing"
+    try:
+        if _VERSION.match(f"{prefix}/"):
+            parts = TableManifest.unsealed(found.data).parts
+            return {f"{prefix}/{part.file}": part for part in parts}
+        piece = PieceManifest.unsealed(found.data)
+        return {piece_object(piece.address, file): file for file in files_of(piece)}
+    except ValueError:
+        return "is damaged"
+
+
+def unverified_children(bucket: Bucket, prefixes: Iterable[str]) -> list[str]:
+    """Pieces made, directly or not, from these by code that did not verify; the furthest first."""
+    pieces = [prefix for prefix in _committed(bucket.listing(PIECES)) if _PIECE.match(f"{prefix}/")]
+    children: dict[str, set[str]] = {}
+    for prefix, data in zip(
+        pieces, at_once(lambda prefix: bucket.get(f"{prefix}/{MANIFEST}"), pieces), strict=True
+    ):
+        try:
+            manifest = PieceManifest.unsealed(data.data if data else b"")
+        except ValueError:
+            continue
+        if not manifest.inputs_verified:
+            for address in {source.piece for source in manifest.inputs if source.piece}:
+                children.setdefault(piece_prefix(address), set()).add(prefix)
+    found = list(prefixes)
+    roots = len(found)
+    for prefix in found:  # grows while it is walked
+        found += sorted(children.get(prefix, set()) - set(found))
+    return found[: roots - 1 : -1]
+
+
+def drop_objects(bucket: Bucket, prefixes: Iterable[str], tombstone: str) -> None:
+    """Copy pieces and versions to a tombstone and delete them, in this order: pointers first.
+
+    What is too large to be copied inside the store is deleted for good.
+    """
     for prefix in prefixes:
-        bucket.delete([f"{prefix}/{MANIFEST}"])
-        bucket.delete(bucket.listing(prefix))
+        objects = bucket.listing(prefix)
+        small = [name for name, entry in objects.items() if entry.bytes < LARGEST_COPY]
+        if _VERSION.match(f"{prefix}/"):
+            benchmark, table, _, key = prefix.split("/")
+            pointer = pointer_name(benchmark, table)
+            if read_pointer(bucket.get(pointer)).get("version") == key:
+                bucket.copy(pointer, f"{TOMBSTONES}/{tombstone}/{pointer}")
+                bucket.delete([pointer])
+                step("pointer_deleted")
+        at_once(lambda name: bucket.copy(name, f"{TOMBSTONES}/{tombstone}/{name}"), small)
+        step("objects_copied")
+        bucket.delete([name for name in objects if name == f"{prefix}/{MANIFEST}"])
+        step("manifest_deleted")
+        bucket.delete(objects)
+
+
+def object_tombstones(bucket: Bucket) -> dict[str, list[str]]:
+    """Removals that can be undone: their names and objects."""
+    found: dict[str, list[str]] = {}
+    for name in bucket.listing(TOMBSTONES):
+        tombstone, _, rest = name.removeprefix(f"{TOMBSTONES}/").partition("/")
+        found.setdefault(tombstone, []).append(rest)
+    return found
+
+
+def restore_objects(bucket: Bucket, tombstone: str) -> tuple[list[str], list[str]]:
+    """Undo a drop: (what came back, what was made anew meanwhile); manifests and pointers last."""
+    objects = object_tombstones(bucket)[tombstone]
+    there = bucket.listing("")
+    owners = {match[1] for name in there if (match := _VERSION.match(name) or _PIECE.match(name))}
+    committed = {owner for owner in owners if f"{owner}/{MANIFEST}" in there}
+
+    def is_newer(name: str) -> bool:
+        match = _VERSION.match(name) or _PIECE.match(name)
+        return match[1] in committed if match else name in there
+
+    newer = [name for name in objects if is_newer(name)]
+    back = sorted(set(objects) - set(newer), key=lambda name: (_order(name), name))
+    for name in back:
+        bucket.copy(f"{TOMBSTONES}/{tombstone}/{name}", name)
+        step("object_restored")
+    bucket.delete([f"{TOMBSTONES}/{tombstone}/{name}" for name in objects])
+    return back, newer
+
+
+def _order(name: str) -> int:
+    return name.endswith(f"/{MANIFEST}") + 2 * name.endswith("/current.json")
 
 
 @dataclass(frozen=True)
@@ -87,7 +209,7 @@ def garbage_of(
     }
     folders: dict[str, dict[str, Listed]] = {}
     for name, entry in bucket.listing("").items():
-        match = _VERSION.match(name) or _PIECE.match(name)
+        match = _VERSION.match(name) or _PIECE.match(name) or _TOMBSTONE.match(name)
         if match is not None and match[1] not in kept and name not in listed:
             folders.setdefault(match[1], {})[name] = entry
     return [

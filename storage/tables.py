@@ -39,6 +39,7 @@ from storage.remote import (
     push_lost_pieces,
     version_prefix,
 )
+from storage.tombstones import bury
 from storage.verified import CURE, verified_all
 
 
@@ -132,6 +133,8 @@ def commit_table(
     folder = versions_path(lake, benchmark, table.name) / key
     bucket = bucket_of(lake)
     with locked(lake, f"{benchmark}.{table.name}", lock_wait):
+        if folder.exists() and not _is_whole(lake, folder):
+            bury(lake, [folder], "was no whole version when it was to be published")
         if not folder.exists():
             _write_version(folder, benchmark, table, key, parts, pieces)
         if bucket is not None:
@@ -194,6 +197,17 @@ def _write_version(
         )
         (temporary / MANIFEST).write_bytes(manifest.sealed())
         step("table_manifest_written")
+
+
+def _is_whole(lake: Path, folder: Path) -> bool:
+    """A version with a good manifest and every file of the right size; of a cache the manifest."""
+    try:
+        parts = read_manifest(folder).parts
+        return bucket_of(lake) is not None or all(
+            (folder / part.file).stat().st_size == part.bytes for part in parts
+        )
+    except (LakeError, FileNotFoundError):
+        return False
 
 
 def read_manifest(folder: Path) -> TableManifest:

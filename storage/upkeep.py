@@ -1,97 +1,23 @@
-"""Looking after a lake: verify bytes, say what is stale, trace lineage, remove the unused."""
+"""Looking after a lake: say what is stale, trace lineage, find what nothing needs."""
 
 import os
 import re
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path, PurePath, PurePosixPath
-
-import pyarrow.parquet as pq
+from pathlib import Path
 
 from schemas.errors import LakeError, NoveltyError
 from schemas.manifest import BuildRecord, PieceManifest, SourceListing
 from storage.atomic import write_bytes
-from storage.filehash import sha256_file
-from storage.layout import (
-    MANIFEST,
-    build_record_path,
-    content_key,
-    current_path,
-    inner,
-    pieces_path,
-)
+from storage.layout import build_record_path, content_key, inner, pieces_path
 from storage.objects import bucket_of
 from storage.pieces import find_piece
 from storage.remote import at_once, push_file
-from storage.remote_upkeep import (
-    GRACE_HOURS,
-    Garbage,
-    drop_objects,
-    garbage_of,
-    remove_objects,
-    verify_objects,
-)
+from storage.remote_upkeep import GRACE_HOURS, Garbage, garbage_of, remove_objects
 from storage.tables import TableVersion, current_versions
-
-
-@dataclass(frozen=True)
-class Damage:
-    table: str
-    file: PurePath
-    """A `Path` on this machine, or the name of an object in the bucket."""
-    problem: str
-
-
-def verify_version(version: TableVersion) -> list[Damage]:
-    """Re-hash every file of a version and compare with the manifest.
-
-    Of a bucket every object is read, and of the cache what it has.
-    """
-    if (bucket := bucket_of(version.lake)) is not None:
-        problems = verify_objects(bucket, version.manifest)
-        damage = [Damage(version.name, PurePosixPath(name), said) for name, said in problems]
-        return damage + [
-            entry for entry in _verify_folder(version) if entry.problem != "is missing"
-        ]
-    return _verify_folder(version)
-
-
-def _verify_folder(version: TableVersion) -> list[Damage]:
-    found = []
-    listed = {part.file for part in version.manifest.parts} | {MANIFEST}
-    for part in version.manifest.parts:
-        path = version.folder / part.file
-        problem: str | None = None
-        if not path.exists():
-            problem = "is missing"
-        elif path.stat().st_size != part.bytes:
-            problem = f"has {path.stat().st_size} bytes, expected {part.bytes}"
-        elif (digest := sha256_file(path)) != part.sha256:
-            problem = f"has sha256 {digest[:16]}…, expected {part.sha256[:16]}…"
-        elif (rows := pq.read_metadata(path).num_rows) != part.rows:
-            problem = f"has {rows} rows, expected {part.rows}"
-        if problem:
-            found.append(Damage(version.name, path, problem))
-    for path in sorted(version.folder.iterdir()):
-        if path.name not in listed:
-            found.append(Damage(version.name, path, "is not in the manifest"))
-    return found
-
-
-def drop_damaged(lake: Path, version: TableVersion, damage: list[Damage]) -> None:
-    """Remove the damaged parts' pieces and the version, so that the next build makes them again."""
-    bad = {entry.file.name for entry in damage}
-    # Damage in the cache alone is no reason to drop objects: they are fetched again.
-    in_bucket = {entry.file.name for entry in damage if not isinstance(entry.file, Path)}
-    if in_bucket and (bucket := bucket_of(lake)) is not None:
-        drop_objects(bucket, version.manifest, in_bucket)
-    for part in version.manifest.parts:
-        if part.file in bad and part.piece is not None:
-            shutil.rmtree(pieces_path(lake) / part.piece, ignore_errors=True)
-    current_path(lake, version.manifest.benchmark, version.manifest.table).unlink(missing_ok=True)
-    shutil.rmtree(version.folder, ignore_errors=True)
+from storage.tombstones import tombstones
+from storage.verified import CURE
 
 
 def ancestors_of(lake: Path, version: TableVersion) -> list[PieceManifest]:
@@ -105,6 +31,13 @@ def ancestors_of(lake: Path, version: TableVersion) -> list[PieceManifest]:
         inputs = {i.piece for manifest in manifests for i in manifest.inputs if i.piece}
         waiting = inputs - found.keys()
     return [found[address] for address in sorted(found)]
+
+
+def _lost_pieces(version: TableVersion, ancestors: list[PieceManifest]) -> set[str]:
+    """Pieces that a version was made from and that are not there, or not whole."""
+    named = {part.piece for part in version.manifest.parts if part.piece}
+    named |= {source.piece for piece in ancestors for source in piece.inputs if source.piece}
+    return named - {piece.address for piece in ancestors}
 
 
 @dataclass(frozen=True)
@@ -124,10 +57,17 @@ def write_build_record(lake: Path, record: BuildRecord) -> None:
 
 
 def read_build_record(lake: Path, benchmark: str) -> BuildRecord | None:
+    path = build_record_path(lake, benchmark)
     try:
-        return BuildRecord.model_validate_json(build_record_path(lake, benchmark).read_bytes())
+        return BuildRecord.unsealed(path.read_bytes())
     except FileNotFoundError:
         return None
+    except ValueError as error:
+        raise LakeError(f"{path} is damaged: {_first_line(error)}; {CURE}") from None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
 
 
 def statuses(
@@ -162,6 +102,8 @@ def statuses(
             new = stage_version(code)
             if new is not None and new != old:
                 reasons.append(f"stage {code.split(':')[-1]} is version {new} now, was {old}")
+        if lost := _lost_pieces(version, ancestors):
+            reasons.append(f"{len(lost)} pieces it was made from are gone ({min(lost)})")
         record = read_build_record(lake, manifest.benchmark)
         for source in record.sources if record else []:
             used = {
@@ -250,11 +192,18 @@ def trace_lineage(lake: Path, version: TableVersion) -> dict[str, Lineage]:
     return tree
 
 
-def find_garbage(lake: Path) -> list[Path]:
-    """What nothing current needs: old versions, unused pieces, checkpoints, dead leftovers."""
+def find_garbage(lake: Path, grace_hours: float = GRACE_HOURS) -> list[Path]:
+    """What nothing current needs: old versions, unused pieces, checkpoints, dead leftovers.
+
+    What a drop or a build put aside can be restored for the grace period.
+    """
     versions = current_versions(lake)
     kept_folders = {version.folder.resolve() for version in versions}
-    kept_pieces = {piece.address for version in versions for piece in ancestors_of(lake, version)}
+    ancestors = [ancestors_of(lake, version) for version in versions]
+    kept_pieces = {piece.address for pieces in ancestors for piece in pieces}
+    # What a lost piece was made from is unknown: the next build may need any of its benchmark.
+    lost = [_lost_pieces(*pair) for pair in zip(versions, ancestors, strict=True)]
+    unsure = {address.partition("/")[0] for addresses in lost for address in addresses}
     garbage = [
         folder
         for folder in sorted(lake.glob("[!.]*/*/versions/[!.]*"))
@@ -264,10 +213,14 @@ def find_garbage(lake: Path) -> list[Path]:
         folder
         for folder in sorted(pieces_path(lake).glob("*/*/[!.]*"))
         if str(folder.relative_to(pieces_path(lake))) not in kept_pieces
+        and folder.parts[-3] not in unsure
     ]
     garbage += sorted((inner(lake) / "work").glob("*/*/*"))
+    garbage += [
+        buried.folder for buried in tombstones(lake) if buried.age_seconds > grace_hours * 3600
+    ]
     garbage += [path for path in sorted(lake.rglob(".*.tmp")) if not _owner_lives(path)]
-    return garbage
+    return [path for path in garbage if not set(path.parents) & set(garbage)]
 
 
 def _owner_lives(path: Path) -> bool:
@@ -295,14 +248,6 @@ def find_remote_garbage(lake: Path, grace_hours: float = GRACE_HOURS) -> list[Ga
 def remove_remote_garbage(lake: Path, garbage: list[Garbage]) -> None:
     if garbage and (bucket := bucket_of(lake)) is not None:
         remove_objects(bucket, garbage)
-
-
-def remove(paths: list[Path]) -> None:
-    for path in paths:
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
 
 
 def size_of(path: Path) -> int:

@@ -23,8 +23,8 @@ import orjson
 
 from schemas.config import Settings
 from schemas.manifest import Input, PieceManifest
-from storage.layout import MANIFEST, file_slug, inner, pieces_path
-from storage.pieces import Piece
+from storage.layout import file_slug, inner
+from storage.pieces import Piece, pieces_of_stage
 
 RECENT = 500
 """Pieces that a stage's pace is taken from: the last ones."""
@@ -215,16 +215,9 @@ def dry_run() -> Iterator[DryRun]:
 
 def latest_pieces(lake: Path, benchmark: str, stage: str) -> dict[str, Piece]:
     """The newest piece of every shard that the stage ever made, by the name of the shard."""
-    newest: dict[str, tuple[int, Path, bytes]] = {}
-    for path in (pieces_path(lake) / benchmark / stage).glob(f"[!.]*/{MANIFEST}"):
-        data, made = path.read_bytes(), path.stat().st_mtime_ns
-        shard = orjson.loads(data)["shard"]
-        if shard not in newest or (made, path) > newest[shard][:2]:
-            newest[shard] = made, path, data
-    return {
-        shard: Piece(path.parent, PieceManifest.model_validate_json(data))
-        for shard, (_, path, data) in newest.items()
-    }
+    pieces = pieces_of_stage(lake, benchmark, stage)
+    pieces.sort(key=lambda pair: (pair[0], pair[1].folder))
+    return {piece.shard: piece for _, piece in pieces}
 
 
 def why_missing(

@@ -38,7 +38,7 @@ from schemas.tables import PROTOCOLS, QUARANTINE, SCORE_SETTINGS, SPLITS, tables
 from storage.catalog import refresh_catalog
 from storage.filehash import HashCache
 from storage.layout import content_key, hash_cache_path, lake_root, work_path
-from storage.locks import locked
+from storage.locks import benchmark_locked
 from storage.parquet import WRITER_VERSION
 from storage.pieces import Part, Piece, find_piece, find_pieces, write_piece
 from storage.raw import RawFile, RawSource, open_raw
@@ -335,7 +335,7 @@ class Build:
         if self.dry is not None:
             return self
         wait = float(os.environ.get("NOVELTY_LOCK_WAIT", "0"))
-        self._stack.enter_context(locked(self.lake, self.benchmark, wait))
+        self._stack.enter_context(benchmark_locked(self.lake, self.benchmark, wait))
         return self
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:

@@ -7,6 +7,8 @@ import pyarrow as pa
 
 from schemas.config import Settings
 from schemas.table import Column, Reference, Table
+from storage.layout import MANIFEST
+from storage.pieces import Piece
 from storage.raw import open_raw
 from tasks.stage import Build, Produced, Reject, Shard, stage
 
@@ -98,3 +100,9 @@ def parquet_bytes(lake: Path) -> dict[str, bytes]:
         str(path.relative_to(lake)): path.read_bytes()
         for path in sorted(lake.glob("toy/*/current/*"))
     }
+
+
+def unverified(piece: Piece) -> None:
+    """Make it a piece of the time before inputs were verified."""
+    old = piece.manifest.model_copy(update={"inputs_verified": False})
+    (piece.folder / MANIFEST).write_bytes(old.sealed())

@@ -28,10 +28,11 @@ from pydantic import ValidationError
 from schemas.errors import ConfigError, LakeError
 from schemas.table import Table
 from storage import atomic
-from storage.locks import locked
+from storage.damage import verify_version
+from storage.locks import benchmark_locked
 from storage.parquet import opened_parquet
 from storage.tables import TableVersion
-from storage.upkeep import require_lake, verify_version
+from storage.upkeep import require_lake
 from tasks.publish.card import card
 from tasks.publish.croissant import croissant, is_bytes
 from tasks.publish.record import (
@@ -112,7 +113,7 @@ def _unchanging(lake: Path, benchmark: str):
     """Nobody builds meanwhile; a lake that cannot be written is compared afterwards only."""
     if not os.access(lake, os.W_OK):
         return nullcontext()
-    return locked(lake, benchmark, float(os.environ.get("NOVELTY_LOCK_WAIT", "0")))
+    return benchmark_locked(lake, benchmark, float(os.environ.get("NOVELTY_LOCK_WAIT", "0")))
 
 
 def published_in(folder: Path) -> Publication | None:

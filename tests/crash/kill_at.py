@@ -1,14 +1,16 @@
-"""Run as a child: build the toy benchmark and kill -9 ourselves at the n-th passing of a step."""
+"""Run as a child: do something to a lake and kill -9 ourselves at the n-th passing of a step."""
 
 import os
 import signal
 import sys
 from pathlib import Path
 
-from storage import atomic, pieces, remote, tables
+from storage import atomic, catalog, pieces, remote, remote_upkeep, tables, tombstones
+from storage.damage import drop, restorable, restore, verify_lake
+from storage.upkeep import find_garbage
 from tests.toy import build_toy
 
-lake, raw, wanted, number = sys.argv[1:]
+lake, raw, wanted, number, *action = sys.argv[1:]
 passed = 0
 
 
@@ -20,6 +22,20 @@ def kill_here(name: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-for module in (atomic, pieces, remote, tables):
+def write_report() -> None:
+    from tasks.report import write_report
+
+    write_report(Path(lake), "toy")
+
+
+ACTIONS = {
+    "build": lambda: build_toy(Path(lake), Path(raw), workers=1),
+    "gc": lambda: tombstones.discard(Path(lake), find_garbage(Path(lake))),
+    "drop": lambda: drop(Path(lake), verify_lake(Path(lake)).damage),
+    "restore": lambda: restore(Path(lake), min(restorable(Path(lake)))),
+    "catalog": lambda: catalog.refresh_catalog(Path(lake)),
+    "report": write_report,
+}
+for module in (atomic, catalog, pieces, remote, remote_upkeep, tables, tombstones):
     module.step = kill_here
-build_toy(Path(lake), Path(raw), workers=1)
+ACTIONS[action[0] if action else "build"]()

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from storage.catalog import CATALOG_SQL
-from storage.layout import lake_root
+from storage.damage import drop, restorable, restore, verify_lake, verify_version
+from storage.layout import MANIFEST, lake_root
 from storage.objects import bucket_of
+from storage.remote import piece_object, version_prefix
 from storage.tables import current_versions
-from storage.upkeep import find_remote_garbage, verify_version
+from storage.upkeep import find_remote_garbage
 from tests.crash.test_kill import STEPS as LOCAL_STEPS
 from tests.s3 import BUCKET, moto, settings
 from tests.toy import build_toy, write_raw
@@ -28,13 +30,20 @@ STEPS = [
     "before_pointer",
     "after_pointer",
 ]
+REMOVALS = [
+    ("drop", "pointer_deleted"),
+    ("drop", "objects_copied"),
+    ("drop", "manifest_deleted"),
+    ("restore", "object_restored"),
+]
 FAST = {("piece_file_put", 3), ("piece_manifest_put", 1), ("before_pointer", 1)}
 KILLS = [(step, number) for step in STEPS + LOCAL_STEPS for number in (1, 3, 8)]
 
 
 def test_every_step_of_the_code_is_killed_at():
-    code = (ROOT / "storage" / "remote.py").read_text()
-    assert set(re.findall(r'step\("(\w+)"\)', code)) == set(STEPS)
+    code = "".join(path.read_text() for path in (ROOT / "storage").glob("remote*.py"))
+    found = set(re.findall(r'step\("(\w+)"\)', code))
+    assert found == {*STEPS, *(step for _, step in REMOVALS)}
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +83,8 @@ def content(lake: Path) -> dict[str, bytes]:
     return {name: bucket.get(name).data for name in bucket.listing("") if name != CATALOG_SQL}
 
 
-def killed(lake: Path, raw: Path, step: str, number: int) -> int:
-    words = [str(lake), str(raw), step, str(number)]
+def killed(lake: Path, raw: Path, step: str, number: int, action: str = "build") -> int:
+    words = [str(lake), str(raw), step, str(number), action]
     command = [sys.executable, "-m", "tests.crash.kill_at", *words]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, env=os.environ)
     # Some steps are passed fewer times than `number`: then the run simply ends well.
@@ -122,3 +131,39 @@ def test_old_version_stays_readable_when_a_rebuild_is_killed(machine, undisturbe
     build_toy(machine("other"), raw)
     (now,) = [v for v in current_versions(reader) if v.name == "toy/readings"]
     assert now.read().height == old.height - 7
+
+
+@pytest.mark.parametrize(
+    ("action", "step"),
+    [
+        k if k[1] == "manifest_deleted" else pytest.param(*k, marks=pytest.mark.slow)
+        for k in REMOVALS
+    ],
+)
+def test_a_killed_removal_goes_on_where_it_was(machine, undisturbed, action, step):
+    raw, expected = undisturbed
+    lake = machine("killed")
+    build = build_toy(lake, raw)
+    bucket = bucket_of(lake)
+    piece = build.pieces[0].manifest
+    version = build.versions["readings"].manifest
+    name = version_prefix("toy", "readings", version.key)
+    for damaged in (f"{name}/{version.parts[1].file}", piece_object(piece.address, piece.parts[0])):
+        bucket.put(damaged, b"?")
+    damage = verify_lake(lake).damage
+    assert len(damage) == 2
+    if action == "restore":
+        drop(lake, damage)
+    assert killed(lake, raw, step, 1, action) == -signal.SIGKILL
+    if action == "restore":
+        for tombstone in restorable(lake):
+            restore(lake, tombstone)
+        assert verify_lake(lake).damage == damage
+    drop(lake, verify_lake(lake).damage)
+    assert not verify_lake(lake).damage
+    build_toy(machine("other"), raw)
+    now = {name: data for name, data in content(lake).items() if "tombstones" not in name}
+    assert {n: d for n, d in now.items() if not n.endswith(("current.json", MANIFEST))} == {
+        n: d for n, d in expected.items() if not n.endswith(("current.json", MANIFEST))
+    }
+    assert now.keys() == expected.keys()

@@ -28,6 +28,7 @@ def test_help_lists_every_command(capsys):
         "demo",
         "status",
         "verify",
+        "restore",
         "lineage",
         "gc",
         "query",
@@ -109,6 +110,15 @@ def test_lake_commands(tmp_path, capsys):
     assert main(["verify", "toy/totals", "--lake", lake]) == 2
     assert str(part.resolve().name) in capsys.readouterr().out
     assert main(["verify", "--drop", "--lake", lake]) == 2
+    capsys.readouterr()
+    assert main(["restore", "--lake", lake]) == 0
+    removal, *said = capsys.readouterr().out.split()
+    assert "toy/totals/current" in said
+    assert main(["restore", removal, "--lake", lake]) == 2  # it is as damaged as it was
+    assert "has sha256" in capsys.readouterr().err
+    assert main(["verify", "toy/totals", "--lake", lake]) == 2
+    assert main(["verify", "--drop", "--lake", lake]) == 2
+    assert main(["restore", "nonsense", "--lake", lake]) == 2
     build_toy(tmp_path / "lake", tmp_path / "raw")
     assert main(["verify", "--lake", lake]) == 0
     assert main(["gc", "--lake", lake]) == 0

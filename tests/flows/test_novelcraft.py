@@ -6,9 +6,9 @@ import polars as pl
 import pytest
 
 from schemas.novelcraft import Config
+from storage.damage import verify_version
 from storage.layout import lake_root
 from storage.tables import current_version, current_versions
-from storage.upkeep import verify_version
 from tasks.sample.novelcraft import write_novelcraft
 
 EPISODES = {"normal": 4, "fence": 2, "item_tnt": 1, "tree_easy": 3}

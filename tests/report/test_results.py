@@ -143,7 +143,7 @@ def test_damage_of_one_benchmark_does_not_stop_the_report_of_another(tmp_path):
     file.write_bytes(b"PAR1 no more PAR1")
     write_report(tmp_path, "toy")
     found = parsed(tmp_path / "reports/index.html")
-    assert "broken: cannot read broken/metrics" in found.prose and "novelty verify" in found.prose
+    assert "parquet has 17 bytes, expected" in found.prose and "novelty verify" in found.prose
 
 
 # ---- pages that need not be written

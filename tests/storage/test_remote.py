@@ -18,20 +18,14 @@ import pytest
 from flows.cli import main
 from schemas.errors import ConfigError, LakeError
 from storage.catalog import CATALOG_SQL, catalog_for
+from storage.damage import drop, restorable, restore, verify_lake, verify_version
 from storage.layout import lake_address, lake_root
 from storage.objects import Bucket, bucket_of
 from storage.pieces import find_piece, find_pieces
-from storage.remote import commit_piece, piece_prefix, pull_version, swap_pointer
+from storage.remote import commit_piece, piece_object, piece_prefix, pull_version, swap_pointer
 from storage.remote_upkeep import remove_objects
 from storage.tables import current_version, current_versions
-from storage.upkeep import (
-    drop_damaged,
-    find_garbage,
-    find_remote_garbage,
-    statuses,
-    trace_lineage,
-    verify_version,
-)
+from storage.upkeep import find_garbage, find_remote_garbage, statuses, trace_lineage
 from tests.s3 import BUCKET, KEY, SECRET, free_port, moto, rclone, settings
 from tests.toy import TOTALS, build_toy, write_raw
 
@@ -217,7 +211,8 @@ def test_commands_take_an_address(strict, raw, capsys):
         return capsys.readouterr().out
 
     assert "4 tables" in said("status")
-    assert "4 tables, 8 files checked, 0 tables damaged" in said("verify")
+    assert "13 pieces and versions, 31 files checked, 0 damaged" in said("verify")
+    assert "5 pieces and versions, 12 files checked, 0 damaged" in said("verify", "toy/totals")
     assert "read_lines" in said("lineage", "toy/totals")
     assert "14" in said("query", "select count(*) from toy.readings")
     assert "nothing to remove" in said("gc", "--yes")
@@ -385,11 +380,11 @@ def test_verify_names_the_damaged_object_and_drop_lets_it_be_remade(loose, raw):
     assert "sha256" in said[names[1]] and said[names[2]] == "is missing"
     with pytest.raises(LakeError, match=r"sha256|is missing"):
         damaged.read()
-    drop_damaged(reader, damaged, verify_version(damaged))
+    drop(reader, verify_lake(reader).damage)
     with pytest.raises(LakeError, match="no table toy/readings in s3://"):
         current_version(reader, "toy", "readings")
     built = build_toy(reader, raw)
-    assert sum(piece.made_now for piece in built.pieces) == 2
+    assert not any(piece.made_now for piece in built.pieces)  # pieces have objects of their own
     assert hashes(current_versions(reader)) == before
     assert not any(verify_version(version) for version in current_versions(reader))
 
@@ -398,13 +393,42 @@ def test_damage_in_the_cache_alone_is_fetched_again(strict, raw):
     lake = strict.use("here")
     version = build_toy(lake, raw).versions["totals"]
     before = objects(lake)
-    version.files[0].write_bytes(b"x" * version.manifest.parts[0].bytes)
+    damaged = b"x" * version.manifest.parts[0].bytes
+    version.places[0].write_bytes(damaged)
     (damage,) = verify_version(version)
-    assert damage.file == version.files[0] and "sha256" in damage.problem
-    drop_damaged(lake, version, [damage])
+    assert damage.file == version.places[0] and "sha256" in damage.problem
+    drop(lake, [damage])
     assert objects(lake) == before
+    current_version(lake, "toy", "totals").read()
+    version.places[0].write_bytes(damaged)  # and reading alone heals it too
+    assert current_version(lake, "toy", "totals").read().height == 2
     assert not verify_version(current_version(lake, "toy", "totals"))
     assert current_version(lake, "toy", "totals").read().height == 2
+
+
+def test_a_damaged_piece_is_dropped_with_what_did_not_verify_it(strict, raw):
+    lake = strict.use("here")
+    build = build_toy(lake, raw)
+    (total,) = [piece for piece in build.pieces if piece.manifest.stage == "add_up"]
+    bucket, before = bucket_of(lake), objects(lake)
+    address = build.pieces[0].manifest.address
+    name = piece_object(address, build.pieces[0].manifest.parts[-1])
+    bucket.put(name, b"x" * build.pieces[0].manifest.parts[-1].bytes)
+    damaged = objects(lake)
+    (damage,) = verify_lake(lake).damage
+    assert str(damage.file) == name
+    drop(lake, [damage])
+    assert not bucket.listing(piece_prefix(address))
+    restore(lake, min(restorable(lake)))
+    assert objects(lake) == damaged  # what verified its inputs read good bytes and stayed
+    manifest = f"{piece_prefix(total.manifest.address)}/_manifest.json"
+    old = total.manifest.model_copy(update={"inputs_verified": False})
+    bucket.put(manifest, old.sealed())
+    drop(lake, [damage])
+    assert bucket.get(manifest) is None
+    again = build_toy(lake, raw)
+    assert sum(piece.made_now for piece in again.pieces) == 2
+    assert before <= objects(lake)
 
 
 def test_gc_removes_only_what_is_unused_and_old(strict, raw):
@@ -477,8 +501,9 @@ def test_names_in_a_bucket_cannot_lead_out_of_the_cache(strict, raw):
     lake = strict.use("there")
     bucket = bucket_of(lake)
     name = f"toy/totals/versions/{version.manifest.key}/_manifest.json"
-    honest = bucket.get(name).data.decode()
-    bucket.put(name, honest.replace(version.manifest.parts[0].file, "../../../../out").encode())
+    (part,) = version.manifest.parts
+    parts = [part.model_copy(update={"file": "../../../../out"})]
+    bucket.put(name, version.manifest.model_copy(update={"parts": parts}).sealed())
     with pytest.raises(LakeError, match="leads out of the lake"):
         current_version(lake, "toy", "totals").read()
     bucket.put("toy/totals/current.json", b'{"version": "../../x"}')

@@ -1,17 +1,12 @@
 """verify names what differs, status says why a table is stale, gc keeps what is in use."""
 
+from storage.damage import drop, verify_lake, verify_version
 from storage.filehash import HashCache
 from storage.layout import hash_cache_path
 from storage.raw import open_raw
 from storage.tables import current_version, current_versions
-from storage.upkeep import (
-    drop_damaged,
-    find_garbage,
-    remove,
-    statuses,
-    trace_lineage,
-    verify_version,
-)
+from storage.tombstones import discard
+from storage.upkeep import find_garbage, statuses, trace_lineage
 from tests.toy import build_toy, parquet_bytes, write_raw
 
 
@@ -72,7 +67,7 @@ def test_verify_names_the_damaged_file_and_drop_lets_it_be_remade(tmp_path):
     problems = {entry.file.name: entry.problem for entry in verify_version(version)}
     assert problems[places[2].name] == "is missing"
     assert problems["stray.txt"] == "is not in the manifest"
-    drop_damaged(lake, version, verify_version(version))
+    drop(lake, verify_lake(lake).damage)
     build_toy(lake, tmp_path / "raw")
     assert parquet_bytes(lake) == before
 
@@ -88,7 +83,7 @@ def test_gc_removes_only_what_nothing_refers_to(tmp_path):
     assert len([path for path in garbage if "versions" in path.parts]) == 3
     assert len([path for path in garbage if "pieces" in path.parts]) == 2
     before = parquet_bytes(lake)
-    remove(garbage)
+    discard(lake, garbage)
     assert find_garbage(lake) == [] and parquet_bytes(lake) == before
     assert not any(verify_version(version) for version in current_versions(lake))
     assert not any(piece.made_now for piece in build_toy(lake, raw).pieces)

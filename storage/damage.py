@@ -1,0 +1,243 @@
+"""Is every byte of a lake still what was written? Names what is not, and takes it out.
+
+Enters: a lake, or one table of it. Leaves: damage in words; after `drop`, a lake in which the next
+build makes anew what is gone. All pieces, versions, manifests and build records are read, published
+or not. What is derived (catalogue, reports, digests of raw files) is not: it is made again at will.
+"""
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePath, PurePosixPath
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from schemas.errors import ConfigError, LakeError
+from schemas.manifest import BuildRecord, PieceManifest
+from storage.layout import MANIFEST, build_record_path, current_path, inner, pieces_path
+from storage.objects import bucket_of
+from storage.pieces import piece_manifest
+from storage.remote import files_of, piece_prefix, version_prefix
+from storage.remote_upkeep import (
+    drop_objects,
+    object_tombstones,
+    restore_objects,
+    unverified_children,
+    verify_objects,
+)
+from storage.tables import TableVersion, current_version, read_manifest
+from storage.tombstones import bury, discard, new_name, tombstones, unbury
+from storage.upkeep import ancestors_of
+from storage.verified import File, Known, problem_of
+
+
+@dataclass(frozen=True)
+class Damage:
+    table: str
+    """The table, piece or record, for people."""
+    file: PurePath
+    """A `Path` on this machine, or the name of an object in the bucket."""
+    problem: str
+    owner: PurePath
+    """What goes when it is dropped: the folder of a piece or version, a file, or a prefix."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    folders: int
+    files: int
+    damage: list[Damage]
+
+
+def verify_lake(lake: Path, table: str | None = None) -> Checked:
+    """Compare every file with its digest; of one table only what it is made from."""
+    if table is None:
+        versions = sorted(lake.glob("[!.]*/*/versions/[!.]*"))
+        pieces = sorted(pieces_path(lake).glob("*/*/[!.]*"))
+        damage = [*_verify_records(lake), *_verify_links(lake)]
+        prefixes = None
+    else:
+        benchmark, _, name = table.partition("/")
+        damage = _verify_links(lake, f"{benchmark}/{name}")
+        try:
+            version = current_version(lake, benchmark, name)
+        except LakeError:
+            link = current_path(lake, benchmark, name)
+            if not link.is_symlink():
+                raise
+            version, versions, pieces = None, [link.parent / os.readlink(link)], []
+        if version is not None:
+            addresses = [piece.address for piece in ancestors_of(lake, version)]
+            addresses += [part.piece for part in version.manifest.parts if part.piece]
+            versions = [version.folder]
+            pieces = [pieces_path(lake) / address for address in sorted(set(addresses))]
+        prefixes = [version_prefix(benchmark, name, folder.name) for folder in versions]
+        prefixes += [piece_prefix(str(path.relative_to(pieces_path(lake)))) for path in pieces]
+    known: Known = {}
+    files = 0
+    for folder in [*versions, *pieces]:
+        count, problems = _verify_folder(lake, folder, known)
+        files += count
+        damage += problems
+    folders = len(versions) + len(pieces)
+    if (bucket := bucket_of(lake)) is not None:
+        objects = verify_objects(bucket, prefixes)
+        damage += [
+            Damage(owner, PurePosixPath(name), problem, PurePosixPath(owner))
+            for owner, name, problem in objects.problems
+        ]
+        folders, files = objects.folders, objects.files
+    return Checked(folders, files, damage)
+
+
+def verify_version(version: TableVersion) -> list[Damage]:
+    """Compare every file of a version with the manifest.
+
+    Of a bucket every object is read, and of the cache what it has.
+    """
+    _, damage = _verify_folder(version.lake, version.folder, {})
+    if (bucket := bucket_of(version.lake)) is not None:
+        manifest = version.manifest
+        prefix = version_prefix(manifest.benchmark, manifest.table, manifest.key)
+        damage += [
+            Damage(version.name, PurePosixPath(name), problem, PurePosixPath(owner))
+            for owner, name, problem in verify_objects(bucket, [prefix]).problems
+        ]
+    return damage
+
+
+def _verify_folder(lake: Path, folder: Path, known: Known) -> tuple[int, list[Damage]]:
+    """How many files a piece or version lists, and what is wrong in its folder."""
+    is_version = folder.parent.name == "versions"
+    label = "/".join(folder.parts[-4:-2] if is_version else ("piece", *folder.parts[-3:]))
+    files: Sequence[File]
+    rows: dict[str, int]
+    try:
+        if is_version:
+            parts = read_manifest(folder).parts
+            files, rows = parts, {part.file: part.rows for part in parts}
+        else:
+            manifest = PieceManifest.unsealed((folder / MANIFEST).read_bytes())
+            files, rows = files_of(manifest), {part.file: part.rows for part in manifest.parts}
+    except (LakeError, OSError, ValueError):
+        return 0, [Damage(label, folder / MANIFEST, "is missing or damaged", folder)]
+    damage = []
+    cache = bucket_of(lake) is not None  # it has what was fetched, and no more
+    for file in files:
+        path = folder / file.file
+        problem = problem_of(path, file, known)
+        if problem is None and file.file in rows:
+            problem = _wrong_rows(path, rows[file.file])
+        if problem and not (cache and problem == "is missing"):
+            damage.append(Damage(label, path, problem, folder))
+    listed = {file.file for file in files} | {MANIFEST}
+    damage += [
+        Damage(label, path, "is not in the manifest", folder)
+        for path in sorted(folder.iterdir())
+        if path.name not in listed
+    ]
+    return len(files), damage
+
+
+def _wrong_rows(path: Path, expected: int) -> str | None:
+    try:
+        rows = pq.read_metadata(path).num_rows
+    except (OSError, pa.ArrowException) as error:
+        return f"cannot be read: {error}"
+    return None if rows == expected else f"has {rows} rows, expected {expected}"
+
+
+def _verify_records(lake: Path) -> list[Damage]:
+    damage = []
+    for path in sorted((inner(lake) / "builds").glob("[!.]*.json")):
+        try:
+            record = BuildRecord.unsealed(path.read_bytes())
+            fits = build_record_path(lake, record.benchmark) == path
+        except (OSError, ValueError):
+            fits = False
+        if not fits:
+            damage.append(Damage(f"record of {path.stem}", path, "is damaged", path))
+    return damage
+
+
+def _verify_links(lake: Path, tables: str = "[!.]*/*") -> list[Damage]:
+    """A killed removal may leave a link to nothing; in a cache the next reader mends it."""
+    if bucket_of(lake) is not None:
+        return []
+    links = [folder / "current" for folder in sorted(lake.glob(tables))]
+    return [
+        Damage("/".join(link.parts[-3:-1]), link, "leads nowhere", link)
+        for link in links
+        if link.is_symlink() and not link.exists()
+    ]
+
+
+def drop(lake: Path, damage: Sequence[Damage]) -> None:
+    """Take what is damaged out of the lake, into a tombstone, so that a build makes it again.
+
+    Pieces made from a damaged one go with it unless their inputs were verified when they were made:
+    those read good bytes. Whatever gives the reason for another removal goes after it, so that a
+    killed drop finds the rest again.
+    """
+    objects = {str(entry.owner) for entry in damage if not isinstance(entry.owner, Path)}
+    if objects and (bucket := bucket_of(lake)) is not None:
+        pieces = [name for name in objects if name.startswith(piece_prefix(""))]
+        children = unverified_children(bucket, pieces) if pieces else []
+        drop_objects(bucket, [*children, *sorted(objects)], new_name())
+        copies = [lake / name for name in (*children, *objects)]
+        discard(lake, [path for path in copies if path.exists()])
+    owners = {entry.owner for entry in damage if isinstance(entry.owner, Path)}
+    if bucket_of(lake) is not None:
+        # Damage in the cache alone is no reason to drop objects: they are fetched again.
+        discard(lake, sorted(owners))
+        return
+    if not owners:
+        return
+    pieces_damaged = [owner for owner in owners if owner.is_relative_to(pieces_path(lake))]
+    descendants = _unverified_descendants(lake, pieces_damaged)
+    versions = [owner for owner in owners if owner.parent.name == "versions"]
+    links = [
+        link
+        for version in versions
+        if (link := version.parents[1] / "current").is_symlink()
+        and os.readlink(link) == f"versions/{version.name}"
+    ]
+    first = [*links, *versions, *descendants]
+    rest = [owner for owner in owners if owner not in first]
+    bury(lake, [*first, *sorted(rest)], f"{damage[0].file.name} {damage[0].problem}")
+
+
+def _unverified_descendants(lake: Path, damaged: Iterable[Path]) -> list[Path]:
+    """Pieces that were made from these by a version that did not verify, the furthest first."""
+    children: dict[str, list[PieceManifest]] = {}
+    for folder in pieces_path(lake).glob("*/*/[!.]*"):
+        if (manifest := piece_manifest(folder)) is not None and not manifest.inputs_verified:
+            for address in {source.piece for source in manifest.inputs if source.piece}:
+                children.setdefault(address, []).append(manifest)
+    found = [str(path.relative_to(pieces_path(lake))) for path in damaged]
+    roots = len(found)
+    for address in found:  # grows while it is walked
+        found += sorted({c.address for c in children.get(address, [])} - set(found))
+    return [pieces_path(lake) / address for address in reversed(found[roots:])]
+
+
+def restorable(lake: Path) -> dict[str, tuple[str, list[str]]]:
+    """Removals that can be undone, the oldest first: why, and what went."""
+    if (bucket := bucket_of(lake)) is not None:
+        objects = sorted(object_tombstones(bucket).items())
+        return {name: ("dropped", sorted(names)) for name, names in objects}
+    return {buried.name: (buried.record.reason, buried.record.paths) for buried in tombstones(lake)}
+
+
+def restore(lake: Path, begin: str) -> tuple[list[str], list[str]]:
+    """Undo the removal whose name begins so: (what came back, what was made anew meanwhile)."""
+    names = [name for name in restorable(lake) if name.startswith(begin)]
+    if len(names) != 1:
+        raise ConfigError(
+            f"{len(names)} removals begin with {begin!r}; `novelty restore` lists what there is"
+        )
+    if (bucket := bucket_of(lake)) is not None:
+        return restore_objects(bucket, names[0])
+    (buried,) = (buried for buried in tombstones(lake) if buried.name == names[0])
+    return unbury(lake, buried)

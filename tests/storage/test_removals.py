@@ -1,0 +1,169 @@
+"""Removals take whole things, can be undone and wait for builds; damage has a cure by command."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from flows.cli import main
+from storage.damage import drop, restorable, restore, verify_lake
+from storage.layout import MANIFEST, build_record_path, work_path
+from storage.tombstones import discard
+from storage.upkeep import find_garbage, statuses
+from tasks.stage import Build
+from tests.toy import build_toy, parquet_bytes, unverified, write_raw
+
+
+@pytest.fixture
+def built(tmp_path):
+    write_raw(tmp_path / "raw", files=3, lines=8)
+    return build_toy(tmp_path / "lake", tmp_path / "raw")
+
+
+def stage_pieces(build, stage):
+    return [piece for piece in build.pieces if piece.manifest.stage == stage]
+
+
+def flip(path: Path) -> None:
+    body = bytearray(path.read_bytes())
+    body[60] ^= 1
+    path.write_bytes(body)
+
+
+def stale(lake):
+    found = statuses(lake, lambda code: 1, lambda benchmark, table: 1, lambda root: {})
+    return {status.name: " ".join(status.stale) for status in found}
+
+
+@pytest.mark.parametrize("damage", ["no file", "short file", "no manifest", "empty manifest"])
+def test_a_piece_that_is_not_whole_is_made_again(tmp_path, built, damage):
+    lake, before = built.lake, parquet_bytes(built.lake)
+    piece = stage_pieces(built, "read_lines")[1]
+    place = piece.part("files").place
+    if damage == "no file":
+        place.unlink()
+    elif damage == "short file":
+        short = place.read_bytes()[:-9]
+        place.unlink()  # it is a link to the file of the version
+        place.write_bytes(short)
+    elif damage == "no manifest":
+        (piece.folder / MANIFEST).unlink()
+    else:
+        (piece.folder / MANIFEST).write_bytes(b"")
+    again = build_toy(lake, tmp_path / "raw")
+    assert [piece.shard for piece in again.pieces if piece.made_now] == [piece.shard]
+    assert parquet_bytes(lake) == before and not verify_lake(lake).damage
+
+
+@pytest.mark.parametrize("damage", ["no file", "no manifest", "empty manifest"])
+def test_a_version_that_is_not_whole_is_published_again(tmp_path, built, damage):
+    lake, before = built.lake, parquet_bytes(built.lake)
+    version = built.versions["readings"]
+    if damage == "no file":
+        version.places[0].unlink()
+    elif damage == "no manifest":
+        (version.folder / MANIFEST).unlink()
+    else:
+        (version.folder / MANIFEST).write_bytes(b"")
+    build_toy(lake, tmp_path / "raw")
+    assert parquet_bytes(lake) == before and not verify_lake(lake).damage
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b'{"sha256": 3}', b"\xff\x00"])
+@pytest.mark.parametrize("what", ["piece", "version", "record"])
+def test_damaged_records_are_sentences_with_a_cure(tmp_path, built, capsys, what, content):
+    lake = str(built.lake)
+    path = {
+        "piece": stage_pieces(built, "add_up")[0].folder / MANIFEST,
+        "version": built.versions["totals"].folder / MANIFEST,
+        "record": build_record_path(built.lake, "toy"),
+    }[what]
+    path.write_bytes(content)
+    for words in (["status"], ["gc"], ["lineage", "toy/totals"], ["report"], ["verify"]):
+        code = main([*words, "--lake", lake])
+        assert code in (0, 2)
+        assert code == 0 or "verify" in " ".join((*words, *capsys.readouterr()))
+    assert main(["verify", "--lake", lake]) == 2
+    assert path.name in capsys.readouterr().out
+    assert main(["verify", "--drop", "--lake", lake]) == 2
+    assert main(["verify", "--lake", lake]) == 0
+    build_toy(built.lake, tmp_path / "raw")
+    assert main(["verify", "--lake", lake]) == main(["status", "--lake", lake]) == 0
+
+
+def test_verify_covers_what_is_not_published(tmp_path, built):
+    (tmp_path / "raw" / "f0.txt").write_text("a,1\n")
+    build_toy(built.lake, tmp_path / "raw")
+    old = stage_pieces(built, "read_lines")[0].part("files").place
+    flip(old)
+    owners = {str(entry.owner.relative_to(built.lake)) for entry in verify_lake(built.lake).damage}
+    assert owners == {
+        str(old.parent.relative_to(built.lake)),
+        f"toy/files/versions/{built.versions['files'].manifest.key}",
+    }
+    assert not verify_lake(built.lake, "toy/files").damage
+
+
+def test_what_verified_its_inputs_outlives_them(tmp_path, built):
+    """One flipped bit must not cost the training that read good bytes."""
+    lake, (child,) = built.lake, stage_pieces(built, "add_up")
+    flip(stage_pieces(built, "read_lines")[0].part("readings").place)
+    drop(lake, verify_lake(lake).damage)
+    assert child.folder.exists()
+    assert "pieces it was made from are gone" in stale(lake)["toy/totals"]
+    again = build_toy(lake, tmp_path / "raw")
+    assert [piece.manifest.stage for piece in again.pieces if piece.made_now] == ["read_lines"]
+    assert "are gone" not in stale(lake)["toy/totals"]
+
+
+def test_what_did_not_verify_them_goes_too_and_can_come_back(tmp_path, built):
+    lake, (child,) = built.lake, stage_pieces(built, "add_up")
+    before = parquet_bytes(lake)
+    unverified(child)
+    damaged = stage_pieces(built, "read_lines")[0].part("readings").place
+    flip(damaged)
+    drop(lake, verify_lake(lake).damage)
+    assert not child.folder.exists() and not damaged.exists()
+    again = build_toy(lake, tmp_path / "raw")
+    assert {piece.manifest.stage for piece in again.pieces if piece.made_now} == {
+        "read_lines",
+        "add_up",
+    }
+    assert parquet_bytes(lake) == before
+    (name,) = restorable(lake)
+    shutil.rmtree(child.folder)
+    restored, newer = restore(lake, name)
+    assert str(child.folder.relative_to(lake)) in restored and child.folder.exists()
+    assert str(damaged.parent.relative_to(lake)) in newer  # what was made anew stays
+    assert not restorable(lake) and not verify_lake(lake).damage
+
+
+def test_nothing_is_removed_while_a_first_build_runs(tmp_path, capsys):
+    lake = tmp_path / "lake"
+    with Build("toy", lake):
+        checkpoint = work_path(lake, "toy", "train", "0" * 32) / "checkpoint"
+        checkpoint.parent.mkdir(parents=True)
+        checkpoint.touch()
+        for words in (["gc", "--yes"], ["verify", "--drop"], ["restore", "x"]):
+            assert main([*words, "--lake", str(lake)]) == 2
+            assert "is being built in by process" in capsys.readouterr().err
+        assert checkpoint.exists()
+        assert main(["verify", "--lake", str(lake)]) == 0
+    assert main(["gc", "--yes", "--lake", str(lake)]) == 0
+
+
+def test_gc_keeps_what_a_lost_piece_may_need(tmp_path, built):
+    lake, (child,) = built.lake, stage_pieces(built, "add_up")
+    (child.folder / MANIFEST).write_bytes(b"")
+    drop(lake, verify_lake(lake).damage)
+    discard(lake, find_garbage(lake))
+    again = build_toy(lake, tmp_path / "raw")
+    assert [piece.manifest.stage for piece in again.pieces if piece.made_now] == ["add_up"]
+
+
+def test_gc_takes_tombstones_after_the_grace_period(built):
+    (stage_pieces(built, "add_up")[0].folder / MANIFEST).write_bytes(b"")
+    drop(built.lake, verify_lake(built.lake).damage)
+    (tombstone,) = restorable(built.lake)
+    assert tombstone not in {path.name for path in find_garbage(built.lake)}
+    assert tombstone in {path.name for path in find_garbage(built.lake, grace_hours=-1)}
