@@ -19,6 +19,22 @@ class SourceError(NoveltyError):
     """Raw input is missing, unreadable or not what its description says."""
 
 
+class ChangedSource(SourceError):
+    """A raw file is gone, or another than when it was listed: a passing fault, never a record."""
+
+    def __init__(self, path: str, problem: str):
+        super().__init__(
+            f"{path} {problem}, though it was listed before; leave the raw files as they are while "
+            "a build reads them, and run the same command again"
+        )
+        self.path = path
+        self.problem = problem
+
+    def __reduce__(self) -> tuple[type["ChangedSource"], tuple[str, str]]:
+        """It crosses processes too."""
+        return type(self), (self.path, self.problem)
+
+
 class ArchiveError(SourceError):
     """An archive is refused: unsafe member, bomb, encrypted, damaged."""
 

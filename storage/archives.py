@@ -13,6 +13,7 @@ surplus bytes. A declared size is never trusted: at most one byte more than it i
 
 import hashlib
 import io
+import math
 import os
 import re
 import shutil
@@ -58,6 +59,8 @@ class ArchiveLimits:
 
 
 LIMITS = ArchiveLimits()
+UNLIMITED = ArchiveLimits(total_bytes=1 << 60, ratio=math.inf)
+"""For reading members one by one, each refused by the size that it declares."""
 
 
 class ZipMember(NamedTuple):

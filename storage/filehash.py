@@ -175,6 +175,11 @@ class HashCache:
             )
         return digests
 
+    def forget(self, paths: Iterable[AnyPath]) -> None:
+        """Hash these files anew when they are asked for again."""
+        keys = [[os.fsencode(os.path.abspath(path))] for path in paths]
+        self._run(lambda db: db.executemany("delete from files where path = ?", keys))
+
     def note(self, key: str) -> bytes | None:
         row = self._run(
             lambda db: db.execute("select body from notes where key = ?", [key]).fetchone()

@@ -3,13 +3,15 @@
 Enters: a path given by the user. Leaves: `RawFile`s sorted by name, with the identity of their
 content, and their bytes on demand. What is wrong with one file is a RecordError (rules `missing`,
 `too_large`, `unreadable`, `damaged`) that a stage quarantines; what is wrong with the source as a
-whole is a SourceError or ArchiveError when it is opened.
+whole is a SourceError or ArchiveError when it is opened. What was listed and then is gone, or is
+not what was hashed, is a ChangedSource (`storage/unchanged.py`).
 
 In a folder, what is not a plain readable file with a UTF-8 name is never read: symbolic links
 (wherever they point), sockets, pipes, devices, files without permission. Each is listed in
 `skipped` with the reason, so that a stage can account for it.
 """
 
+import hashlib
 import os
 import stat
 import time
@@ -22,7 +24,7 @@ from typing import Protocol
 
 import orjson
 
-from schemas.errors import ArchiveError, RecordError, SourceError
+from schemas.errors import ArchiveError, ChangedSource, RecordError, SourceError
 from storage.archives import (
     LIMITS,
     TAR_SUFFIXES,
@@ -33,9 +35,10 @@ from storage.archives import (
     ZipMember,
 )
 from storage.filehash import HashCache, is_racy, sha256_files, stamp_of
+from storage.watch import current_watch
 
 READ_LIMIT = 64 << 20
-REMEMBERED = 2
+REMEMBERED = 4
 """Archives whose directory a process keeps."""
 INDEX_VERSION = 1
 """Raise when the meaning of a cached tar index changes."""
@@ -43,11 +46,15 @@ INDEX_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class RawFile:
-    """`digest` identifies the content: SHA-256, or `crc32:<crc>:<size>` in a zip, or "" unasked."""
+    """`digest` identifies the content: SHA-256, or `crc32:<crc>:<size>` in a zip, or "" unasked.
+
+    `path` says where it lies if that is not below the source: "" if it is no file at all.
+    """
 
     name: str
     size: int
     digest: str
+    path: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +155,7 @@ class RawFolder:
                 raise _nothing_inside(str(path), inside, os.listdir(path))
         self.skipped: list[Skipped] = []
         self._cache = cache
+        self._listed: dict[str, str] = {}
 
     def files(self, pattern: str | None = None, digests: bool = True) -> list[RawFile]:
         self.skipped = []
@@ -156,6 +164,7 @@ class RawFolder:
         found = dict.fromkeys(names, "")
         if digests:
             found = self._digests(names)
+        self._listed |= found
         self.skipped.sort(key=lambda skipped: skipped.name)
         return [RawFile(name, sizes[name], digest) for name, digest in found.items()]
 
@@ -207,6 +216,22 @@ class RawFolder:
 
     def read(self, name: str, limit: int = READ_LIMIT) -> bytes:
         path = f"{self._real}/{name}"
+        watch = current_watch()
+        digest = self._listed.get(name, watch.digest_of(path))
+        try:
+            data = self._read(path, name, limit)
+            if digest and hashlib.sha256(data).hexdigest() != digest:
+                raise RecordError("unreadable", "is not what it was")
+        except RecordError as error:
+            if digest is None or error.rule == "too_large":
+                raise
+            if self._cache is not None:
+                self._cache.forget([path])
+            raise ChangedSource(path, error.message) from None
+        watch.compared.add(path)
+        return data
+
+    def _read(self, path: str, name: str, limit: int) -> bytes:
         if "\0" in name or os.path.realpath(path) != path:
             raise RecordError(
                 "unreadable", f"{name!r} leads out of {self.root} or through a symbolic link"
@@ -247,7 +272,7 @@ class RawLoneFile(RawFolder):
         yield self._name, os.stat(f"{self._real}/{self._name}").st_size
 
 
-class _RawArchive:
+class RawArchive:
     def __init__(self, archive: ZipArchive | TarArchive, inside: str):
         self.root = f"{archive.path}/{inside}".rstrip("/")
         self.skipped: list[Skipped] = []
@@ -269,6 +294,11 @@ class _RawArchive:
             for name in _chosen(members, pattern)
         ]
 
+    def digest(self, name: str) -> str | None:
+        """Of one member; None if there is no such."""
+        member = self._members.get(name)
+        return None if member is None else member.digest
+
     def read(self, name: str, limit: int = READ_LIMIT) -> bytes:
         member = self._members.get(name)
         if member is None:
@@ -284,14 +314,14 @@ class _RawArchive:
             ) from None
 
 
-class RawZip(_RawArchive):
+class RawZip(RawArchive):
     """Opening reads the directory only: the digests are the checksums that it declares."""
 
     def __init__(self, path: Path, limits: ArchiveLimits = LIMITS, inside: str = ""):
         super().__init__(_remembered(path, limits, lambda: ZipArchive(path, limits)), inside)
 
 
-class RawTar(_RawArchive):
+class RawTar(RawArchive):
     """The first opening passes over all the data; with a cache, later ones take its index.
 
     A compressed tar is fastest read in archive order; any other order costs up to some megabytes

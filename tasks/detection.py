@@ -119,7 +119,7 @@ def weights_file(path: Path) -> RawFile:
     """A checkpoint file as an input of a shard."""
     if not path.is_file():
         raise SourceError(f"weights file {path} does not exist; name a checkpoint file")
-    return RawFile(path.name, path.stat().st_size, sha256_file(path))
+    return RawFile(path.name, path.stat().st_size, sha256_file(path), str(path.absolute()))
 
 
 def plan_scoring(shards: Sequence[Shard], trained: Sequence[Piece]) -> list[Shard]:

@@ -44,6 +44,7 @@ from storage.pieces import Part, Piece, find_piece, find_pieces, write_piece
 from storage.raw import RawFile, RawSource, open_raw
 from storage.remote import at_once
 from storage.tables import TableVersion, commit_table, current_version, current_versions
+from storage.unchanged import read_unchanged
 from storage.upkeep import read_build_record, write_build_record
 from tasks.estimates import DryRun, DryRunEnds, current_dry_run, note_time
 from tasks.places import Cluster, make_on_cluster, make_shard, stop_children
@@ -78,6 +79,11 @@ class Produced:
     records: int
     rejects: Sequence[Reject] = ()
     files: Mapping[str, Path] = field(default_factory=dict)
+
+    def unreadable(self) -> str | None:
+        """Why a raw file could not be read. It could when it was listed, so this is no record."""
+        faults = (r for r in self.rejects if r.rule == "unreadable")
+        return next((f"{reject.record}: {reject.message}" for reject in faults), None)
 
 
 @dataclass(frozen=True)
@@ -184,7 +190,13 @@ class Stage:
         one_blas_thread()
         start = time.perf_counter()
         work = work_path(lake, benchmark, self.name, key)
-        produced = self(replace(shard, work=work), settings)
+        produced = read_unchanged(
+            shard.source,
+            shard.files,
+            lambda: self(replace(shard, work=work), settings),
+            HashCache(hash_cache_path(lake)),
+            Produced.unreadable,
+        )
         writes = self.writes(settings)
         frames, quarantine = self._checked(shard, produced, writes)
         first = writes[0].name

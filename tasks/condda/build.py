@@ -27,7 +27,7 @@ from schemas.condda import (
     RunSettings,
 )
 from schemas.config import Settings
-from schemas.errors import NoveltyError, SourceError
+from schemas.errors import ChangedSource, NoveltyError, SourceError
 from storage.pieces import Part
 from storage.raw import RawFile, RawSource, open_raw
 from tasks.condda.agents import make_agent
@@ -88,6 +88,8 @@ def read_test(shard: Shard, settings: Settings) -> Produced:
             place["test"], place["protocol"], place["domain"]
         )
         row = describe_test(test)
+    except ChangedSource:
+        raise
     except NoveltyError as error:
         return Produced({}, 1, [Reject(shard.name, "unusable_test", str(error))])
     return Produced({"tests": pl.DataFrame([row], schema=TESTS.polars_schema)}, 1)
@@ -232,7 +234,7 @@ def plan_exports(state: Path, source: RawSource) -> list[Shard]:
         return [
             Shard(
                 f"served/{session}",
-                files=(RawFile(f"{path}#{session}", *store.fingerprint(session)),),
+                files=(RawFile(f"{path}#{session}", *store.fingerprint(session), path=""),),
                 source=source.root,
                 about={"session": session},
             )

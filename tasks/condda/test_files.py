@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from schemas.errors import SourceError
+from schemas.errors import ChangedSource, SourceError
 from tasks.condda.domains import DOMAINS, PROTOCOLS, Domain, domain_named
 
 TRUTH = "_single_df.csv"
@@ -205,7 +205,7 @@ def _stamp(path: Path) -> tuple[int, int]:
     try:
         state = path.stat()
     except OSError as error:
-        raise SourceError(f"cannot read {path}: {error.strerror}") from error
+        raise ChangedSource(str(path), f"cannot be read: {error.strerror}") from error
     return state.st_mtime_ns, state.st_size
 
 
@@ -213,7 +213,7 @@ def _bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise SourceError(f"cannot read {path}: {error.strerror}") from error
+        raise ChangedSource(str(path), f"cannot be read: {error.strerror}") from error
 
 
 def _text(path: Path, encoding: str) -> str:

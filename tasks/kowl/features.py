@@ -8,6 +8,7 @@ frames.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import islice
 
 import numpy as np
@@ -23,6 +24,8 @@ from schemas.kowl import (
     features_table,
 )
 from storage.pieces import Part, Piece
+from storage.raw import RawFile
+from storage.unchanged import read_unchanged
 from tasks.detection import use_threads, weights_file
 from tasks.kowl.videos import UNLISTED, sample_videos
 from tasks.progress import progress
@@ -63,6 +66,12 @@ def extract_features(shard: Shard, settings: FeatureSettings) -> Produced:
     """Run the network over the clips of one shard under one transform."""
     use_threads(settings.threads)
     videos = _usable(shard)
+    files = [RawFile(*row) for row in videos.select("file", "bytes", "sha256").rows()]
+    work = partial(_extracted, shard, settings, videos)
+    return read_unchanged(shard.source, files, work, fault=Produced.unreadable)
+
+
+def _extracted(shard: Shard, settings: FeatureSettings, videos: pl.DataFrame) -> Produced:
     transform = shard.about["transform"]
     embed = _EXTRACTORS[settings.extractor](settings)
     ids: list[str] = []

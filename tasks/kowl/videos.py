@@ -426,7 +426,10 @@ def validate(
         item["frames"] = value["frames"] if value and not value["repeated"] else None
     by_opencv = run_batch(OPENCV, items, imports=IMPORTS["opencv"], **options)
     for name, decord, opencv in zip(kinds, by_decord, by_opencv, strict=True):
-        facts[name] = judge(decord, opencv, kinds[name], settings)
+        if "unreadable" in (decord.rule, opencv.rule):
+            facts[name] = RecordError("unreadable", "the video went away while it was decoded")
+        else:
+            facts[name] = judge(decord, opencv, kinds[name], settings)
     return {name: facts[name] for name in files}
 
 

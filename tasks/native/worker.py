@@ -58,7 +58,8 @@ def main(request_path: Path) -> None:
         try:
             _write(_pack(function(item, work), folder, i), folder, i)
         except RecordError as error:
-            _write({"rule": error.rule, "message": error.message}, folder, i)
+            body = {"rule": error.rule, "message": error.message}
+            _write(_unreadable(item) or body, folder, i)
         except MemoryError as error:
             _write({"rule": "native_memory", "message": _described(error)}, folder, i)
             os._exit(0)
@@ -68,8 +69,19 @@ def main(request_path: Path) -> None:
             if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
                 _stop(error, folder)
             body = {"rule": "native_error", "message": _described(error), "output": _trace(error)}
-            _write(body, folder, i)
+            _write(_unreadable(item) or body, folder, i)
         shutil.rmtree(work, ignore_errors=True)
+
+
+def _unreadable(item: Any) -> dict[str, Any] | None:
+    """A file that went away is a fault of its own, whatever the function made of it."""
+    try:
+        if isinstance(item, dict) and isinstance(item.get("path"), str):
+            with open(item["path"], "rb"):
+                pass
+    except OSError as error:
+        return {"rule": "unreadable", "message": f"cannot be read: {error.strerror}"}
+    return None
 
 
 def _pack(value: Any, folder: Path, i: int) -> dict[str, Any]:

@@ -42,7 +42,10 @@ DEEP_MODES = ("I;16", "I;16B", "I;16L", "I")
 def read_picture(item: dict[str, Any], out: Path) -> dict[str, Any]:
     """`item`: path, suffix (of the raw name), side (None keeps the size), encoding, quality,
     thumbnail (its longer side), max_pixels."""
-    raw = Path(item["path"]).read_bytes()
+    try:
+        raw = Path(item["path"]).read_bytes()
+    except OSError as error:
+        raise RecordError("unreadable", f"cannot be read: {error.strerror}") from None
     if not raw:
         raise RecordError("empty_file", "the file is empty")
     image, found, deep = _opened(raw, item["max_pixels"])

@@ -23,6 +23,7 @@ import polars as pl
 from schemas.errors import ConfigError, RecordError, SourceError
 from schemas.threedos import ShapeSettings
 from storage.raw import RawFile, RawSource
+from storage.unchanged import read_unchanged
 from tasks.native.pool import Limits, Outcome, run_batch
 from tasks.threedos.lists import SCAN_CLASSES, roles_of, shape_id
 
@@ -403,7 +404,11 @@ def _probed(
     for name in sorted(names):
         try:
             with file_on_disk(found.source, name, found.settings.max_file_bytes) as path:
-                (outcome,) = _probe(path, reader, found.settings)
+                (outcome,) = read_unchanged(
+                    found.source.root,
+                    [found.files[name]],
+                    lambda path=path: _probe(path, reader, found.settings),
+                )
         except RecordError as error:
             found.refuse(name, error.rule, error.message)
             continue

@@ -22,8 +22,8 @@ CPU = {"device": "cpu", "threads": 1}
 
 def videos(*rows: tuple[str, str]) -> pl.DataFrame:
     return pl.DataFrame(
-        [(name, status, f"{name}.mp4", 20, "decord") for name, status in rows],
-        schema=["sample_id", "status", "file", "frames", "decoder"],
+        [(name, status, f"{name}.mp4", 9, "0" * 64, 20, "decord") for name, status in rows],
+        schema=["sample_id", "status", "file", "bytes", "sha256", "frames", "decoder"],
         orient="row",
     )
 
@@ -57,6 +57,7 @@ def clips(monkeypatch):
             yield name, gone if name == "gone" else drawn[number % 2]
 
     monkeypatch.setattr(stage, "sample_videos", sampled)
+    monkeypatch.setattr(stage, "read_unchanged", lambda root, files, work, **options: work())
     return Held("videos", videos(("one", "ok"), ("gone", "ok"), ("two", "frame_count_lie")))
 
 
