@@ -22,8 +22,8 @@ from storage.remote import files_of, piece_prefix, version_prefix
 from storage.remote_upkeep import (
     drop_objects,
     object_tombstones,
+    piece_manifests,
     restore_objects,
-    unverified_children,
     verify_objects,
 )
 from storage.tables import TableVersion, current_version, read_manifest
@@ -182,8 +182,10 @@ def drop(lake: Path, damage: Sequence[Damage]) -> None:
     """
     objects = {str(entry.owner) for entry in damage if not isinstance(entry.owner, Path)}
     if objects and (bucket := bucket_of(lake)) is not None:
-        pieces = [name for name in objects if name.startswith(piece_prefix(""))]
-        children = unverified_children(bucket, pieces) if pieces else []
+        top = piece_prefix("")
+        damaged = [name.removeprefix(top) for name in objects if name.startswith(top)]
+        suspects = _suspects(damaged, piece_manifests(bucket)) if damaged else []
+        children = [piece_prefix(address) for address in suspects]
         drop_objects(bucket, [*children, *sorted(objects)], new_name())
         copies = [lake / name for name in (*children, *objects)]
         discard(lake, [path for path in copies if path.exists()])
@@ -194,8 +196,11 @@ def drop(lake: Path, damage: Sequence[Damage]) -> None:
         return
     if not owners:
         return
-    pieces_damaged = [owner for owner in owners if owner.is_relative_to(pieces_path(lake))]
-    descendants = _unverified_descendants(lake, pieces_damaged)
+    home = pieces_path(lake)
+    pieces = [str(o.relative_to(home)) for o in owners if o.is_relative_to(home)]
+    manifests = [piece_manifest(folder) for folder in home.glob("*/*/[!.]*")] if pieces else []
+    suspects = _suspects(pieces, [manifest for manifest in manifests if manifest is not None])
+    descendants = [home / address for address in suspects]
     versions = [owner for owner in owners if owner.parent.name == "versions"]
     links = [
         link
@@ -208,18 +213,26 @@ def drop(lake: Path, damage: Sequence[Damage]) -> None:
     bury(lake, [*first, *sorted(rest)], f"{damage[0].file.name} {damage[0].problem}")
 
 
-def _unverified_descendants(lake: Path, damaged: Iterable[Path]) -> list[Path]:
-    """Pieces that were made from these by a version that did not verify, the furthest first."""
+def _suspects(damaged: Iterable[str], manifests: Iterable[PieceManifest]) -> list[str]:
+    """Pieces that may hold what was made from damaged bytes, the furthest first.
+
+    Those are the pieces made from damaged ones by a program that did not verify, and so on. The key
+    of a run does not see the digests of its inputs, so what a run made from a suspect is one too.
+    """
     children: dict[str, list[PieceManifest]] = {}
-    for folder in pieces_path(lake).glob("*/*/[!.]*"):
-        if (manifest := piece_manifest(folder)) is not None and not manifest.inputs_verified:
-            for address in {source.piece for source in manifest.inputs if source.piece}:
-                children.setdefault(address, []).append(manifest)
-    found = [str(path.relative_to(pieces_path(lake))) for path in damaged]
+    for manifest in manifests:
+        for address in {source.piece for source in manifest.inputs if source.piece}:
+            children.setdefault(address, []).append(manifest)
+    found = sorted(damaged)
     roots = len(found)
-    for address in found:  # grows while it is walked
-        found += sorted({c.address for c in children.get(address, [])} - set(found))
-    return [pieces_path(lake) / address for address in reversed(found[roots:])]
+    for number, address in enumerate(found):  # grows while it is walked
+        made = {
+            child.address
+            for child in children.get(address, [])
+            if not child.inputs_verified or (number >= roots and child.run is not None)
+        }
+        found += sorted(made - set(found))
+    return found[: roots - 1 if roots else None : -1]
 
 
 def restorable(lake: Path) -> dict[str, tuple[str, list[str]]]:

@@ -179,9 +179,7 @@ def write_piece(
             shutil.copyfile(source, target)
             size = target.stat().st_size
             others.append(OtherFile(file=name, sha256=sha256_file(target), bytes=size))
-        # Parts and raw files are compared with their digests wherever a stage reads them.
-        filled = {"parts": parts, "files": others, "inputs_verified": True}
-        manifest = manifest.model_copy(update=filled)
+        manifest = manifest.model_copy(update={"parts": parts, "files": others})
         (temporary / MANIFEST).write_bytes(manifest.sealed())
         step("piece_manifest_written")
         if (bucket := bucket_of(lake)) is not None:

@@ -109,25 +109,16 @@ def _listed_files(bucket: Bucket, prefix: str) -> dict[str, File] | str:
         return "is damaged"
 
 
-def unverified_children(bucket: Bucket, prefixes: Iterable[str]) -> list[str]:
-    """Pieces made, directly or not, from these by code that did not verify; the furthest first."""
-    pieces = [prefix for prefix in _committed(bucket.listing(PIECES)) if _PIECE.match(f"{prefix}/")]
-    children: dict[str, set[str]] = {}
-    for prefix, data in zip(
-        pieces, at_once(lambda prefix: bucket.get(f"{prefix}/{MANIFEST}"), pieces), strict=True
-    ):
+def piece_manifests(bucket: Bucket) -> list[PieceManifest]:
+    """Of all committed pieces; damaged ones are left out."""
+    found = []
+    prefixes = _committed(bucket.listing(PIECES))
+    for entry in at_once(lambda prefix: bucket.get(f"{prefix}/{MANIFEST}"), prefixes):
         try:
-            manifest = PieceManifest.unsealed(data.data if data else b"")
+            found.append(PieceManifest.unsealed(entry.data if entry else b""))
         except ValueError:
             continue
-        if not manifest.inputs_verified:
-            for address in {source.piece for source in manifest.inputs if source.piece}:
-                children.setdefault(piece_prefix(address), set()).add(prefix)
-    found = list(prefixes)
-    roots = len(found)
-    for prefix in found:  # grows while it is walked
-        found += sorted(children.get(prefix, set()) - set(found))
-    return found[: roots - 1 : -1]
+    return found
 
 
 def drop_objects(bucket: Bucket, prefixes: Iterable[str], tombstone: str) -> None:

@@ -10,7 +10,7 @@ import itertools
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import polars as pl
 
@@ -39,7 +39,7 @@ from storage.remote import (
     push_lost_pieces,
     version_prefix,
 )
-from storage.tombstones import bury
+from storage.tombstones import bury, tombstones
 from storage.verified import CURE, verified_all
 
 
@@ -214,7 +214,8 @@ def read_manifest(folder: Path) -> TableManifest:
     try:
         return TableManifest.unsealed((folder / MANIFEST).read_bytes())
     except (OSError, ValueError) as error:
-        raise LakeError(f"no readable manifest in {folder}: {error}; {CURE}") from error
+        reason = str(error).partition("\n")[0]
+        raise LakeError(f"no readable manifest in {folder}: {reason}; {CURE}") from error
 
 
 def current_version(lake: Path, benchmark: str, table: str) -> TableVersion:
@@ -236,6 +237,28 @@ def current_versions(lake: Path, benchmark: str | None = None) -> list[TableVers
         links = sorted(lake.glob(f"{benchmark or '[!.]*'}/*/current"))
         names = [(link.parts[-3], link.parts[-2]) for link in links]
     return [_local_version(lake, *name) for name in names]
+
+
+def last_versions(lake: Path, benchmark: str | None = None) -> list[TableVersion]:
+    """The current versions, and of a table whose version was dropped as damaged that one.
+
+    It tells which pieces the table was gathered from; its files are not there to be read.
+    """
+    found = {version.name: version for version in current_versions(lake, benchmark)}
+    for buried in reversed(tombstones(lake)):
+        for path in map(PurePosixPath, buried.record.paths):
+            name, folder = "/".join(path.parts[:2]), buried.folder / path
+            wanted = path.match("*/*/versions/*") and benchmark in (None, path.parts[0])
+            if wanted and name not in found and _has_manifest(folder):
+                found[name] = TableVersion(folder, read_manifest(folder))
+    return [found[name] for name in sorted(found)]
+
+
+def _has_manifest(folder: Path) -> bool:
+    try:
+        return bool(read_manifest(folder))
+    except LakeError:
+        return False
 
 
 def all_versions(lake: Path, benchmark: str, table: str) -> list[TableVersion]:

@@ -15,7 +15,7 @@ from storage.objects import bucket_of
 from storage.pieces import find_piece
 from storage.remote import at_once, push_file
 from storage.remote_upkeep import GRACE_HOURS, Garbage, garbage_of, remove_objects
-from storage.tables import TableVersion, current_versions
+from storage.tables import TableVersion, current_versions, last_versions
 from storage.tombstones import tombstones
 from storage.verified import CURE
 
@@ -197,13 +197,17 @@ def find_garbage(lake: Path, grace_hours: float = GRACE_HOURS) -> list[Path]:
 
     What a drop or a build put aside can be restored for the grace period.
     """
-    versions = current_versions(lake)
+    versions = last_versions(lake)
     kept_folders = {version.folder.resolve() for version in versions}
     ancestors = [ancestors_of(lake, version) for version in versions]
     kept_pieces = {piece.address for pieces in ancestors for piece in pieces}
-    # What a lost piece was made from is unknown: the next build may need any of its benchmark.
+    # What a lost piece was made from is unknown, or what a table without a readable version was
+    # gathered from: the next build may need any piece of the benchmark.
     lost = [_lost_pieces(*pair) for pair in zip(versions, ancestors, strict=True)]
     unsure = {address.partition("/")[0] for addresses in lost for address in addresses}
+    named = {version.name for version in versions}
+    tables = [folder.parts[-3:-1] for folder in lake.glob("[!.]*/*/versions")]
+    unsure |= {benchmark for benchmark, table in tables if f"{benchmark}/{table}" not in named}
     garbage = [
         folder
         for folder in sorted(lake.glob("[!.]*/*/versions/[!.]*"))

@@ -43,7 +43,7 @@ from storage.parquet import WRITER_VERSION
 from storage.pieces import Part, Piece, find_piece, find_pieces, write_piece
 from storage.raw import RawFile, RawSource, open_raw
 from storage.remote import at_once
-from storage.tables import TableVersion, commit_table, current_version, current_versions
+from storage.tables import TableVersion, commit_table, current_version, last_versions
 from storage.unchanged import read_unchanged
 from storage.upkeep import read_build_record, write_build_record
 from tasks.estimates import DryRun, DryRunEnds, current_dry_run, note_time
@@ -217,6 +217,8 @@ class Stage:
             settings=settings.model_dump(mode="json"),
             source=shard.source,
             inputs=shard.inputs(),
+            # All reads compare with the digest; rows taken over are as good as their piece.
+            inputs_verified=shard.earlier is None or shard.earlier.manifest.inputs_verified,
             rows_in=produced.records,
             rows_out=kept,
             quarantined=quarantine.height,
@@ -609,7 +611,7 @@ class Build:
         made = {(piece.manifest.stage, piece.shard) for piece in self.pieces}
         addresses = {piece.manifest.address for piece in self.pieces}
         try:
-            published = _addresses(current_versions(self.lake, self.benchmark))
+            published = _addresses(last_versions(self.lake, self.benchmark))
         except LakeError as error:
             print(f"{self.benchmark}: earlier runs are left out: {error}", file=sys.stderr)
             published = set()

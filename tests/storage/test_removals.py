@@ -6,12 +6,16 @@ from pathlib import Path
 import pytest
 
 from flows.cli import main
+from schemas.errors import LakeError
+from schemas.manifest import RunMark
 from storage.damage import drop, restorable, restore, verify_lake
 from storage.layout import MANIFEST, build_record_path, work_path
+from storage.pieces import write_piece
+from storage.tables import current_versions, last_versions
 from storage.tombstones import discard
 from storage.upkeep import find_garbage, statuses
 from tasks.stage import Build
-from tests.toy import build_toy, parquet_bytes, unverified, write_raw
+from tests.toy import TOTALS, build_toy, parquet_bytes, unverified, write_raw
 
 
 @pytest.fixture
@@ -55,18 +59,60 @@ def test_a_piece_that_is_not_whole_is_made_again(tmp_path, built, damage):
     assert parquet_bytes(lake) == before and not verify_lake(lake).damage
 
 
-@pytest.mark.parametrize("damage", ["no file", "no manifest", "empty manifest"])
-def test_a_version_that_is_not_whole_is_published_again(tmp_path, built, damage):
+def test_a_version_without_a_file_is_published_again(tmp_path, built):
+    before = parquet_bytes(built.lake)
+    built.versions["readings"].places[0].unlink()
+    build_toy(built.lake, tmp_path / "raw")
+    assert parquet_bytes(built.lake) == before and not verify_lake(built.lake).damage
+
+
+@pytest.mark.parametrize("content", [None, b""])
+def test_a_version_without_a_manifest_is_published_again(tmp_path, built, content):
     lake, before = built.lake, parquet_bytes(built.lake)
-    version = built.versions["readings"]
-    if damage == "no file":
-        version.places[0].unlink()
-    elif damage == "no manifest":
-        (version.folder / MANIFEST).unlink()
-    else:
-        (version.folder / MANIFEST).write_bytes(b"")
+    manifest = built.versions["readings"].folder / MANIFEST
+    manifest.unlink()
+    if content is not None:
+        manifest.write_bytes(content)
+    with pytest.raises(LakeError, match=r"no readable manifest in .*`novelty verify --drop`"):
+        find_garbage(lake)  # it may be the only one to know of a run
+    drop(lake, verify_lake(lake).damage)
+    assert not [path for path in find_garbage(lake) if "pieces" in path.parts]
     build_toy(lake, tmp_path / "raw")
     assert parquet_bytes(lake) == before and not verify_lake(lake).damage
+    manifest.write_bytes(b"{}")
+    build_toy(lake, tmp_path / "raw")  # a build alone mends it too
+    assert parquet_bytes(lake) == before and not verify_lake(lake).damage
+
+
+def test_a_dropped_version_still_tells_its_pieces(tmp_path, built):
+    """Runs of earlier builds are known by the versions that show them, and by nothing else."""
+    lake, (child,) = built.lake, stage_pieces(built, "add_up")
+    flip(child.part("totals").place)
+    drop(lake, verify_lake(lake).damage)
+    assert "toy/totals" not in {version.name for version in current_versions(lake)}
+    (last,) = [version for version in last_versions(lake, "toy") if version.name == "toy/totals"]
+    assert last.manifest == built.versions["totals"].manifest
+    assert not last_versions(lake, "other")
+
+
+def test_runs_made_from_a_suspect_are_suspects(built):
+    """Their key does not see the digest of what they read."""
+    lake, (child,) = built.lake, stage_pieces(built, "add_up")
+    unverified(child)
+    run = {
+        "key": "1" * 32,
+        "run": RunMark(run_id="r", protocol="p", data_key="k"),
+        "inputs": [child.part("totals").as_input()],
+    }
+    frames = {"totals": (TOTALS, child.part("totals").read())}
+    made = write_piece(
+        lake, child.manifest.model_copy(update={**run, "inputs_verified": True}), frames
+    )
+    plain = {**run, "key": "2" * 32, "run": None, "inputs_verified": True}
+    kept = write_piece(lake, child.manifest.model_copy(update=plain), frames)
+    flip(stage_pieces(built, "read_lines")[0].part("readings").place)
+    drop(lake, verify_lake(lake).damage)
+    assert not made.folder.exists() and kept.folder.exists()
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b'{"sha256": 3}', b"\xff\x00"])

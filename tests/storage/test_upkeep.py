@@ -1,5 +1,6 @@
 """verify names what differs, status says why a table is stale, gc keeps what is in use."""
 
+from schemas.tables import QUARANTINE
 from storage.damage import drop, verify_lake, verify_version
 from storage.filehash import HashCache
 from storage.layout import hash_cache_path
@@ -10,7 +11,11 @@ from storage.upkeep import find_garbage, statuses, trace_lineage
 from tests.toy import build_toy, parquet_bytes, write_raw
 
 
-def stale(lake, stage_version=lambda code: 1, schema_version=lambda benchmark, table: 1):
+def stale(
+    lake,
+    stage_version=lambda code: 1,
+    schema_version=lambda benchmark, table: QUARANTINE.version if table == "quarantine" else 1,
+):
     cache = HashCache(hash_cache_path(lake))
 
     def listing(root):

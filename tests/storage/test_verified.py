@@ -14,9 +14,11 @@ from storage import verified as module
 from storage.checkpoints import read_checkpoint, write_checkpoint
 from storage.parquet import opened_parquet, write_parquet
 from storage.pieces import find_piece, write_piece
+from storage.raw import open_raw
 from storage.tables import current_version
 from tasks import stage as stages
-from tests.toy import READINGS, build_toy, write_raw
+from tasks.stage import Shard
+from tests.toy import READINGS, ReadSettings, build_toy, read_lines, unverified, write_raw
 
 ROOT = Path(__file__).parents[2]
 
@@ -103,6 +105,16 @@ def test_manifests_say_that_inputs_were_verified(built):
         assert manifest.inputs_verified and manifest.sealed() == data
         old = manifest.model_dump_json(exclude={"sha256", "inputs_verified"})
         assert not PieceManifest.unsealed(old.encode()).inputs_verified
+
+
+def test_rows_taken_over_are_as_good_as_their_piece(tmp_path, built):
+    piece = pieces_of(built, "read_lines")[0]
+    unverified(piece)
+    old = find_piece(built.lake, "toy", "read_lines", piece.manifest.key)
+    source = open_raw(tmp_path / "raw")
+    shard = Shard("new", tuple(source.files()[:1]), source=source.root, earlier=old)
+    made = read_lines.make(tmp_path / "other", "toy", shard, ReadSettings())
+    assert not made.manifest.inputs_verified
 
 
 def test_pages_have_checksums_that_streaming_compares(tmp_path, built):
