@@ -212,7 +212,8 @@ def pull_version(bucket: Bucket, lake: Path, benchmark: str, table: str) -> bool
     key = read_pointer(found).get("version")
     if not isinstance(key, str):
         raise LakeError(
-            f"{bucket.address}/{name} is no pointer; build {benchmark} again to mend it"
+            f"{bucket.address}/{name} is no pointer; `novelty verify --drop` removes it, and "
+            f"building {benchmark} mends it"
         )
     _inside(bucket, key)
     folder = versions_path(lake, benchmark, table) / key

@@ -47,14 +47,18 @@ def verify_objects(bucket: Bucket, prefixes: Sequence[str] | None = None) -> Che
     """Read every byte of these pieces and versions, or of all that are committed."""
     there = bucket.listing("")
     folders: dict[str, set[str]] = {prefix: set() for prefix in prefixes or _committed(there)}
+    problems: list[tuple[str, str, str]] = []
     if prefixes is None:
-        folders |= {prefix: set() for prefix in _pointed_at(bucket, there)}
+        for pointer, prefix in _pointed_at(bucket, there).items():
+            if prefix is None:
+                problems.append((pointer, pointer, "is no pointer"))
+            else:
+                folders.setdefault(prefix, set())
     for name in there:
         match = _VERSION.match(name) or _PIECE.match(name)
         if match is not None and match[1] in folders:
             folders[match[1]].add(name)
     manifests = at_once(lambda prefix: _listed_files(bucket, prefix), folders)
-    problems = []
     wanted: list[tuple[str, str, File]] = []
     for (prefix, names), files in zip(folders.items(), manifests, strict=True):
         if isinstance(files, str):
@@ -83,15 +87,15 @@ def _committed(there: Iterable[str]) -> list[str]:
     return [match[1] for match in matches if match and match.string == f"{match[1]}/{MANIFEST}"]
 
 
-def _pointed_at(bucket: Bucket, there: Iterable[str]) -> list[str]:
+def _pointed_at(bucket: Bucket, there: Iterable[str]) -> dict[str, str | None]:
+    """The version that each pointer names; None if it names none."""
     names = [match for name in there if (match := _POINTER.fullmatch(name))]
     pointers = at_once(lambda match: bucket.get(match.string), names)
     keys = [read_pointer(pointer).get("version") for pointer in pointers]
-    return [
-        version_prefix(match[1], match[2], key)
+    return {
+        match.string: version_prefix(match[1], match[2], key) if isinstance(key, str) else None
         for match, key in zip(names, keys, strict=True)
-        if key
-    ]
+    }
 
 
 def _listed_files(bucket: Bucket, prefix: str) -> dict[str, File] | str:
@@ -127,6 +131,10 @@ def drop_objects(bucket: Bucket, prefixes: Iterable[str], tombstone: str) -> Non
     What is too large to be copied inside the store is deleted for good.
     """
     for prefix in prefixes:
+        if _POINTER.fullmatch(prefix):
+            bucket.copy(prefix, f"{TOMBSTONES}/{tombstone}/{prefix}")
+            bucket.delete([prefix])
+            continue
         objects = bucket.listing(prefix)
         small = [name for name, entry in objects.items() if entry.bytes < LARGEST_COPY]
         if _VERSION.match(f"{prefix}/"):

@@ -486,12 +486,17 @@ def test_what_gc_took_on_another_machine_is_put_again(strict, raw):
 # Failures are sentences
 
 
-def test_a_broken_pointer_is_said_and_mended_by_a_build(strict, raw):
+def test_a_broken_pointer_is_said_and_mended_by_a_build_or_a_command(strict, raw):
     lake = strict.use("here")
     build_toy(lake, raw)
     bucket_of(lake).put("toy/totals/current.json", b"<html>")
-    with pytest.raises(LakeError, match="is no pointer; build toy again"):
+    with pytest.raises(LakeError, match="is no pointer; `novelty verify --drop`"):
         current_version(lake, "toy", "totals")
+    build_toy(lake, raw)
+    assert current_version(lake, "toy", "totals").read().height == 2
+    bucket_of(lake).put("toy/totals/current.json", b"<html>")
+    assert main(["verify", "--drop", "--lake", strict.address]) == 2
+    assert main(["verify", "--lake", strict.address]) == 0
     build_toy(lake, raw)
     assert current_version(lake, "toy", "totals").read().height == 2
 
