@@ -3,7 +3,7 @@ SELECT s.track, s.role, s.class,
     count_if(s.split = 'train') AS train,
     count_if(s.split = 'valid') AS valid,
     count_if(s.split = 'test') AS test,
-    count(shapes.shape_id) AS of_them_read
-FROM threedos.splits s LEFT JOIN threedos.shapes USING (shape_id)
+    count(shapes.sample_id) AS of_them_read
+FROM threedos.splits s LEFT JOIN threedos.shapes USING (sample_id)
 GROUP BY ALL
 ORDER BY ALL;

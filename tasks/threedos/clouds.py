@@ -16,7 +16,7 @@ Z_UP = ("modelnet40",)
 class TrackClouds(NamedTuple):
     """Rows of one split. `label` is the place among the labels that training has; -1 if unknown.
 
-    `about`: shape_id, class (of known shapes all classes of the label), novel, group.
+    `about`: sample_id, class (of known shapes all classes of the label), novel, group.
     """
 
     clouds: np.ndarray
@@ -54,9 +54,9 @@ def load_clouds(
     trained = pl.col("label").is_null() | pl.col("label").is_in(list(names))
     chosen = (
         splits.filter((pl.col("split") == split) & trained)
-        .sort("shape_id")
-        .join(shapes.select("shape_id", "source"), on="shape_id", maintain_order="left")
-        .join(clouds.select("shape_id", "count", "points"), on="shape_id", maintain_order="left")
+        .sort("sample_id")
+        .join(shapes.select("sample_id", "source"), on="sample_id", maintain_order="left")
+        .join(clouds.select("sample_id", "count", "points"), on="sample_id", maintain_order="left")
     )
     width = clouds.schema["points"].shape[0]
     # Beyond the longest cloud there are only points that come again.
@@ -73,7 +73,7 @@ def load_clouds(
         .to_numpy()
         .astype(np.int64),
         chosen.select(
-            "shape_id",
+            "sample_id",
             pl.col("label")
             .replace_strict(dict(names), default=None, return_dtype=pl.String)
             .fill_null(pl.col("class"))

@@ -115,7 +115,7 @@ def trainable(
 
     One that was asked for by name must be among them, and there must be one.
     """
-    there = splits.filter(pl.col("shape_id").is_in(clouds.implode()))
+    there = splits.filter(pl.col("sample_id").is_in(clouds.implode()))
     lacking = {}
     for track in tracks:
         rows = there.filter(track=track.name)
@@ -227,12 +227,12 @@ def training_setup(about: Mapping[str, Any], settings: TrainingChoice) -> tuple[
 
 def _clouds(shard: Shard, wanted: Sequence[str]) -> dict[str, TrackClouds]:
     """The wanted splits; of other clouds no more than a part at a time is in memory."""
-    splits, shapes = shard.read("splits"), shard.read("shapes", ["shape_id", "source"])
-    names = label_names(splits.join(shapes, on="shape_id", how="semi"))
-    chosen = splits.filter(pl.col("split").is_in(wanted))["shape_id"].unique()
+    splits, shapes = shard.read("splits"), shard.read("shapes", ["sample_id", "source"])
+    names = label_names(splits.join(shapes, on="sample_id", how="semi"))
+    chosen = splits.filter(pl.col("split").is_in(wanted))["sample_id"].unique()
     clouds = pl.concat(
-        part.read(["shape_id", "normalisation", "count", "points"]).filter(
-            pl.col("shape_id").is_in(chosen.implode())
+        part.read(["sample_id", "normalisation", "count", "points"]).filter(
+            pl.col("sample_id").is_in(chosen.implode())
         )
         for part in shard.parts
         if part.table == "point_clouds"
@@ -307,7 +307,7 @@ def pass_clouds(shard: Shard, settings: TrainingChoice) -> Produced:
                     pl.lit(about["seed"]).alias("seed"),
                     pl.lit(points).alias("points"),
                     pl.lit(split).alias("split"),
-                    "shape_id",
+                    "sample_id",
                     "class",
                     "group",
                 ).with_columns(
@@ -328,11 +328,11 @@ def score_outputs(shard: Shard, settings: ScoreChoice) -> Produced:
 
     about = shard.about
     rows = {split: part for (split,), part in shard.read("outputs").group_by("split")}
-    test = rows["test"].sort("shape_id")
-    cached = {split: _arrays(part.sort("shape_id")) for split, part in rows.items()}
+    test = rows["test"].sort("sample_id")
+    cached = {split: _arrays(part.sort("sample_id")) for split, part in rows.items()}
     names = dict(rows["train"].select("label", "class").unique().iter_rows())
     head = load(shard.part(MODEL).path, device="cpu").method.head()
-    labels = rows["train"].sort("shape_id")["label"].to_numpy().astype(np.int64)
+    labels = rows["train"].sort("sample_id")["label"].to_numpy().astype(np.int64)
     reference = Reference(cached["train"], labels, cached.get("valid"), head)
     scored, left_out = [], []
     for name in settings.scores:
@@ -392,7 +392,7 @@ def _scores(
         pl.lit(backbone).alias("backbone"),
         pl.lit(about["seed"], pl.Int32).alias("seed"),
         pl.lit("test").alias("split"),
-        pl.col("shape_id").alias("sample_id"),
+        pl.col("sample_id").alias("sample_id"),
         "class",
         pl.col("label").is_null().alias("novel"),
     ).with_columns(pl.Series("score", score), told.alias("predicted"))

@@ -56,7 +56,7 @@ def sample_file(item: dict[str, Any], work: Path) -> dict[str, Any]:
     """The facts and the cloud of one raw shape."""
     path = Path(item["path"])
     shape, digest = read_shape(path, item["reader"], item["part"], item["row"], work)
-    rng = shape_rng(item["seed"], item["shape_id"])
+    rng = shape_rng(item["seed"], item["sample_id"])
     if isinstance(shape, Mesh):
         surface = surface_of(shape)
         facts = _surface_facts(shape, surface) | {

@@ -89,20 +89,20 @@ def _shapes(read: Read) -> Section | None:
     if shapes is None or shapes.is_empty():
         return None
     chosen = (
-        shapes.sort("shape_id")
+        shapes.sort("sample_id")
         .group_by("source", "class", maintain_order=True)
         .first()
         .sort("class", "source")
     )
     chosen = chosen[np.linspace(0, chosen.height - 1, SHOWN_CLOUDS).round().astype(int)].unique(
-        "shape_id", maintain_order=True
+        "sample_id", maintain_order=True
     )
-    wanted = pl.col("shape_id").is_in(chosen["shape_id"].implode())
-    clouds = read("point_clouds", ["shape_id", "points", "count"], wanted)
+    wanted = pl.col("sample_id").is_in(chosen["sample_id"].implode())
+    clouds = read("point_clouds", ["sample_id", "points", "count"], wanted)
     if clouds is None:
         return None
-    shown = chosen.select("shape_id", "class", "source").join(
-        clouds, on="shape_id", maintain_order="left"
+    shown = chosen.select("sample_id", "class", "source").join(
+        clouds, on="sample_id", maintain_order="left"
     )
     pictures = [
         upright(

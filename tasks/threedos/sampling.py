@@ -26,9 +26,9 @@ class Cloud(NamedTuple):
     scale: float
 
 
-def shape_rng(seed: int, shape_id: str) -> np.random.Generator:
+def shape_rng(seed: int, sample_id: str) -> np.random.Generator:
     """The random numbers of one shape, whichever shard or process works on it."""
-    words = np.frombuffer(hashlib.sha256(shape_id.encode()).digest(), "<u4")
+    words = np.frombuffer(hashlib.sha256(sample_id.encode()).digest(), "<u4")
     return np.random.default_rng([seed, *words.tolist()])
 
 

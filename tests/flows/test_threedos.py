@@ -41,7 +41,7 @@ def built(tmp_path_factory, prefect_api):
 def test_every_shape_has_a_cloud_and_every_bad_one_a_reason(built):
     lake = built[0] / "lake"
     shapes, clouds = table(lake, "shapes"), table(lake, "point_clouds")
-    assert shapes["shape_id"].to_list() == clouds["shape_id"].to_list()
+    assert shapes["sample_id"].to_list() == clouds["sample_id"].to_list()
     assert clouds.schema["points"].shape == (3 * 128,)
     quarantine = table(lake, "quarantine")
     assert {"empty_file", "index_out_of_range", "non_finite_vertex", "other_synset"} <= set(
@@ -56,7 +56,7 @@ def test_every_track_has_its_roles(built):
     for (track,), rows in splits.group_by("track"):
         assert set(rows.filter(split="test")["role"]) == {"known", "unknown"}, track
         assert set(rows.filter(split="train")["role"]) == {"known"}, track
-        train, test = (set(rows.filter(split=s)["shape_id"]) for s in ("train", "test"))
+        train, test = (set(rows.filter(split=s)["sample_id"]) for s in ("train", "test"))
         assert not train & test, track
 
 
@@ -222,6 +222,6 @@ def test_an_unlisted_mesh_does_not_push_the_listed_ones_out(tmp_path, prefect_ap
     shutil.copy(chair, chair.with_name("chair_9999.off"))
     build(config)
     after = table(tmp_path / "lake", "splits")
-    new = after.filter(shape_id="modelnet40/chair_9999")
+    new = after.filter(sample_id="modelnet40/chair_9999")
     assert new.select("split", "role", "label").rows() == [("test", "known", 0)]
     assert after.height == before.height + 1

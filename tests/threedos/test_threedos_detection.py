@@ -74,7 +74,7 @@ def splits() -> pl.DataFrame:
         ("MN2", "e", "train", "known", 1),
         ("MN2", "f", "test", "known", 1),
     ]
-    return pl.DataFrame(rows, ["track", "shape_id", "split", "role", "label"], orient="row")
+    return pl.DataFrame(rows, ["track", "sample_id", "split", "role", "label"], orient="row")
 
 
 def test_tracks_without_clouds_are_left_out_or_named() -> None:
@@ -106,9 +106,9 @@ def test_scans_are_seen_whole_with_the_paper_s_settings(
 def test_points_that_come_again_are_not_drawn() -> None:
     """A scan of 2 points in a table of 4 fills it by starting again."""
     points = np.arange(24, dtype=np.float32).reshape(2, 12)
-    clouds = pl.DataFrame({"shape_id": ["a", "b"], "normalisation": "unit_cube", "count": [2, 1]})
+    clouds = pl.DataFrame({"sample_id": ["a", "b"], "normalisation": "unit_cube", "count": [2, 1]})
     clouds = clouds.with_columns(pl.Series("points", points, dtype=pl.Array(pl.Float32, 12)))
-    shapes = pl.DataFrame({"shape_id": ["a", "b"], "source": "scanobjectnn"})
+    shapes = pl.DataFrame({"sample_id": ["a", "b"], "source": "scanobjectnn"})
     rows = (
         splits().filter(track="MN1").with_columns(pl.lit("x").alias(n) for n in ("class", "group"))
     )
