@@ -3,7 +3,7 @@
 Enters: an item of `tasks.threedos.ingest`: path, reader, row, shape id and settings. Leaves: the
 columns of SHAPES that the content decides, and the cloud. Readers: text meshes (`text_meshes`),
 scans and grids (`scans`), PLY, STL and GLB through Open3D. Coordinates stay float64 until the cloud
-is normalised: raw areas span 0.06 to 2.9e13 in ModelNet40 (spec threedos 3).
+is normalised: raw areas span 0.06 to 2.9e13 in ModelNet40.
 
 Repaired: faces without area and vertices that no face uses do not count; polygons become fans.
 Refused: everything that cannot be sampled without a guess at what its author meant.

@@ -5,14 +5,15 @@ A shape's id is `<data set>/<name inside it>`, the same whether a list, a mesh o
 - `shapenet/<synset>/<model>`          sample_id("shapenet" or "sncore", synset, model)
 - `modelnet40/<class>_<NNNN>`          sample_id("modelnet40" or "modelnet40_resampled", stem)
 - `scanobjectnn/<scene>_<object>`      sample_id("scanobjectnn", stem of the .bin)
-- `scanobjectnn/training/<row:05d>`    sample_id("scanobjectnn", "training" or "test", row of the h5)
+- `scanobjectnn/training/<row:05d>`    sample_id("scanobjectnn", "training" or "test", row of h5)
   (the h5 files name no object and lack 12 of the listed ones, so their rows cannot be matched)
 - `<source>/<parts...>`                any other source, such as a folder of meshes
 
 Files are found by name (`LIST_FILES`), wherever they lie, plain or gzip. Each line becomes a member
 or a reject.
 ShapeNet's all.csv alone says which synset a model belongs to: 1,258 models stand under several in
-the v2 tree, and a model listed twice would leak from train into test (spec threedos 1.1, 1.2, 4).
+the v2 tree, and a model listed twice would leak from train into test
+(docs/threedos.md, rules 1 to 3).
 """
 
 import gzip

@@ -1,4 +1,4 @@
-"""Surfaces and scans to point clouds of one size (spec threedos 1.3).
+"""Surfaces and scans to point clouds of one size (docs/threedos.md, rule 5).
 
 Enters: triangles or points in float64. Leaves: points drawn uniformly by area, of them the farthest
 ones in the order of their choice (the first k are the choice of k), and the normalised cloud in

@@ -1,4 +1,4 @@
-"""Which shapes a raw source holds: id, class, official split, file, row (spec threedos 1.1, 1.2).
+"""Which shapes a raw source holds: id, class, official split, file, row (rule 1).
 
 Enters: a folder or archive, its kind (`KINDS`) and the members that official lists name
 (`tasks.threedos.lists`). Leaves: a `Listing`. No mesh is read; of h5 and npz files only the number

@@ -3,7 +3,7 @@
 In: members (source, sample_id, class, split; `class_name` if there is one), from the lists or from
 the table of ingested shapes, and tracks: the built-in ones of `tracks.yaml` or a user's YAML of the
 same form. Out: rows of the table `splits`, one per track and shape, under the shape's own class.
-Rules 1 to 4 of docs/threedos.md say which sets, labels and splits of a source serve which role.
+Rules 2 to 4 of docs/threedos.md say which sets, labels and splits of a source serve which role.
 
 Where validation is a share of train, the shapes are put in the order of their ids first, so the
 order of the rows does not matter. For the rows of ScanObjectNN's h5 that is the order of the file,

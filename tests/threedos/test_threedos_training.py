@@ -40,11 +40,19 @@ METHODS = {
     "cosine_proto": cosine_proto.Configuration(**HEAD),
     "subcenter_arcface": subcenter_arcface.Configuration(**HEAD),
     "supcon": supcon.Configuration(**HEAD),
-    "arpl": arpl.Configuration(**HEAD, noise=4, generator=(16,), discriminator=(16, 16), generated_points=32),
+    "arpl": arpl.Configuration(
+        **HEAD, noise=4, generator=(16,), discriminator=(16, 16), generated_points=32
+    ),
     "outlier_exposure": outlier_exposure.Configuration(**HEAD),
     "flow": flow.Configuration(**HEAD, blocks=3, inner=16, flow_rate=3e-3),
     "vae": vae.Configuration(
-        k=4, local=(16,), graph=(16, 32), latent=4, folding=32, reconstruction_points=48, divergence=0.01
+        k=4,
+        local=(16,),
+        graph=(16, 32),
+        latent=4,
+        folding=32,
+        reconstruction_points=48,
+        divergence=0.01,
     ),
 }
 NETWORK = dgcnn.Configuration(k=6, widths=(8, 16), fused=16)

@@ -178,9 +178,7 @@ def test_real_to_real_label_maps(splits, name, labels):
 
 def test_unknown_has_no_label(splits):
     assert splits.schema == SPLITS.polars_schema
-    assert (
-        splits.filter(role="novel")["label"].null_count() == splits.filter(role="novel").height
-    )
+    assert splits.filter(role="novel")["label"].null_count() == splits.filter(role="novel").height
     assert not splits.filter(role="known")["label"].null_count()
 
 

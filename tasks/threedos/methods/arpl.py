@@ -1,4 +1,4 @@
-"""ARPL+CS: reciprocal points with confusing samples (Chen et al. 2021; spec threedos 1.6).
+"""ARPL+CS: reciprocal points with confusing samples (Chen et al. 2021; rule 11).
 
 Logits_c = ||g - P_c||^2 / D - g.P_c: far from a class's reciprocal point P_c is like the class.
 Loss = CE + weight * max(0, mean (g - P_y)^2 - R + margin). Each epoch goes over the shapes twice:

@@ -1,7 +1,7 @@
 """What a training method is: layers on a network, a loss of a batch, outputs of a trained model.
 
 Clouds (B, P, 3), drawn and augmented, and labels (B,) enter; `losses` names the parts of the loss,
-of which "loss" is minimised. `outputs` gives "features" (the penultimate g, spec threedos 1.5), and
+of which "loss" is minimised. `outputs` gives "features" (the penultimate g, rule 10), and
 "novelty" where the method has a score of its own (higher = more novel); `logits` follow from the
 features where there are classes. All other scores are made of both by `tasks.scores`.
 """
@@ -18,8 +18,8 @@ from schemas.config import Settings
 from schemas.errors import ConfigError
 from tasks.plugins import Plugin
 from tasks.threedos import networks
-from tasks.threedos.networks.base import ADAM, Network
 from tasks.threedos.networks.augment import Augmentation, UpAxis
+from tasks.threedos.networks.base import ADAM, Network
 
 if TYPE_CHECKING:
     import torch

@@ -1,4 +1,4 @@
-"""Cosine prototypes: cross entropy of s * cos(g, prototype) (spec threedos 1.6: CosFace, m = 0).
+"""Cosine prototypes: cross entropy of s * cos(g, prototype) (rule 11: CosFace, m = 0).
 
 Logits are the cosines, so 3DOS's score, the largest cosine, is MLS of them.
 """

@@ -1,4 +1,4 @@
-"""A normalising flow beside the classifier (spec threedos 1.6, "NF").
+"""A normalising flow beside the classifier (rule 11, "NF").
 
 The classifier is trained as `cross_entropy`; the flow learns the density of the first head layer's
 output (512) and passes no gradient to the network. It is trained at every step: in the release a

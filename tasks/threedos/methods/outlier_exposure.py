@@ -1,4 +1,4 @@
-"""Outlier exposure on mixed clouds: fine-tunes a fitted `cross_entropy` (spec threedos 1.6).
+"""Outlier exposure on mixed clouds: fine-tunes a fitted `cross_entropy` (rule 11).
 
 Loss = CE + .5 mean(logsumexp f - mean f) on RSMix clouds (Lee et al. 2021): the points of a ball of
 one cloud are replaced by as many from a ball of the same radius of another. 3DOS's score is MSP.

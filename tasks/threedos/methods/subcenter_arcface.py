@@ -1,4 +1,4 @@
-"""Sub-centre ArcFace: K directions a class, an angular margin on the own one (spec threedos 1.6).
+"""Sub-centre ArcFace: K directions a class, an angular margin on the own one (rule 11).
 
 Logits are, for each class, the largest cosine over its sub-centres; 3DOS's score is the cosine of g
 to the nearest training g (`tasks.scores.cosine`).

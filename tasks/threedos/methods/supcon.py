@@ -1,4 +1,4 @@
-"""Supervised contrastive learning over two views (spec threedos 1.6): features only, no classes.
+"""Supervised contrastive learning over two views (rule 11): features only, no classes.
 
 Loss = -mean over anchors of log(sum_pos / (sum_pos + sum_neg)), sums of exp(cos / tau) over the
 other samples of the same label and those of other labels: the sum is inside the logarithm, unlike

@@ -1,4 +1,4 @@
-"""A variational autoencoder of clouds of FoldingNet's kind (spec threedos 1.6, "VAE").
+"""A variational autoencoder of clouds of FoldingNet's kind (rule 11, "VAE").
 
 Encoder: coordinates and local covariances, an MLP, two graph layers (largest values over the k
 nearest points), global maximum, mean and log variance of a latent code. Decoder: a grid on the

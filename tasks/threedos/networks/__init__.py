@@ -1,4 +1,7 @@
-"""Point-cloud networks, one file each; a file's subclass of `Network` is found by its name."""
+"""Point-cloud networks, one file each; a file's subclass of `Network` is found by its name.
+
+Rules that they and the methods cite by number are those of docs/threedos.md.
+"""
 
 from tasks.plugins import Plugins
 from tasks.threedos.networks.base import Network

@@ -1,4 +1,4 @@
-"""DGCNN (Wang et al. 2019) in 3DOS's sizes (spec threedos 1.5): clouds (B, P, 3) to (B, 2 fused).
+"""DGCNN (Wang et al. 2019) in 3DOS's sizes (rule 9): clouds (B, P, 3) to (B, 2 fused).
 
 An edge convolution is max over j of act(norm(W [x_j - x_i, x_i])) over the k nearest j in feature
 space. It is computed here without a tensor of edges, with equal result:

@@ -1,4 +1,4 @@
-"""PointNet++ with multi-scale grouping (Qi et al. 2017) as 3DOS sizes it (spec threedos 1.5).
+"""PointNet++ with multi-scale grouping (Qi et al. 2017) as 3DOS sizes it (rule 9).
 
 Clouds (B, P, 3) to (B, last width): two set abstractions (farthest points as centres, balls of
 three radii, an MLP and the largest value of each) and one over all that is left. Coordinates only.

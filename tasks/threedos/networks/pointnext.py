@@ -78,9 +78,7 @@ class PointNext(Network):
         points, values = clouds, layers["stem"](clouds)
         for number, layer in enumerate(layers["stages"]):
             radius = settings.radius * settings.growth**number
-            center_places = farthest_points(
-                points, max(1, points.shape[1] // 2), skip_origin=False
-            )
+            center_places = farthest_points(points, max(1, points.shape[1] // 2), skip_origin=False)
             centers = gather_rows(points, center_places)
             members = in_ball(points, centers, radius, settings.members)
             inner = ball_features(
