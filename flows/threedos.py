@@ -9,16 +9,17 @@ from storage.raw import RawSource
 from tasks.evaluation.protocols import key_protocols, plan_protocols, protocol_keys
 from tasks.evaluation.stages import (
     EvaluationSettings,
-    PassedRun,
     describe_scores,
     evaluate_scores,
     plan_evaluation,
+    plan_failures,
     plan_score_settings,
     plan_scores,
+    record_failure,
     score_outputs,
 )
 from tasks.raw_files import ARCHIVE_LIMITS
-from tasks.stage import Build
+from tasks.stage import Build, Shard
 from tasks.threedos.ingest import plan_shape_shards, sample_shapes
 from tasks.threedos.runs import (
     CONVENTIONS,
@@ -91,15 +92,15 @@ def make_runs(build: Build, tracks: tuple[Track, ...], plan: RunPlan, config: Co
         ready, {name: build.table(name) for name in ("splits", "shapes", "point_clouds")}
     )
     device = DeviceSettings(device=config.device)
-    trained: list[Piece] = []
-    runs: list[PassedRun] = []
+    trained: list[tuple[Shard, Piece]] = []
     for wave in run_waves(plan, ready, keys):
-        shards = plan_training(wave, parts, keys, trained)
-        fitted = build.run(train_network, shards, device)
-        trained += fitted
-        passes = plan_passes(shards, fitted, config.points)
-        passed = build.run(pass_clouds, passes, device)
-        runs += passed_runs(passes, passed, fitted, build.table("samples"))
+        shards, lost = plan_training(wave, parts, keys, trained)
+        trained += build.run_each(train_network, shards, device)
+        build.failures += lost
+    build.run(record_failure, plan_failures(build.failures), Settings())
+    passes = plan_passes(trained, config.points)
+    passed = list(zip(passes, build.run(pass_clouds, passes, device), strict=build.dry is None))
+    runs = passed_runs(passed, trained, build.table("samples"))
     build.run(describe_scores, plan_score_settings(plan.scores), Settings())
     scored = build.run(score_outputs, plan_scores(runs, plan.scores, config.scores), Settings())
     build.run(evaluate_scores, plan_evaluation(runs, scored, CONVENTIONS), EvaluationSettings())

@@ -6,5 +6,7 @@ SELECT m.protocol, m.model, r.network, r.changed, m.score, m.split, m.view, m.su
     round(min(m.value), 4) AS lowest, round(max(m.value), 4) AS highest
 FROM threedos.metrics m JOIN threedos.runs r USING (run_id)
 WHERE m.value IS NOT NULL
-GROUP BY m.score_id, r.config_id, ALL
-ORDER BY deviation DESC NULLS LAST, ALL;
+GROUP BY m.protocol, m.model, r.network, r.changed, m.score, m.split, m.view, m.subset,
+    m.convention, m.metric, m.score_id, r.config_id
+ORDER BY deviation DESC NULLS LAST, m.protocol, m.model, r.network, r.changed, m.score, m.split,
+    m.view, m.subset, m.convention, m.metric, m.score_id, r.config_id;

@@ -1,7 +1,7 @@
 """3DOS's results laid out like the paper's Tables 1, 3 and 4, the paper's numbers beside ours.
 
-Enters: the tables metrics and runs. Leaves: report sections. Numbers are percent, AUROC and FPR95 as the
-released code has them (convention `threedos`), mean over seeds.
+Enters: the tables metrics and runs. Leaves: report sections. Numbers are percent, AUROC and FPR95
+as the released code has them (convention `threedos`), mean over seeds.
 """
 
 from pathlib import Path
@@ -45,7 +45,8 @@ def sections(read: Read) -> list[Section]:
     for title, tracks in TABLES.items():
         wide = _beside(ours, tracks)
         if wide is not None:
-            parts.append(table(wide, title, right=wide.columns[3:]))
+            numbers = [name for name in wide.columns if name not in KEY]
+            parts.append(table(wide, title, right=numbers))
     found = [Section("Beside the paper", parts)] if len(parts) > 1 else []
     density = _density(ours)
     return [*found, *([density] if density else [])]
@@ -101,12 +102,8 @@ def _beside(ours: pl.DataFrame, tracks: tuple[str, ...]) -> pl.DataFrame | None:
         for name in (f"{track} {metric}", f"{track} {metric} paper")
         if name in wide.columns
     ]
-    plain = {"preset": None, "changed": "{}", "view": PLAIN}
-    shown = [
-        name
-        for name in KEY
-        if name not in plain or wide[name].n_unique() > 1 or plain[name] not in (None, wide[name][0])
-    ]
+    plain = {"changed": "{}", "view": PLAIN}
+    shown = [name for name in KEY if name not in plain or (wide[name] != plain[name]).any()]
     return wide.select(*shown, *order)
 
 

@@ -260,24 +260,29 @@ def plan_training(
     wave: Sequence[RunFacts],
     parts: Mapping[str, tuple[Part, ...]],
     keys: Mapping[str, Mapping[str, str]],
-    trained: Sequence[Piece],
-) -> list[Shard]:
-    """One shard per run with the clouds of its track's sources, and the model it starts from."""
-    by_run = {piece.manifest.run.run_id: piece for piece in trained if piece.manifest.run}
-    shards = []
+    trained: Sequence[tuple[Shard, Piece]],
+) -> tuple[list[Shard], list[tuple[Shard, str]]]:
+    """One shard per run with the clouds of its track's sources, and the model it starts from.
+
+    Those whose start is not there come apart, with the reason.
+    """
+    models = {shard.name: replace(piece.file(MODEL), table=BASE) for shard, piece in trained}
+    shards, lost = [], []
     for facts in wave:
         mark = run_mark(facts, keys[str(facts.protocol)]["data_key"])
-        bases = tuple(replace(by_run[base].file(MODEL), table=BASE) for base in facts.base_runs)
-        shards.append(
-            Shard(
-                mark.run_id,
-                parts=(*parts[str(facts.protocol)], *bases),
-                about=facts.model_dump(mode="json"),
-                depends={"run": mark.run_id},
-                run=mark,
-            )
+        bases = tuple(models[base] for base in facts.base_runs if base in models)
+        shard = Shard(
+            mark.run_id,
+            parts=(*parts[str(facts.protocol)], *bases),
+            about=facts.model_dump(mode="json"),
+            depends={"run": mark.run_id},
+            run=mark,
         )
-    return shards
+        if len(bases) == len(facts.base_runs):
+            shards.append(shard)
+        else:
+            lost.append((shard, f"run {facts.base_runs[0]}, which it starts from, failed"))
+    return shards, lost
 
 
 def track_parts(
@@ -297,12 +302,10 @@ def track_parts(
     return found
 
 
-def plan_passes(
-    shards: Sequence[Shard], trained: Sequence[Piece], points: Sequence[int]
-) -> list[Shard]:
+def plan_passes(trained: Sequence[tuple[Shard, Piece]], points: Sequence[int]) -> list[Shard]:
     """The shards of training with the model that came of each, once for each density."""
     passes = []
-    for shard, piece in zip(shards, trained, strict=True):
+    for shard, piece in trained:
         parts = tuple(part for part in shard.parts if part.table != BASE)
         assert shard.run is not None
         for count in (None, *points):
@@ -320,19 +323,18 @@ def plan_passes(
 
 
 def passed_runs(
-    passes: Sequence[Shard],
-    passed: Sequence[Piece],
-    trained: Sequence[Piece],
+    passed: Sequence[tuple[Shard, Piece]],
+    trained: Sequence[tuple[Shard, Piece]],
     samples: tuple[Part, ...],
 ) -> list[PassedRun]:
     """What scores are made of, view by view."""
     heads = {
-        piece.shard: piece.file(HEAD)
-        for piece in trained
+        shard.name: piece.file(HEAD)
+        for shard, piece in trained
         if any(file.file == HEAD for file in piece.manifest.files)
     }
     runs = []
-    for shard, piece in zip(passes, passed, strict=True):
+    for shard, piece in passed:
         assert shard.run is not None
         splits = tuple(part for part in shard.parts if part.table == "splits")
         runs.append(

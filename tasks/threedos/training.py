@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from schemas.errors import ConfigError, NoveltyError, SourceError
+from schemas.errors import ConfigError, SourceError, TrainingError
 from schemas.threedos import Normalisation
 from storage.tensors import read_header, read_tensors, write_tensors
 from tasks.detectors.base import Progress, Samples, choose_device
@@ -212,7 +212,7 @@ def _run(
             for name in method.passes:
                 row |= _epoch(method, training, clouds, labels, order, device, optimizers, name)
         if not all(math.isfinite(value) for value in row.values()):
-            raise NoveltyError(
+            raise TrainingError(
                 f"training of {method.name} diverged in epoch {epoch}: {row}; lower learning_rate "
                 f"(now {training.learning_rate})"
             )

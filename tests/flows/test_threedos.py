@@ -171,7 +171,7 @@ def test_a_wrong_setting_is_said_before_any_work(tmp_path):
     wrong = Config(
         source={"modelnet40": tmp_path}, lake=tmp_path / "lake", models={"supcon": {"margin": 1}}
     )
-    with pytest.raises(ConfigError, match="supcon: .*margin is not a setting"):
+    with pytest.raises(ConfigError, match=r"supcon: .*margin is not a setting"):
         build.fn(wrong)
     with pytest.raises(ConfigError, match="no track is called MN7"):
         build.fn(wrong.model_copy(update={"models": {}, "protocols": ("MN7",)}))

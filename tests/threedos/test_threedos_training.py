@@ -10,7 +10,7 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from schemas.errors import ConfigError, NoveltyError
+from schemas.errors import ConfigError, TrainingError
 from tasks.scores import nearest
 from tasks.scores.base import Outputs, Reference
 from tasks.threedos import methods, networks, training
@@ -341,7 +341,7 @@ def test_mistakes_are_sentences(tmp_path: Path) -> None:
         setup_of("cross_entropy", "dgcnn", "tiny")
     with pytest.raises(ConfigError, match="no model of point clouds 'bert'"):
         setup_of("bert", "dgcnn", "paper")
-    with pytest.raises(NoveltyError, match="diverged in epoch 1"):
+    with pytest.raises(TrainingError, match="diverged in epoch 1"):
         broken = clouds.copy()
         broken[0] = np.nan
         start(broken, labels)
