@@ -211,7 +211,7 @@ def describe_scores(shard: Shard, settings: Settings) -> Produced:
     return Produced({SCORE_SETTINGS.name: table}, 1)
 
 
-@stage(writes=(SCORES,), version=1)
+@stage(writes=(SCORES,), version=2)
 def score_outputs(shard: Shard, settings: Settings) -> Produced:
     """One score of one run, for every valid and test row of its protocol."""
     from tasks.scores.base import Head, Reference
