@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from schemas.errors import ConfigError, SourceError
 from schemas.runs import RunFacts
 from schemas.threedos import Config, ShapeSettings
+from storage.pieces import Part
 from tasks.evaluation.runs import run_id
 from tasks.threedos import methods, networks, training
 from tasks.threedos.clouds import load_clouds
@@ -18,7 +19,14 @@ from tasks.threedos.methods.base import SMALL
 from tasks.threedos.methods.cross_entropy import CrossEntropy
 from tasks.threedos.methods.setups import Setup
 from tasks.threedos.networks.dgcnn import Dgcnn
-from tasks.threedos.runs import RunPlan, plan_runs, run_waves, scan_splits, trainable
+from tasks.threedos.runs import (
+    RunPlan,
+    plan_runs,
+    plan_training,
+    run_waves,
+    scan_splits,
+    trainable,
+)
 from tasks.threedos.splits import named_by_label
 from tasks.threedos.tracks import Track, built_in_tracks
 
@@ -208,6 +216,18 @@ def test_a_changed_base_changes_what_starts_from_it() -> None:
     before = ids(models=["outlier_exposure"])
     after = ids(models={"outlier_exposure": {}, "cross_entropy": {"epochs": 61}})
     assert all(after[place] != before[place] for place in before)
+
+
+def test_what_starts_from_a_failed_run_fails_with_the_reason() -> None:
+    first, second = run_waves(plan(models=["outlier_exposure"]), MN, KEYS)
+    parts: dict[str, tuple[Part, ...]] = {track.name: () for track in MN}
+    shards, lost = plan_training(first, parts, KEYS, [])
+    assert len(shards) == 2 and not lost
+    assert [shard.depends for shard in shards] == [{"run": run_id(facts)} for facts in first]
+    shards, lost = plan_training(second, parts, KEYS, [])
+    assert not shards and {reason for _, reason in lost} == {
+        f"run {run_id(facts)}, which it starts from, failed" for facts in first
+    }
 
 
 # ---------------------------------------------------------------- rows

@@ -124,6 +124,8 @@ def test_a_method_learns_and_comes_back_from_disk(method: str, tmp_path: Path) -
     assert all(
         len(v) == 24 and np.isfinite(v).all() and v.dtype == np.float32 for v in found.values()
     )
+    head = {"head"} if model.method.head() is not None else set()
+    assert found.keys() | head == methods.find(method).gives
     again = training.load(tmp_path / training.MODEL, device="cpu")
     assert again.setup.values() == model.setup.values() and same(weights(again), weights(model))
     for name, value in training.outputs(again, clouds).items():
