@@ -1,30 +1,41 @@
 """3DOS: meshes and scans to point clouds, lists to open-set tracks, networks to scores."""
 
 from flows.runner import benchmark_flow, publish_report
-from schemas.errors import SourceError
-from schemas.threedos import Config, DetectionChoice
+from schemas.config import Settings
+from schemas.threedos import Config
 from storage.layout import lake_root
+from storage.pieces import Piece
 from storage.raw import RawSource
-from tasks.detection import evaluate_scores, plan_evaluation
-from tasks.raw_files import ARCHIVE_LIMITS
-from tasks.stage import Build
-from tasks.threedos.detection import (
-    check_names,
-    chosen_methods,
-    evaluation,
-    pass_clouds,
-    plan_networks,
-    plan_outputs,
+from tasks.evaluation.protocols import key_protocols, plan_protocols, protocol_keys
+from tasks.evaluation.stages import (
+    EvaluationSettings,
+    describe_scores,
+    evaluate_scores,
+    plan_evaluation,
+    plan_failures,
+    plan_score_settings,
     plan_scores,
-    score_choice,
+    record_failure,
     score_outputs,
+)
+from tasks.raw_files import ARCHIVE_LIMITS
+from tasks.stage import Build, Shard
+from tasks.threedos.ingest import plan_shape_shards, sample_shapes
+from tasks.threedos.runs import (
+    CONVENTIONS,
+    DeviceSettings,
+    RunPlan,
+    pass_clouds,
+    passed_runs,
+    plan_passes,
+    plan_runs,
+    plan_training,
+    run_waves,
+    track_parts,
     train_network,
     trainable,
-    training_choice,
-    waves,
 )
-from tasks.threedos.ingest import plan_shape_shards, sample_shapes
-from tasks.threedos.sources import KINDS, list_shapes
+from tasks.threedos.sources import KINDS, Listing, list_shapes
 from tasks.threedos.splits import plan_members, plan_splits, read_members, split_track
 from tasks.threedos.tracks import Track, built_in_tracks, choose_tracks, read_tracks
 
@@ -33,8 +44,10 @@ from tasks.threedos.tracks import Track, built_in_tracks, choose_tracks, read_tr
 def build(config: Config) -> None:
     """Shapes to clouds, lists to tracks, networks to scores (3DOS sections 3 and 4)."""
     lake = lake_root(config.lake)
-    methods = chosen_methods(config.detection.methods)
-    check_names(config.detection)
+    declared = built_in_tracks() + (read_tracks(config.track_file) if config.track_file else ())
+    tracks = choose_tracks(config.tracks, declared)
+    run_tracks = choose_tracks(config.protocols, tracks)
+    plan = plan_runs(config, run_tracks)
     with Build("threedos", lake, config, config.max_reject_share) as build:
         sources = {
             name: build.source(path, limits=ARCHIVE_LIMITS) for name, path in config.source.items()
@@ -48,40 +61,46 @@ def build(config: Config) -> None:
         if listings:
             build.run(sample_shapes, plan_shape_shards(listings), config.shapes)
 
-        declared = built_in_tracks() + (read_tracks(config.track_file) if config.track_file else ())
-        tracks = choose_tracks(config.tracks, declared)
         members = build.table("members") + build.table("shapes")
         build.run(split_track, plan_splits(members, tracks), config.splits)
+        definitions = {
+            track.name: track.model_dump(mode="json") | config.splits.model_dump(mode="json")
+            for track in tracks
+        }
+        planned = plan_protocols(build.table("splits"), build.table("samples"), definitions)
+        build.run(key_protocols, planned, Settings())
 
-        if methods:
-            detect(build, tracks, methods, config.detection)
+        if plan.models:
+            build.publish()
+            make_runs(build, run_tracks, plan, config)
     publish_report(lake, "threedos")
 
 
-def shapes_of(build: Build, config: Config, name: str, source: RawSource):
+def shapes_of(build: Build, config: Config, name: str, source: RawSource) -> Listing:
     """What one source holds; a name that is no kind is a folder of one's own."""
     kind = name if name in KINDS else "folder"
     members = build.read("members") if build.table("members") else None
     return list_shapes(kind, source, config.shapes, name=name, members=members)
 
 
-def detect(
-    build: Build, tracks: tuple[Track, ...], methods: list[str], choice: DetectionChoice
-) -> None:
+def make_runs(build: Build, tracks: tuple[Track, ...], plan: RunPlan, config: Config) -> None:
     """Train on known classes, pass every cloud once, score and evaluate (3DOS section 4)."""
-    data = {name: build.table(name) for name in ("splits", "shapes", "point_clouds")}
-    if not data["point_clouds"]:
-        raise SourceError("networks need clouds: name sources of shapes with --source")
-    wanted = choose_tracks(choice.tracks, tracks)
-    clouds = build.read("shapes")["shape_id"]
-    ready = trainable(wanted, build.read("splits"), clouds, choice.tracks)
-    how, scores = training_choice(choice), score_choice(choice)
-    trained, scored = [], []
-    for wave in waves(methods):
-        shards = list(plan_networks(wave, choice, ready, data, trained))
-        fitted = build.run(train_network, shards, how)
-        trained += fitted
-        passes = list(plan_outputs(shards, fitted, choice.points))
-        passed = build.run(pass_clouds, passes, how)
-        scored += build.run(score_outputs, plan_scores(passes, passed), scores)
-    build.run(evaluate_scores, plan_evaluation(scored), evaluation(ready))
+    clouds = build.read("samples")["sample_id"]
+    ready = trainable(tracks, build.read("splits"), clouds, config.protocols)
+    keys = protocol_keys(build)
+    parts = track_parts(
+        ready, {name: build.table(name) for name in ("splits", "shapes", "point_clouds")}
+    )
+    device = DeviceSettings(device=config.device)
+    trained: list[tuple[Shard, Piece]] = []
+    for wave in run_waves(plan, ready, keys):
+        shards, lost = plan_training(wave, parts, keys, trained)
+        trained += build.run_each(train_network, shards, device)
+        build.failures += lost
+    build.run(record_failure, plan_failures(build.failures), Settings())
+    passes = plan_passes(trained, config.points)
+    passed = list(zip(passes, build.run(pass_clouds, passes, device), strict=build.dry is None))
+    runs = passed_runs(passed, trained, build.table("samples"))
+    build.run(describe_scores, plan_score_settings(plan.scores), Settings())
+    scored = build.run(score_outputs, plan_scores(runs, plan.scores, config.scores), Settings())
+    build.run(evaluate_scores, plan_evaluation(runs, scored, CONVENTIONS), EvaluationSettings())

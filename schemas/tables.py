@@ -82,7 +82,7 @@ SPLITS = Table(
         Column(
             "subset",
             pa.string(),
-            "Named set of novel classes that is also measured by itself, such as `SN2`",
+            "Named set of its class, such as `SN2`; sets of novel ones are also measured apart",
             nullable=True,
         ),
     ),

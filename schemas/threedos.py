@@ -11,8 +11,8 @@ import polars as pl
 import pyarrow as pa
 from pydantic import Field, model_validator
 
-from schemas.config import Settings
-from schemas.older_tables import OLDER
+from schemas.config import Choice, Settings
+from schemas.runs import RunChoices
 from schemas.table import Column, Reference, Rule, Table
 from schemas.tables import SPLIT_NAMES
 
@@ -36,7 +36,7 @@ SHAPES = Table(
     name="shapes",
     description="One row per shape that was read: what it is and what its surface is like.",
     columns=(
-        Column("shape_id", pa.string(), "Stable id, such as `modelnet40/chair_0001`"),
+        Column("sample_id", pa.string(), "Shape, such as `modelnet40/chair_0001`"),
         Column("source", pa.string(), "Source it was read from, such as `modelnet40_resampled`"),
         Column("class", pa.string(), "Class; for ShapeNet the synset id"),
         Column(
@@ -84,7 +84,7 @@ SHAPES = Table(
         Column("repaired", pa.string(), "What was repaired; null if nothing was", nullable=True),
         Column("digest", pa.string(), "SHA-256 of the raw file, or of the row's numbers"),
     ),
-    key=("shape_id",),
+    key=("sample_id",),
     rules=(
         Rule(
             "box_order",
@@ -92,6 +92,7 @@ SHAPES = Table(
             "the bounding box is inside out",
         ),
     ),
+    version=2,
 )
 
 
@@ -104,7 +105,7 @@ def point_clouds_table(points: int) -> Table:
             "first k points are the k farthest ones, so one cloud serves every density."
         ),
         columns=(
-            Column("shape_id", pa.string(), "Shape"),
+            Column("sample_id", pa.string(), "Shape"),
             Column(
                 "normalisation",
                 pa.string(),
@@ -132,82 +133,31 @@ def point_clouds_table(points: int) -> Table:
                 "x, y, z of the first point, then of the second, and so on",
             ),
         ),
-        key=("shape_id",),
+        key=("sample_id",),
         rules=(Rule("scale_positive", pl.col("scale") > 0, "the cloud has no extent"),),
-        references=(Reference(("shape_id",), "shapes", ("shape_id",)),),
+        references=(Reference(("sample_id",), "shapes", ("sample_id",)),),
+        version=2,
         row_group_rows=256,
     )
 
 
 POINT_CLOUDS = point_clouds_table(POINTS)
 
-SPLITS = Table(
-    name="splits",
-    description="Which shape is in which split of which open-set track, known or unknown.",
-    columns=(
-        Column("track", pa.string(), "Track, such as `SN1`, `SR2` or `SR12`"),
-        Column("shape_id", pa.string(), "Shape; the lists may name more than were read"),
-        Column("class", pa.string(), "Class; for ShapeNet the synset id"),
-        Column(
-            "label",
-            pa.int32(),
-            "Label among the known ones; null if unknown",
-            nullable=True,
-            minimum=0,
-        ),
-        Column("split", pa.string(), "Split", allowed=SPLIT_NAMES),
-        Column("role", pa.string(), "Role in this track", allowed=("known", "unknown")),
-        Column("group", pa.string(), "Set of classes that it belongs to, such as `SN2`"),
-    ),
-    key=("track", "split", "shape_id"),
-    rules=(
-        Rule(
-            "label_of_known",
-            (pl.col("role") == "known") == pl.col("label").is_not_null(),
-            "known shapes have a label, unknown ones have none",
-        ),
-    ),
-)
-
 MEMBERS = Table(
     name="members",
     description="One row per shape that an official list names, whether its file is there or not.",
     columns=(
-        Column("shape_id", pa.string(), "Shape"),
+        Column("sample_id", pa.string(), "Shape"),
         Column("source", pa.string(), "Data set, such as `shapenet`"),
         Column("class", pa.string(), "Class; for ShapeNet the synset id"),
         Column("class_name", pa.string(), "Name of a synset", nullable=True),
         Column("split", pa.string(), "Official split", allowed=SPLIT_NAMES),
     ),
-    key=("shape_id",),
+    key=("sample_id",),
+    version=2,
 )
 
-OUTPUTS = Table(
-    name="outputs",
-    description="What one forward pass left of each shape: logits and penultimate features.",
-    columns=(
-        Column("track", pa.string(), "Track"),
-        Column("method", pa.string(), "How the network was trained, a file of tasks/threedos"),
-        Column("network", pa.string(), "Point network; `none` for a method with its own"),
-        Column("seed", pa.int32(), "Seed of training"),
-        Column("points", pa.int32(), "Points that the network saw", minimum=1),
-        Column("split", pa.string(), "Split", allowed=SPLIT_NAMES),
-        Column("shape_id", pa.string(), "Shape"),
-        Column("class", pa.string(), "Class; of a known shape all classes of its label"),
-        Column(
-            "label", pa.int32(), "Place among the trained labels; null if unknown", nullable=True
-        ),
-        Column("group", pa.string(), "Set of classes that it belongs to"),
-        Column("logits", pa.list_(pa.float32()), "One per trained label", nullable=True),
-        Column("features", pa.list_(pa.float32()), "Penultimate features", nullable=True),
-        Column(
-            "novelty", pa.float64(), "Score of the method's own, higher = more novel", nullable=True
-        ),
-    ),
-    key=("track", "method", "network", "seed", "points", "split", "shape_id"),
-)
-
-TABLES = (MEMBERS, SHAPES, POINT_CLOUDS, SPLITS, OUTPUTS, *OLDER)
+TABLES = (MEMBERS, SHAPES, POINT_CLOUDS)
 
 
 class ShapeSettings(Settings):
@@ -257,32 +207,7 @@ class TrackSettings(Settings):
     """Cellphones are telephones (the paper), or in no set (what the released loader does)."""
 
 
-class DetectionChoice(Settings):
-    """Networks trained on the known classes of each track, and scores of what they leave."""
-
-    methods: tuple[str, ...] = ()
-    """Ways to train: cross_entropy, cosine_proto, subcenter_arcface, supcon, arpl, ... or all."""
-    networks: tuple[str, ...] = ("dgcnn",)
-    """Point networks: dgcnn, pointnet2, pointnext."""
-    scores: tuple[str, ...] = ("all",)
-    """Post-hoc scores by the names of their files in tasks/scores, or all that apply."""
-    tracks: tuple[str, ...] = ()
-    """Tracks to train on (default: every one that has enough clouds)."""
-    preset: Literal["paper", "small"] = "small"
-    """Named settings of training."""
-    epochs: int | None = Field(None, ge=1)
-    """Epochs, where they are not the preset's."""
-    label_smoothing: float | None = Field(None, ge=0, lt=1)
-    """Share of a label spread over the others where cross entropy is a loss; 3DOS's CE_ls: 0.2."""
-    points: tuple[int, ...] = ()
-    """Points at evaluation, one run of scores each (default: as in training)."""
-    seeds: tuple[int, ...] = (0,)
-    """Seeds of training, one network each; the paper's are 1, 41 and 13718."""
-    device: str = "auto"
-    """`auto`, `cpu` or `cuda`."""
-
-
-class Config(Settings):
+class Config(RunChoices):
     """3DOS: meshes and scans to point clouds to open-set tracks."""
 
     source: dict[str, Path] = Field({})
@@ -295,10 +220,13 @@ class Config(Settings):
     """Tracks by name (default: all, your own too); one whose shapes are not there is left out."""
     track_file: Path | None = None
     """YAML of tracks of your own."""
+    networks: Choice = Field({"dgcnn": {}})
+    """Point networks below the models: dgcnn, pointnet2, pointnext or all."""
+    points: tuple[int, ...] = ()
+    """Densities met in testing only, a view `points_<N>` each, beside that of training."""
     listing: ListSettings = ListSettings()
     shapes: ShapeSettings = ShapeSettings()
     splits: TrackSettings = TrackSettings()
-    detection: DetectionChoice = DetectionChoice()
     max_reject_share: float = Field(0.25, ge=0, le=1)
     """Share of shapes that may go to quarantine before the build stops."""
 
@@ -310,11 +238,11 @@ class Config(Settings):
 
     @model_validator(mode="after")
     def _points_are_there(self) -> "Config":
-        wrong = [count for count in self.detection.points if not 2 <= count <= self.shapes.points]
+        wrong = [count for count in self.points if not 2 <= count <= self.shapes.points]
         if wrong:
             raise ValueError(
-                f"detection.points is {wrong[0]}, expected 2 to {self.shapes.points}; a stored "
-                "cloud has shapes.points of them"
+                f"points is {wrong[0]}, expected 2 to {self.shapes.points}; a stored cloud has "
+                "shapes.points of them"
             )
         return self
 
@@ -325,5 +253,7 @@ class Config(Settings):
         return cls(
             source={kind: sample / kind for kind in kinds},
             shapes=ShapeSettings(points=1024, candidates=4096),
-            detection=DetectionChoice(methods=("cross_entropy",), tracks=("MN1",), epochs=20),
+            models={"cross_entropy": {}},
+            protocols=("MN1",),
+            train={"epochs": 20},
         )

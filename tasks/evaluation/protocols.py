@@ -11,7 +11,7 @@ from typing import Any
 import polars as pl
 
 from schemas.config import Settings
-from schemas.tables import PROTOCOLS
+from schemas.tables import PROTOCOLS, SAMPLES
 from storage.pieces import Part
 from tasks.evaluation.runs import as_json
 from tasks.stage import Build, Produced, Shard, stage
@@ -70,13 +70,10 @@ def plan_protocols(
 def key_protocols(shard: Shard, settings: Settings) -> Produced:
     """Name the rows of each protocol by keys."""
     splits = shard.read("splits")
-    samples = pl.concat(
-        part.read(["sample_id", "digest", "sequence"]).filter(
-            pl.col("sample_id").is_in(splits["sample_id"].unique().implode())
-        )
-        for part in shard.parts
-        if part.table == "samples"
-    )
+    columns = ["sample_id", "digest", "sequence"]
+    wanted = pl.col("sample_id").is_in(splits["sample_id"].unique().implode())
+    parts = [part.read(columns).filter(wanted) for part in shard.parts if part.table == "samples"]
+    samples = pl.concat([SAMPLES.empty().select(columns), *parts])
     rows = protocol_rows(splits, samples, shard.about["definitions"])
     return Produced({"protocols": rows}, rows.height)
 

@@ -4,7 +4,8 @@ Enters: `outputs` of a run, the `splits` of its protocol and, where the model ha
 Leaves: `scores` per sample, then `metrics` with intervals and `curves`, by named convention.
 
 A score is fitted on training rows and made for valid and test rows. Where samples come in steps
-(increments, rounds) it is fitted for each step on the training rows of the steps before.
+(increments, rounds) it is fitted for each step on the training rows of the steps before. A view
+that was passed over training rows too is fitted on them, any other on those of `plain`.
 """
 
 import sys
@@ -38,6 +39,7 @@ from tasks.evaluation.intervals import intervals
 from tasks.evaluation.metrics import curves, evaluate
 from tasks.evaluation.runs import ID_DIGITS, as_json, run_id, run_row
 from tasks.stage import Produced, Shard, stage
+from tasks.threads import one_torch_thread
 
 HEAD = "head.safetensors"
 CURVE_POINTS = 1000
@@ -62,6 +64,8 @@ class PassedRun:
     samples: tuple[Part, ...] = ()
     head: Part | None = None
     phase: str = "none"
+    view: str = PLAIN
+    """Where views are passed apart, each is a `PassedRun` of its own."""
 
     def about(self) -> dict[str, Any]:
         """What its rows of `scores` and `metrics` say of it."""
@@ -72,6 +76,10 @@ class PassedRun:
             "seed": self.facts.seed,
             "phase": self.phase,
         }
+
+    def place_of_view(self) -> tuple[str, ...]:
+        """What the view adds to the names of its shards."""
+        return () if self.view == PLAIN else (self.view,)
 
     def gives(self) -> frozenset[str]:
         """What a score may ask of it."""
@@ -132,7 +140,9 @@ def plan_scores(
             fitting.add(choice.name)
             shards.append(
                 Shard(
-                    f"{run.mark.run_id}/{choice.name}-{choice.score_id}",
+                    "/".join(
+                        (run.mark.run_id, f"{choice.name}-{choice.score_id}", *run.place_of_view())
+                    ),
                     parts=(*run.outputs, *run.splits, *((run.head,) if run.head else ())),
                     about={**run.about(), "score": choice.model_dump(mode="json")},
                     depends={
@@ -201,25 +211,26 @@ def describe_scores(shard: Shard, settings: Settings) -> Produced:
     return Produced({SCORE_SETTINGS.name: table}, 1)
 
 
-@stage(writes=(SCORES,), version=1)
+@stage(writes=(SCORES,), version=2)
 def score_outputs(shard: Shard, settings: Settings) -> Produced:
     """One score of one run, for every valid and test row of its protocol."""
     from tasks.scores.base import Head, Reference
 
+    one_torch_thread()
     about = shard.about
     choice = ScoreChoice.model_validate(about["score"])
     kind = score_files.find(choice.name)
     rows = run_rows(shard)
     heads = [part for part in shard.parts if part.table == HEAD]
     head = Head.load(heads[0].path) if heads else None
-    classes = dict(
-        rows.filter(split="train").drop_nulls("label").select("label", "class").unique().iter_rows()
-    )
-    fitted: tuple[int, Any] | None = None
+    rows, classes = numbered_labels(rows)
+    with_train = set(rows.filter(split="train")["view"])
+    fitted: tuple[tuple[str, int], Any] | None = None
     frames = [SCORES.empty()]
     for view, step, tested in evaluated_groups(rows):
-        train = rows.filter((pl.col("view") == PLAIN) & (pl.col("step") < max(step, 1)))
-        if fitted is None or fitted[0] != train.height:
+        fit_view = view if view in with_train else PLAIN
+        train = rows.filter((pl.col("view") == fit_view) & (pl.col("step") < max(step, 1)))
+        if fitted is None or fitted[0] != (fit_view, train.height):
             score = kind(kind.resolve(None, choice.settings))
             learnt = train.filter(pl.col("split") == "train")
             known = train.filter((pl.col("split") == "valid") & (pl.col("role") == "known"))
@@ -237,7 +248,7 @@ def score_outputs(shard: Shard, settings: Settings) -> Produced:
                 head if "head" in kind.needs else None,
             )
             score.fit(given)
-            fitted = (train.height, score)
+            fitted = ((fit_view, train.height), score)
         score = fitted[1]
         outputs = arrays(tested)
         labels = score.labels_of(outputs)
@@ -264,6 +275,15 @@ def score_outputs(shard: Shard, settings: Settings) -> Produced:
         )
     table = pl.concat(frames)
     return Produced({SCORES.name: table}, table.height)
+
+
+def numbered_labels(rows: pl.DataFrame) -> tuple[pl.DataFrame, dict[int, str]]:
+    """Labels as places among those with training rows, as logits have them, and their classes."""
+    train = rows.filter(pl.col("split") == "train").drop_nulls("label")
+    names = train.group_by("label").agg(pl.col("class").min()).sort("label")
+    places = {label: place for place, label in enumerate(names["label"])}
+    numbered = pl.col("label").replace_strict(places, default=None, return_dtype=pl.Int32)
+    return rows.with_columns(numbered), dict(enumerate(names["class"]))
 
 
 def run_rows(shard: Shard) -> pl.DataFrame:

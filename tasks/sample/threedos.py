@@ -1,4 +1,4 @@
-"""Sample shapes for 3DOS: out of a seed, into the three raw layouts of spec threedos 1.1 and 1.2.
+"""Sample shapes for 3DOS: out of a seed, into the three raw layouts of docs/threedos.md, rule 1.
 
 - `modelnet40/<class>/<train|test>/<class>_NNNN.off`: z up, any scale and place, some headers glued
   to the counts (`OFF110 78 0`), some faces without area, as in the published tree.

@@ -14,14 +14,14 @@ Z_UP = ("modelnet40",)
 
 
 class TrackClouds(NamedTuple):
-    """Rows of one split. `label` is the place among the labels that training has; -1 if unknown.
+    """Rows of one split. `labels` are places among the labels that training has; -1 if novel.
 
-    `about`: shape_id, class (of known shapes all classes of the label), novel, group.
+    `rows` are those of the table `splits`.
     """
 
     clouds: np.ndarray
     labels: np.ndarray
-    about: pl.DataFrame
+    rows: pl.DataFrame
     normalisation: Normalisation = "unit_sphere"
 
 
@@ -36,8 +36,7 @@ def upright(points: np.ndarray, source: str) -> np.ndarray:
 def label_names(splits: pl.DataFrame) -> dict[int, str]:
     """Labels that have training shapes, in order, with the names of their classes."""
     known = splits.filter((pl.col("split") == "train") & pl.col("label").is_not_null())
-    named = known.group_by("label").agg(pl.col("class").unique().sort().str.join("+"))
-    return dict(named.sort("label").iter_rows())
+    return dict(known.select("label", "class").unique().sort("label").iter_rows())
 
 
 def load_clouds(
@@ -52,35 +51,27 @@ def load_clouds(
     A known shape whose label has no training shape is left out: nothing can be right about it.
     """
     trained = pl.col("label").is_null() | pl.col("label").is_in(list(names))
-    chosen = (
+    rows = (
         splits.filter((pl.col("split") == split) & trained)
-        .sort("shape_id")
-        .join(shapes.select("shape_id", "source"), on="shape_id", maintain_order="left")
-        .join(clouds.select("shape_id", "count", "points"), on="shape_id", maintain_order="left")
+        .sort("sample_id")
+        .join(shapes.select("sample_id", "source"), on="sample_id", maintain_order="left")
+        .join(clouds.select("sample_id", "count", "points"), on="sample_id", maintain_order="left")
     )
     width = clouds.schema["points"].shape[0]
     # Beyond the longest cloud there are only points that come again.
-    longest = chosen["count"].max() or 1
-    points = chosen["points"].to_numpy().reshape(-1, width // 3, 3)[:, :longest].astype(np.float32)
+    longest = rows["count"].max() or 1
+    points = rows["points"].to_numpy().reshape(-1, width // 3, 3)[:, :longest].astype(np.float32)
     for source in Z_UP:
-        rows = (chosen["source"] == source).to_numpy()
-        points[rows] = upright(points[rows], source)
+        turned = (rows["source"] == source).to_numpy()
+        points[turned] = upright(points[turned], source)
     place = {label: number for number, label in enumerate(names)}
     return TrackClouds(
         points,
-        chosen["label"]
+        rows["label"]
         .replace_strict(place, default=-1, return_dtype=pl.Int64)
         .to_numpy()
         .astype(np.int64),
-        chosen.select(
-            "shape_id",
-            pl.col("label")
-            .replace_strict(dict(names), default=None, return_dtype=pl.String)
-            .fill_null(pl.col("class"))
-            .alias("class"),
-            (pl.col("role") == "unknown").alias("novel"),
-            "group",
-        ),
+        rows.select(splits.columns),
         clouds["normalisation"][0] if clouds.height else "unit_sphere",
     )
 
@@ -91,5 +82,5 @@ def require_training(train: TrackClouds, track: str) -> None:
     if (counts > 1).sum() < 2:
         raise SourceError(
             f"track {track}: {len(train.labels)} training shapes have a cloud, too few to train "
-            "on; name the sources of its shapes, or leave the track out with detection.tracks"
+            "on; name the sources of its shapes, or leave the track out with --protocols"
         )

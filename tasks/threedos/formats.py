@@ -3,7 +3,7 @@
 Enters: an item of `tasks.threedos.ingest`: path, reader, row, shape id and settings. Leaves: the
 columns of SHAPES that the content decides, and the cloud. Readers: text meshes (`text_meshes`),
 scans and grids (`scans`), PLY, STL and GLB through Open3D. Coordinates stay float64 until the cloud
-is normalised: raw areas span 0.06 to 2.9e13 in ModelNet40 (spec threedos 3).
+is normalised: raw areas span 0.06 to 2.9e13 in ModelNet40.
 
 Repaired: faces without area and vertices that no face uses do not count; polygons become fans.
 Refused: everything that cannot be sampled without a guess at what its author meant.
@@ -56,7 +56,7 @@ def sample_file(item: dict[str, Any], work: Path) -> dict[str, Any]:
     """The facts and the cloud of one raw shape."""
     path = Path(item["path"])
     shape, digest = read_shape(path, item["reader"], item["part"], item["row"], work)
-    rng = shape_rng(item["seed"], item["shape_id"])
+    rng = shape_rng(item["seed"], item["sample_id"])
     if isinstance(shape, Mesh):
         surface = surface_of(shape)
         facts = _surface_facts(shape, surface) | {

@@ -1,4 +1,4 @@
-"""Raw shapes to the tables SHAPES and POINT_CLOUDS (spec threedos 1.1, 1.3, 3).
+"""Raw shapes to the tables SHAPES, SAMPLES and POINT_CLOUDS.
 
 Enters: listings of sources (`tasks.threedos.sources`). Leaves: one shard per bucket of shapes, read
 and sampled in child processes that may hang, crash or eat memory; what cannot be read goes to
@@ -10,6 +10,8 @@ its name, and no shard grows with the source. Rows of an h5 or npz file are cut 
 a file changes as a whole.
 """
 
+import hashlib
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,10 +22,12 @@ import polars as pl
 
 from schemas.errors import RecordError
 from schemas.table import Table
+from schemas.tables import SAMPLES
 from schemas.threedos import SHAPES, ShapeSettings, point_clouds_table
 from tasks.native.pool import Limits, Outcome, run_batch
 from tasks.raw_files import hash_buckets, on_disk
 from tasks.stage import Produced, Reject, Shard, stage
+from tasks.threedos.clouds import Z_UP
 from tasks.threedos.formats import OPEN3D_READERS
 from tasks.threedos.sources import Entry, Listing, place
 
@@ -49,12 +53,12 @@ def plan_shape_shards(listings: Sequence[Listing]) -> list[Shard]:
         refused = [tuple(row) for row in listing.refused]
         own = []
         for entry in listing.entries:
-            if entry.shape_id in owner:
-                message = f"{place(entry)}: source {owner[entry.shape_id]} has this shape already"
-                refused.append((entry.shape_id, "duplicate_id", message))
+            if entry.sample_id in owner:
+                message = f"{place(entry)}: source {owner[entry.sample_id]} has this shape already"
+                refused.append((entry.sample_id, "duplicate_id", message))
             else:
                 own.append(entry)
-        owner |= {entry.shape_id: listing.name for entry in own}
+        owner |= {entry.sample_id: listing.name for entry in own}
         for name, entries in _buckets(own):
             files = sorted({entry.file for entry in entries})
             shards.append(
@@ -76,7 +80,7 @@ def _buckets(entries: Iterable[Entry]) -> Iterator[tuple[str, list[Entry]]]:
     single: dict[str, Entry] = {}
     for entry in entries:
         if entry.row is None:
-            single[entry.shape_id] = entry
+            single[entry.sample_id] = entry
         else:
             number = entry.row // SHAPES_PER_SHARD
             rows[f"{entry.file}/{entry.part}/{number:05d}"].append(entry)
@@ -88,11 +92,11 @@ def _buckets(entries: Iterable[Entry]) -> Iterator[tuple[str, list[Entry]]]:
 # ---------------------------------------------------------------- the stage
 
 
-def _tables(settings: ShapeSettings) -> tuple[Table, Table]:
-    return SHAPES, point_clouds_table(settings.points)
+def _tables(settings: ShapeSettings) -> tuple[Table, ...]:
+    return SHAPES, SAMPLES, point_clouds_table(settings.points)
 
 
-@stage(writes=_tables, version=1)
+@stage(writes=_tables, version=2)
 def sample_shapes(shard: Shard, settings: ShapeSettings) -> Produced:
     """Read some shapes, sample their surfaces and normalise the clouds."""
     if shard.name.endswith(f"/{REFUSED}"):
@@ -130,7 +134,7 @@ def _sampled(
             "reader": entry.reader,
             "part": entry.part,
             "row": entry.row,
-            "shape_id": entry.shape_id,
+            "sample_id": entry.sample_id,
             **how,
         }
         for entry, path in todo
@@ -145,7 +149,7 @@ def _sampled(
 
 
 class _Rows:
-    """Rows of both tables, gathered shape by shape."""
+    """Rows of the tables, gathered shape by shape."""
 
     def __init__(self, source: str, settings: ShapeSettings):
         self.source, self.settings = source, settings
@@ -158,11 +162,11 @@ class _Rows:
         value = None if isinstance(outcome, RecordError) else outcome.value
         if value is None:
             rule, message = outcome.rule or "", outcome.message or ""
-            self.rejects.append(Reject(entry.shape_id, rule, f"{place(entry)}: {message}"))
+            self.rejects.append(Reject(entry.sample_id, rule, f"{place(entry)}: {message}"))
             return
         ends = [f"{end}_{axis}" for end in ("min", "max") for axis in "xyz"]
         about = {
-            "shape_id": entry.shape_id,
+            "sample_id": entry.sample_id,
             "source": self.source,
             "class": entry.class_,
             "split": entry.split,
@@ -174,7 +178,7 @@ class _Rows:
         x, y, z = value["center"]
         self.clouds.append(
             {
-                "shape_id": entry.shape_id,
+                "sample_id": entry.sample_id,
                 "normalisation": self.settings.normalisation,
                 "center_x": x,
                 "center_y": y,
@@ -193,4 +197,28 @@ class _Rows:
         points = np.array(self.points, np.float32).reshape(-1, 3 * self.settings.points)
         clouds = clouds.with_columns(pl.Series("points", points, dtype=flat))
         shapes = pl.DataFrame(self.shapes, schema=SHAPES.polars_schema)
-        return Produced({SHAPES.name: shapes, table.name: clouds}, records, self.rejects)
+        samples = shapes.select(
+            "sample_id",
+            "class",
+            pl.lit(None, pl.String).alias("sequence"),
+            pl.lit(None, pl.Int32).alias("position"),
+            pl.col("file").alias("source"),
+            pl.lit("cloud").alias("modality"),
+        ).with_columns(
+            pl.Series(
+                "digest",
+                [
+                    cloud_digest(row, cloud["count"], self.settings.normalisation, self.source)
+                    for row, cloud in zip(points, self.clouds, strict=True)
+                ],
+                pl.String,
+            )
+        )
+        tables = {SHAPES.name: shapes, SAMPLES.name: SAMPLES.conform(samples), table.name: clouds}
+        return Produced(tables, records, self.rejects)
+
+
+def cloud_digest(points: np.ndarray, count: int, normalisation: str, source: str) -> str:
+    """Digest of what a network gets to see: the stored points, and whether they are turned."""
+    preparation = json.dumps([count, normalisation, source in Z_UP])
+    return hashlib.sha256(points.astype("<f4").tobytes() + preparation.encode()).hexdigest()

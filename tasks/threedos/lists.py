@@ -2,17 +2,18 @@
 
 A shape's id is `<data set>/<name inside it>`, the same whether a list, a mesh or an h5 row gave it:
 
-- `shapenet/<synset>/<model>`          shape_id("shapenet" or "sncore", synset, model)
-- `modelnet40/<class>_<NNNN>`          shape_id("modelnet40" or "modelnet40_resampled", stem)
-- `scanobjectnn/<scene>_<object>`      shape_id("scanobjectnn", stem of the .bin)
-- `scanobjectnn/training/<row:05d>`    shape_id("scanobjectnn", "training" or "test", row of the h5)
+- `shapenet/<synset>/<model>`          sample_id("shapenet" or "sncore", synset, model)
+- `modelnet40/<class>_<NNNN>`          sample_id("modelnet40" or "modelnet40_resampled", stem)
+- `scanobjectnn/<scene>_<object>`      sample_id("scanobjectnn", stem of the .bin)
+- `scanobjectnn/training/<row:05d>`    sample_id("scanobjectnn", "training" or "test", row of h5)
   (the h5 files name no object and lack 12 of the listed ones, so their rows cannot be matched)
 - `<source>/<parts...>`                any other source, such as a folder of meshes
 
 Files are found by name (`LIST_FILES`), wherever they lie, plain or gzip. Each line becomes a member
 or a reject.
 ShapeNet's all.csv alone says which synset a model belongs to: 1,258 models stand under several in
-the v2 tree, and a model listed twice would leak from train into test (spec threedos 1.1, 1.2, 4).
+the v2 tree, and a model listed twice would leak from train into test
+(docs/threedos.md, rules 1 to 3).
 """
 
 import gzip
@@ -34,7 +35,7 @@ from storage.raw import READ_LIMIT, RawSource
 DATASETS = {"sncore": "shapenet", "modelnet40_resampled": "modelnet40"}
 
 
-def shape_id(source: str, *parts: str) -> str:
+def sample_id(source: str, *parts: str) -> str:
     """The id of a shape; forms of the same data set (`DATASETS`) give the same id."""
     return "/".join((DATASETS.get(source, source), *parts))
 
@@ -42,7 +43,7 @@ def shape_id(source: str, *parts: str) -> str:
 MEMBERS = pl.Schema(
     {
         "source": pl.String,
-        "shape_id": pl.String,
+        "sample_id": pl.String,
         "class": pl.String,
         "class_name": pl.String,
         "split": pl.String,
@@ -147,13 +148,13 @@ def read_lists(
             parts.append(reader(lists, settings))
     if not parts:
         raise SourceError(f"no list in {source.root}; looked for {', '.join(missing)}")
-    members = pl.concat([part[0] for part in parts]).sort("shape_id")
+    members = pl.concat([part[0] for part in parts]).sort("sample_id")
     rejects = [part[1] for part in parts]
     absent = members.clear()
     if settings.missing_models and "shapenet" in listed_datasets(found):
         gone, bad = _read_missing(lists, settings.missing_models, members)
-        absent = members.join(gone, on="shape_id", how="semi", maintain_order="left")
-        members = members.join(gone, on="shape_id", how="anti", maintain_order="left")
+        absent = members.join(gone, on="sample_id", how="semi", maintain_order="left")
+        members = members.join(gone, on="sample_id", how="anti", maintain_order="left")
         rejects.append(bad)
     return ListsRead(members, absent, pl.concat(rejects), tuple(missing))
 
@@ -162,7 +163,7 @@ def keep_present(
     members: pl.DataFrame, present: pl.Series, source: str
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Members without those of `source` whose id is not in `present`, and the ones left out."""
-    there = pl.col("shape_id").is_in(present.unique().implode())
+    there = pl.col("sample_id").is_in(present.unique().implode())
     keep = (pl.col("source") != source) | there
     return members.filter(keep), members.filter(~keep)
 
@@ -277,10 +278,10 @@ def _read_missing(lists: "_Lists", name: str, members: pl.DataFrame) -> Judged:
     parsed = fields.with_columns(pl.col("synsetId").str.zfill(8)).with_columns(
         _ids("shapenet", "synsetId", "modelId")
     )
-    listed = pl.col("shape_id").is_in(members["shape_id"].implode())
+    listed = pl.col("sample_id").is_in(members["sample_id"].implode())
     rules = [*_model_rules(), ("model_listed", ~listed, "no list has this model")]
-    good, rejects = _judged(parsed, rules, "shape_id", "this model")
-    return good.select("shape_id"), rejects
+    good, rejects = _judged(parsed, rules, "sample_id", "this model")
+    return good.select("sample_id"), rejects
 
 
 # ---------------------------------------------------------------- ModelNet40 and ScanObjectNN
@@ -301,7 +302,7 @@ def _read_modelnet(lists: "_Lists", settings: ListSettings) -> Judged:
         names = lists.lines("modelnet40_names")["line"].str.strip_chars()
         file = lists.found["modelnet40_names"]
         rules.append(("class_listed", ~kind.is_in(names.implode()), f"class is not in {file}"))
-    good, rejects = _judged(parsed, rules, "shape_id", "this shape")
+    good, rejects = _judged(parsed, rules, "sample_id", "this shape")
     return _members("modelnet40", good), rejects
 
 
@@ -327,7 +328,7 @@ def _read_scan(lists: "_Lists", settings: ListSettings) -> Judged:
         differs = pl.col("named").ne_missing(pl.col("class"))
         file = lists.found["scan_labels"]
         rules.append(("class_agrees", differs, f"{file} lacks the object or has another class"))
-    good, bad = _judged(parsed, rules, "shape_id", "this object")
+    good, bad = _judged(parsed, rules, "sample_id", "this object")
     return _members("scanobjectnn", good), pl.concat([rejects, bad])
 
 
@@ -473,8 +474,8 @@ def _judged(parsed: pl.DataFrame, rules: list[Rule], key: str, what: str) -> Jud
 
 
 def _ids(source: str, *parts: pl.Expr | pl.Series | str) -> pl.Expr:
-    """`shape_id` of whole columns."""
-    return pl.concat_str(pl.lit(shape_id(source)), *parts, separator="/").alias("shape_id")
+    """`sample_id` of whole columns."""
+    return pl.concat_str(pl.lit(sample_id(source)), *parts, separator="/").alias("sample_id")
 
 
 def _members(source: str, good: pl.DataFrame, name: pl.Expr | None = None) -> pl.DataFrame:

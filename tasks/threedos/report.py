@@ -10,7 +10,7 @@ import polars as pl
 
 from tasks.plots import cloud_gallery
 from tasks.report import Html, Read, Section, figure, folded, paragraph, table
-from tasks.threedos import detection_report
+from tasks.threedos import paper_report
 from tasks.threedos.clouds import upright
 from tasks.threedos.tracks import count_splits
 
@@ -33,14 +33,14 @@ OFFICIAL = {
     "SR13": (1522, 169, 422, 789),
     "SR23": (1166, 129, 352, 1255),
 }
-COLUMNS = ("train", "valid", "known_test", "unknown_test")
+COLUMNS = ("train", "valid", "known_test", "novel_test")
 
 
 def sections(read: Read) -> list[Section]:
     """Tracks and shapes, where the lake has them."""
     found = [_tracks(read), _shapes(read)]
     there = [section for section in found if section is not None]
-    return there + detection_report.sections(read)
+    return there + paper_report.sections(read)
 
 
 def _tracks(read: Read) -> Section | None:
@@ -53,7 +53,7 @@ def _tracks(read: Read) -> Section | None:
         .otherwise(pl.concat_str("role", pl.lit("_test")))
     )
     counts = (
-        splits.group_by("track", kind.alias("kind"))
+        splits.group_by(pl.col("protocol").alias("track"), kind.alias("kind"))
         .len()
         .pivot("kind", index="track", values="len")
         .sort("track")
@@ -89,20 +89,20 @@ def _shapes(read: Read) -> Section | None:
     if shapes is None or shapes.is_empty():
         return None
     chosen = (
-        shapes.sort("shape_id")
+        shapes.sort("sample_id")
         .group_by("source", "class", maintain_order=True)
         .first()
         .sort("class", "source")
     )
     chosen = chosen[np.linspace(0, chosen.height - 1, SHOWN_CLOUDS).round().astype(int)].unique(
-        "shape_id", maintain_order=True
+        "sample_id", maintain_order=True
     )
-    wanted = pl.col("shape_id").is_in(chosen["shape_id"].implode())
-    clouds = read("point_clouds", ["shape_id", "points", "count"], wanted)
+    wanted = pl.col("sample_id").is_in(chosen["sample_id"].implode())
+    clouds = read("point_clouds", ["sample_id", "points", "count"], wanted)
     if clouds is None:
         return None
-    shown = chosen.select("shape_id", "class", "source").join(
-        clouds, on="shape_id", maintain_order="left"
+    shown = chosen.select("sample_id", "class", "source").join(
+        clouds, on="sample_id", maintain_order="left"
     )
     pictures = [
         upright(

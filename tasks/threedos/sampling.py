@@ -1,4 +1,4 @@
-"""Surfaces and scans to point clouds of one size (spec threedos 1.3).
+"""Surfaces and scans to point clouds of one size (docs/threedos.md, rule 5).
 
 Enters: triangles or points in float64. Leaves: points drawn uniformly by area, of them the farthest
 ones in the order of their choice (the first k are the choice of k), and the normalised cloud in
@@ -26,9 +26,9 @@ class Cloud(NamedTuple):
     scale: float
 
 
-def shape_rng(seed: int, shape_id: str) -> np.random.Generator:
+def shape_rng(seed: int, sample_id: str) -> np.random.Generator:
     """The random numbers of one shape, whichever shard or process works on it."""
-    words = np.frombuffer(hashlib.sha256(shape_id.encode()).digest(), "<u4")
+    words = np.frombuffer(hashlib.sha256(sample_id.encode()).digest(), "<u4")
     return np.random.default_rng([seed, *words.tolist()])
 
 

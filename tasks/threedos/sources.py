@@ -1,4 +1,4 @@
-"""Which shapes a raw source holds: id, class, official split, file, row (spec threedos 1.1, 1.2).
+"""Which shapes a raw source holds: id, class, official split, file, row (rule 1).
 
 Enters: a folder or archive, its kind (`KINDS`) and the members that official lists name
 (`tasks.threedos.lists`). Leaves: a `Listing`. No mesh is read; of h5 and npz files only the number
@@ -25,7 +25,7 @@ from schemas.threedos import ShapeSettings
 from storage.raw import RawFile, RawSource
 from storage.unchanged import read_unchanged
 from tasks.native.pool import Limits, Outcome, run_batch
-from tasks.threedos.lists import SCAN_CLASSES, roles_of, shape_id
+from tasks.threedos.lists import SCAN_CLASSES, roles_of, sample_id
 
 MODEL = re.compile(r"(?:.*/)?(?P<synset>\d{8})/(?P<model>[\w-]+)/models/model_normalized\.obj")
 MODEL_COMPANION = re.compile(
@@ -61,7 +61,7 @@ PROBES = {"h5": "tasks.threedos.scans:probe_h5", "npz": "tasks.threedos.scans:pr
 class Entry(NamedTuple):
     """A shape to load. `part` is the array of an h5 or npz file, `row` its row there."""
 
-    shape_id: str
+    sample_id: str
     class_: str
     split: str | None
     file: str
@@ -105,7 +105,7 @@ class _Found:
         if members is not None:
             self.members = {
                 shape: (class_, split)
-                for shape, class_, split in members.select("shape_id", "class", "split").rows()
+                for shape, class_, split in members.select("sample_id", "class", "split").rows()
             }
         self.entries: list[Entry] = []
         self.refused = [Refused(s.name, "unreadable", s.reason) for s in source.skipped]
@@ -126,11 +126,11 @@ class _Found:
         """Refuse ids that come again and files that are nothing we know."""
         first: dict[str, Entry] = {}
         for entry in sorted(self.entries, key=lambda entry: (entry.file, entry.row or 0)):
-            if entry.shape_id in first:
-                message = f"{place(entry)}: {place(first[entry.shape_id])} has the same id"
-                self.refused.append(Refused(entry.shape_id, "duplicate_id", message))
+            if entry.sample_id in first:
+                message = f"{place(entry)}: {place(first[entry.sample_id])} has the same id"
+                self.refused.append(Refused(entry.sample_id, "duplicate_id", message))
             else:
-                first[entry.shape_id] = entry
+                first[entry.sample_id] = entry
         for name in sorted(self.files.keys() - self.seen):
             if not is_companion(name) and not roles_of(name):
                 message = f"not a shape of this source; expected {expected}"
@@ -189,7 +189,7 @@ def _list_shapenet(found: _Found) -> Listing:
         if match is None:
             continue
         synsets.add(match["synset"])
-        shape = shape_id("shapenet", match["synset"], match["model"])
+        shape = sample_id("shapenet", match["synset"], match["model"])
         if shape in listed:
             found.add(Entry(shape, *listed[shape], name, "obj"))
         elif match["model"] in owner:
@@ -198,7 +198,7 @@ def _list_shapenet(found: _Found) -> Listing:
             )
         else:
             found.refuse(name, "unlisted_model", "all.csv does not list this model")
-    there = {entry.shape_id for entry in found.entries}
+    there = {entry.sample_id for entry in found.entries}
     lacking = {shape: synset for shape, (synset, _) in listed.items() if shape not in there}
     if len(lacking) > max(MOST_LACKING, len(there) // 4):
         print(
@@ -215,7 +215,7 @@ def _list_shapenet(found: _Found) -> Listing:
             found.refuse(shape, "missing", "all.csv lists this model, the source has no file of it")
     for synset, count in absent.items():
         message = f"all.csv lists {count} models of this synset, the source has none of them"
-        found.refuse(shape_id("shapenet", synset), "missing_class", message)
+        found.refuse(sample_id("shapenet", synset), "missing_class", message)
     return found.listing(
         "<synset>/<model>/models/model_normalized.obj",
         lambda name: MODEL_COMPANION.fullmatch(name) is not None,
@@ -225,7 +225,7 @@ def _list_shapenet(found: _Found) -> Listing:
 def _list_modelnet40(found: _Found) -> Listing:
     for name in found.files:
         if match := OFF_TREE.fullmatch(name):
-            shape = shape_id("modelnet40", match["stem"])
+            shape = sample_id("modelnet40", match["stem"])
             found.add(Entry(shape, match["class"], match["split"], name, "off"))
     return found.listing("<class>/<train|test>/<class>_NNNN.off", lambda name: False)
 
@@ -233,7 +233,7 @@ def _list_modelnet40(found: _Found) -> Listing:
 def _list_resampled(found: _Found) -> Listing:
     for name in found.files:
         if match := RESAMPLED.fullmatch(name):
-            shape = shape_id("modelnet40_resampled", match["stem"])
+            shape = sample_id("modelnet40_resampled", match["stem"])
             split = found.split_of(shape)
             found.add(Entry(shape, match["class"], split, name, "points"))
     return found.listing(
@@ -259,7 +259,7 @@ def _list_folder(found: _Found) -> Listing:
             continue
         if split_at is not None:
             class_, split = folders[-3 - split_at], OFFICIAL[folders[split_at].lower()]
-        shape = shape_id(found.name, *path.with_suffix("").parts)
+        shape = sample_id(found.name, *path.with_suffix("").parts)
         found.add(Entry(shape, class_, split, name, FOLDER_READERS[path.suffix.lower()]))
     suffixes = ", ".join(FOLDER_READERS)
     return found.listing(
@@ -290,7 +290,7 @@ def _list_scanobjectnn(found: _Found) -> Listing:
     """The objects of .bin files, by the lists or by class folders, and the rows of h5 files."""
     for name in found.files:
         if match := SCAN_BIN.fullmatch(name):
-            shape = shape_id("scanobjectnn", match["stem"])
+            shape = sample_id("scanobjectnn", match["stem"])
             class_, split = found.members.get(shape, (PurePosixPath(name).parent.name, None))
             if class_ in SCAN_CLASSES:
                 found.add(Entry(shape, class_, split, name, "bin"))
@@ -305,7 +305,7 @@ def _list_scanobjectnn(found: _Found) -> Listing:
             found.refuse(name, "label_length", f"{value['rows']} clouds, expected a label for each")
             continue
         for row, label in enumerate(labels.tolist()):
-            shape = shape_id("scanobjectnn", part, f"{row:05d}")
+            shape = sample_id("scanobjectnn", part, f"{row:05d}")
             if 0 <= label < len(SCAN_CLASSES):
                 class_ = SCAN_CLASSES[label]
                 found.add(Entry(shape, class_, OFFICIAL[part], name, "h5", "data", row))
@@ -357,7 +357,7 @@ def _list_sncore(found: _Found) -> Listing:
             continue
         split = OFFICIAL[match["split"]]
         for row, (synset, model) in enumerate(zip(synsets, models, strict=True)):
-            shape = shape_id("sncore", synset, model)
+            shape = sample_id("sncore", synset, model)
             found.add(Entry(shape, synset, split, name, "h5", "data", row))
     return found.listing("sncore_<split>_4096_points.h5 with its json lists", lambda name: False)
 
@@ -387,7 +387,7 @@ def _list_voxels(found: _Found) -> Listing:
         for member, labels in value.items():
             part = member.removeprefix("X_")
             for row, label in enumerate(labels.tolist()):
-                shape = shape_id(found.name, *stem, part, f"{row:05d}")
+                shape = sample_id(found.name, *stem, part, f"{row:05d}")
                 if 0 <= label < len(classes):
                     split = OFFICIAL.get(part)
                     found.add(Entry(shape, classes[label], split, name, "npz", member, row))

@@ -1,6 +1,8 @@
 """The stages around the tracks: official lists to `members`, members and shapes to `splits`.
 
-Enters: a folder of lists, the shapes that were read. Leaves: MEMBERS and SPLITS (3DOS section 3).
+Enters: a folder of lists, the shapes that were read. Leaves: `members` and `splits` (3DOS section
+3). In `splits` a known shape has the name of its label as class, so that what a model predicts and
+what is true are the same text.
 """
 
 import sys
@@ -9,7 +11,8 @@ from pathlib import Path
 
 import polars as pl
 
-from schemas.threedos import MEMBERS, SPLITS, ListSettings, TrackSettings
+from schemas.tables import SPLITS
+from schemas.threedos import MEMBERS, ListSettings, TrackSettings
 from storage.filehash import sha256_file
 from storage.pieces import Part
 from storage.raw import RawSource, open_raw
@@ -84,14 +87,28 @@ def plan_splits(parts: tuple[Part, ...], tracks: Sequence[Track]) -> list[Shard]
     return [Shard(track.name, parts=parts, about=track.model_dump(mode="json")) for track in tracks]
 
 
-@stage(writes=(SPLITS,), version=2)
+@stage(writes=(SPLITS,), version=3)
 def split_track(shard: Shard, settings: TrackSettings) -> Produced:
-    """Put the shapes of one track into train, valid and test, known or unknown."""
+    """Put the shapes of one track into train, valid and test, known or novel."""
     track = Track.model_validate(shard.about)
     splits, reasons = build_possible(all_members(shard), [track], settings)
     for name, reason in reasons.items():
         print(f"  track {name} left out: {reason}", file=sys.stderr)
-    return Produced({"splits": splits}, splits.height)
+    return Produced({"splits": named_by_label(splits)}, splits.height)
+
+
+def named_by_label(splits: pl.DataFrame) -> pl.DataFrame:
+    """Rows of one track where the class of known shapes is all training classes of their label.
+
+    A label without training shapes keeps the classes of its shapes.
+    """
+    names = (
+        splits.filter(split="train", role="known")
+        .group_by("label")
+        .agg(pl.col("class").unique().sort().str.join("+").alias("name"))
+    )
+    named = splits.join(names, on="label", how="left", maintain_order="left")
+    return named.with_columns(pl.coalesce("name", "class").alias("class")).drop("name")
 
 
 def all_members(shard: Shard) -> pl.DataFrame:
@@ -100,7 +117,7 @@ def all_members(shard: Shard) -> pl.DataFrame:
     The rows of ScanObjectNN's h5 files cannot be matched with its lists: where they were read they
     take the lists' place.
     """
-    columns = ["source", "shape_id", "class", "split"]
+    columns = ["source", "sample_id", "class", "split"]
     tables = {part.table for part in shard.parts}
     listed = read = pl.DataFrame(schema=dict.fromkeys([*columns, "class_name"], pl.String))
     if "members" in tables:
@@ -108,7 +125,7 @@ def all_members(shard: Shard) -> pl.DataFrame:
     if "shapes" in tables:
         read = shard.read("shapes", columns).with_columns(pl.col("source").replace(DATASETS))
         read = read.with_columns(pl.lit(None, pl.String).alias("class_name"))
-    new = read.join(listed, on="shape_id", how="anti")
-    if new["shape_id"].str.contains(H5_ROW).any():
+    new = read.join(listed, on="sample_id", how="anti")
+    if new["sample_id"].str.contains(H5_ROW).any():
         listed = listed.filter(pl.col("source") != "scanobjectnn")
     return pl.concat([listed, new.select(listed.columns)])

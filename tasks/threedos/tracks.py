@@ -1,9 +1,9 @@
 """Open-set tracks: which shapes are known or unknown, in train, valid or test, and their labels.
 
-In: members (source, shape_id, class, split; `class_name` if there is one), from the lists or from
+In: members (source, sample_id, class, split; `class_name` if there is one), from the lists or from
 the table of ingested shapes, and tracks: the built-in ones of `tracks.yaml` or a user's YAML of the
-same form. Out: `SPLITS`, one row per track and shape. Rules: spec threedos 1.2 (category sets,
-labels, cellphones) and 1.4 (which split of which source serves which role).
+same form. Out: rows of the table `splits`, one per track and shape, under the shape's own class.
+Rules 2 to 4 of docs/threedos.md say which sets, labels and splits of a source serve which role.
 
 Where validation is a share of train, the shapes are put in the order of their ids first, so the
 order of the rows does not matter. For the rows of ScanObjectNN's h5 that is the order of the file,
@@ -22,22 +22,12 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from schemas.config import Settings, make_config, read_config_file
 from schemas.errors import ConfigError, SourceError
+from schemas.tables import SPLITS
 from schemas.threedos import TrackSettings
 from tasks.threedos.lists import DATASETS
 from tasks.threedos.lists import SPLITS as SPLIT_SPELLINGS
 
 BUILT_IN = Path(__file__).with_name("tracks.yaml")
-SPLITS = pl.Schema(
-    {
-        "track": pl.String,
-        "shape_id": pl.String,
-        "class": pl.String,
-        "label": pl.Int32,
-        "split": pl.String,
-        "role": pl.String,
-        "group": pl.String,
-    }
-)
 Split = Literal["train", "valid", "test", "all"]
 
 
@@ -74,7 +64,7 @@ class ClassGroup(Settings):
     """Classes that count as one: a label if they are known."""
 
     set: str
-    """Set they come from, the `group` of their rows."""
+    """Set they come from, the `subset` of their rows."""
     classes: tuple[str, ...]
     """Names, or synset ids."""
 
@@ -186,14 +176,14 @@ def choose_tracks(names: Sequence[str], declared: Sequence[Track]) -> tuple[Trac
 def build_splits(
     members: pl.DataFrame, tracks: Sequence[Track], settings: TrackSettings
 ) -> pl.DataFrame:
-    """Rows of every track (schema `SPLITS`); one whose shapes are not there is a SourceError."""
+    """Rows of every track; one whose shapes are not there is a SourceError."""
     names = [track.name for track in tracks]
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(f"two tracks are called {name}; rename one")
     members = _checked(members)
     parts = [_track_rows(members, track, settings) for track in tracks]
-    return pl.concat([pl.DataFrame(schema=SPLITS), *parts]).sort("track", "split", "shape_id")
+    return pl.concat([SPLITS.empty(), *parts]).sort(SPLITS.key)
 
 
 def build_possible(
@@ -206,24 +196,24 @@ def build_possible(
             parts.append(build_splits(members, [track], settings))
         except SourceError as error:
             reasons[track.name] = str(error)
-    return pl.concat(parts).sort("track", "split", "shape_id"), reasons
+    return pl.concat(parts).sort(SPLITS.key), reasons
 
 
 def count_splits(splits: pl.DataFrame) -> pl.DataFrame:
-    """Shapes, classes and labels of each track, split, role and group."""
+    """Shapes, classes and labels of each track, split, role and set of classes."""
     return (
-        splits.group_by("track", "split", "role", "group")
+        splits.group_by("protocol", "split", "role", "subset")
         .agg(
             pl.len().alias("shapes"),
             pl.col("class").n_unique().alias("classes"),
             pl.col("label").drop_nulls().n_unique().alias("labels"),
         )
-        .sort("track", "split", "role", "group")
+        .sort("protocol", "split", "role", "subset")
     )
 
 
 def empty_labels(splits: pl.DataFrame, tracks: Sequence[Track]) -> pl.DataFrame:
-    """Labels (track, split, label, classes) that have no shape in train or in test."""
+    """Labels (protocol, split, label, classes) that have no shape in train or in test."""
     wanted = pl.DataFrame(
         [
             (track.name, split, label, " + ".join(group.classes))
@@ -231,10 +221,10 @@ def empty_labels(splits: pl.DataFrame, tracks: Sequence[Track]) -> pl.DataFrame:
             for label, group in enumerate(track.known)
             for split in ("train", "test")
         ],
-        {"track": pl.String, "split": pl.String, "label": pl.Int32, "classes": pl.String},
+        {"protocol": pl.String, "split": pl.String, "label": pl.Int32, "classes": pl.String},
         orient="row",
     )
-    return wanted.join(splits, on=["track", "split", "label"], how="anti", maintain_order="left")
+    return wanted.join(splits, on=["protocol", "split", "label"], how="anti", maintain_order="left")
 
 
 # ---------------------------------------------------------------- declarations
@@ -278,7 +268,7 @@ def _checked(members: pl.DataFrame) -> pl.DataFrame:
         members = members.with_columns(pl.lit(None, pl.String).alias("class_name"))
     members = members.select(
         pl.col("source").replace(DATASETS),
-        "shape_id",
+        "sample_id",
         "class",
         "class_name",
         pl.col("split").str.to_lowercase().replace(SPLIT_SPELLINGS),
@@ -286,14 +276,14 @@ def _checked(members: pl.DataFrame) -> pl.DataFrame:
     # A ShapeNet model that stands under two synsets would be in train and in test.
     model = (
         pl.when(source="shapenet")
-        .then(pl.col("shape_id").str.split("/").list.last())
-        .otherwise("shape_id")
+        .then(pl.col("sample_id").str.split("/").list.last())
+        .otherwise("sample_id")
     )
     again = members.filter(pl.struct("source", model.alias("model")).is_duplicated())
     if again.height:
         raise SourceError(
             f"members: {again.height} rows name a shape more than once, such as "
-            f"{', '.join(again['shape_id'].sort()[:2])}; take ShapeNet's models from all.csv"
+            f"{', '.join(again['sample_id'].sort()[:2])}; take ShapeNet's models from all.csv"
         )
     return members
 
@@ -306,7 +296,7 @@ def _track_rows(members: pl.DataFrame, track: Track, settings: TrackSettings) ->
         )
     classes = _class_table(members, track, settings)
     cast = members.join(classes, on=["source", "class"], maintain_order="left")
-    known, unknown = cast.filter(role="known"), cast.filter(role="unknown")
+    known, unknown = cast.filter(role="known"), cast.filter(role="novel")
     train = _of(known, track.train)
     valid = _of(known, track.valid)
     if track.validation:
@@ -319,23 +309,34 @@ def _track_rows(members: pl.DataFrame, track: Track, settings: TrackSettings) ->
                 f"track {track.name} has no {what} shape; add shapes of its classes or leave it out"
             )
     return pl.concat(
-        rows.with_columns(pl.lit(split).alias("split"), pl.lit(track.name).alias("track"))
+        SPLITS.conform(
+            rows.select(
+                pl.lit(track.name).alias("protocol"),
+                pl.lit(0).alias("step"),
+                pl.lit(split).alias("split"),
+                "sample_id",
+                "class",
+                "label",
+                "role",
+                "subset",
+            )
+        )
         for rows, split in ((train, "train"), (valid, "valid"), (test, "test"), (others, "test"))
-    ).select(pl.col(name).cast(kind) for name, kind in SPLITS.items())
+    )
 
 
 def _class_table(members: pl.DataFrame, track: Track, settings: TrackSettings) -> pl.DataFrame:
-    """(source, class) of the track's sources to role, label and group."""
+    """(source, class) of the track's sources to role, label and set."""
     there = members.filter(pl.col("source").is_in(list(track.sources)))
     there = there.select("source", "class", "class_name").unique()
     named = pl.DataFrame(
         [
             (name, role, label if role == "known" else None, group.set)
-            for role, groups in (("known", track.known), ("unknown", track.unknown))
+            for role, groups in (("known", track.known), ("novel", track.unknown))
             for label, group in enumerate(groups)
             for name in group.classes
         ],
-        {"name": pl.String, "role": pl.String, "label": pl.Int32, "group": pl.String},
+        {"name": pl.String, "role": pl.String, "label": pl.Int32, "subset": pl.String},
         orient="row",
     )
     _refuse_unheard(named["name"].to_list(), there, track)
@@ -346,7 +347,7 @@ def _class_table(members: pl.DataFrame, track: Track, settings: TrackSettings) -
                 named = pl.concat([named, added])
     table = pl.concat(
         there.join(named, left_on=column, right_on="name").select(
-            "source", "class", "role", "label", "group"
+            "source", "class", "role", "label", "subset"
         )
         for column in ("class", "class_name")
     ).unique()
@@ -385,7 +386,7 @@ def _held_out(
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
     from sklearn.model_selection import train_test_split
 
-    rows = rows.sort("shape_id")
+    rows = rows.sort("sample_id")
     # Exact, since 0.1 * 30 is more than 3 in floating point and 0.29 * 100 less than 29.
     count = int(Fraction(str(validation.share)) * rows.height)
     if not 0 < count < rows.height:

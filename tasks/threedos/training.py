@@ -1,6 +1,5 @@
 """Training of point networks: clouds (N, P, 3) and labels in, a model saved as safetensors out.
 
-Presets: `paper` is 3DOS's (spec threedos 1.3, 1.5, 1.6), `small` is for a CPU and few shapes.
 Everything random in an epoch (order, drawn points, augmentation, dropout) comes from (seed, epoch),
 so a checkpoint is the weights, the optimisers' tensors and the history, and a training that was
 killed and started again ends with the same weights. A trained model in `work` is not trained again.
@@ -11,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,15 +19,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from schemas.config import make_config
-from schemas.errors import ConfigError, NoveltyError, SourceError
+from schemas.errors import ConfigError, SourceError, TrainingError
 from schemas.threedos import Normalisation
 from storage.tensors import read_header, read_tensors, write_tensors
 from tasks.detectors.base import Progress, Samples, choose_device
 from tasks.detectors.training import seeded
 from tasks.threedos import methods, networks
 from tasks.threedos.methods.base import Method, TrainingSettings
-from tasks.threedos.methods.presets import Setup, network_settings, setup_of
+from tasks.threedos.methods.setups import Setup, check_network, setup_of
 from tasks.threedos.networks.augment import augment, draw_points, normalised
 from tasks.threedos.networks.heads import initialise
 
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 MODEL, CHECKPOINT = "model.safetensors", "checkpoint.safetensors"
 SCORING_BATCH = 16
+TRAINER_VERSION = 1
+"""Raise it when the loop gives other weights for the same settings and shapes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +72,7 @@ def train(
     chosen = choose_device(device)
     with seeded([seed], chosen):
         fitted = _build(kind, network, setup, classes)
-        if setup.training.initial_weights == "normal":
+        if setup.model.initial_weights == "normal":
             initialise(fitted.layers)
     start = _take_over(fitted, base)
     fitted.layers.to(chosen)
@@ -86,12 +88,22 @@ def train(
     if (work / MODEL).is_file():
         _same_run(work / MODEL, header)
         return load(work / MODEL, device=device)
-    history = _run(fitted, setup.training, clouds, labels, seed, chosen, header, work, progress)
+    history = _run(fitted, setup.model, clouds, labels, seed, chosen, header, work, progress)
     state = dict(fitted.layers.state_dict())
     write_tensors(work / MODEL, state, {**header, "history": history})
     (work / CHECKPOINT).unlink(missing_ok=True)
     fitted.layers.eval()
     return Model(fitted, setup, chosen, _history(history))
+
+
+def print_epoch(title: str) -> Progress:
+    """Progress of training: a line an epoch."""
+
+    def say(epoch: int, epochs: int, row: Mapping[str, float]) -> None:
+        measured = ", ".join(f"{key} {value:.4g}" for key, value in row.items())
+        print(f"  {title}: epoch {epoch}/{epochs}, {measured}", file=sys.stderr, flush=True)
+
+    return say
 
 
 def load(path: Path, *, device: str = "auto") -> Model:
@@ -101,12 +113,7 @@ def load(path: Path, *, device: str = "auto") -> Model:
         raise SourceError(f"{path} holds no point network; name a {MODEL} of a 3DOS training")
     kind, network = methods.find(header["method"]), header["network"]
     given = header["setup"]
-    sizes = network_settings(kind, network, "paper")
-    setup = Setup(
-        training=make_config(TrainingSettings, given["training"]),
-        method=make_config(type(kind.presets["paper"]), given["method"]),
-        network=make_config(type(sizes), given["network"]) if sizes else None,
-    )
+    setup = setup_of(header["method"], network, None, given["model"], given["network"])
     chosen = choose_device(device)
     with seeded([0], chosen):
         fitted = _build(kind, network, setup, header["classes"])
@@ -134,7 +141,7 @@ def outputs(
 
     if clouds.ndim != 3 or clouds.shape[2] != 3 or not len(clouds):
         raise ConfigError(f"clouds are {clouds.shape}, expected (shapes, points, 3)")
-    training, method = model.setup.training, model.method
+    training, method = model.setup.model, model.method
     drawn = vote_places(clouds.shape[1], points or training.points, training.votes)
     parts: list[dict[str, np.ndarray]] = []
     with torch.no_grad(), seeded([0], model.device, training.cpu_threads):
@@ -205,7 +212,7 @@ def _run(
             for name in method.passes:
                 row |= _epoch(method, training, clouds, labels, order, device, optimizers, name)
         if not all(math.isfinite(value) for value in row.values()):
-            raise NoveltyError(
+            raise TrainingError(
                 f"training of {method.name} diverged in epoch {epoch}: {row}; lower learning_rate "
                 f"(now {training.learning_rate})"
             )
@@ -251,9 +258,18 @@ def _epoch(
 def _precision(training: TrainingSettings, device: str) -> contextlib.AbstractContextManager:
     import torch
 
-    on_gpu = torch.device(device).type == "cuda"
-    mixed = training.mixed_precision and on_gpu and torch.cuda.is_bf16_supported(False)
+    mixed = precision_on(training, device) == "bfloat16"
     return torch.autocast("cuda", torch.bfloat16) if mixed else contextlib.nullcontext()
+
+
+def precision_on(training: TrainingSettings, device: str) -> str:
+    """The arithmetic of a training: bfloat16 where it is asked for and a GPU has it."""
+    if device == "cpu" or not training.mixed_precision:
+        return "float32"
+    import torch
+
+    on_gpu = torch.device(choose_device(device)).type == "cuda"
+    return "bfloat16" if on_gpu and torch.cuda.is_bf16_supported(False) else "float32"
 
 
 def _tensor(clouds: np.ndarray, device: str) -> torch.Tensor:
@@ -283,14 +299,14 @@ def _check(clouds: np.ndarray, labels: np.ndarray) -> int:
 
 
 def _build(kind: type[Method], network: str | None, setup: Setup, classes: int) -> Method:
-    if type(setup.method) is not type(kind.presets["paper"]):
+    if type(setup.model) is not kind.configuration:
         raise ConfigError(
-            f"method {kind.name} takes {type(kind.presets['paper']).__module__}.Configuration, "
-            f"not {type(setup.method).__module__}.{type(setup.method).__name__}"
+            f"method {kind.name} takes {kind.configuration.__module__}.Configuration, "
+            f"not {type(setup.model).__module__}.{type(setup.model).__name__}"
         )
-    network_settings(kind, network, "paper")
-    built = networks.build(network, setup.network) if network and setup.network else None
-    return kind(setup.method, built, classes)
+    check_network(kind, network)
+    built = networks.find(network)(setup.network) if network and setup.network else None
+    return kind(setup.model, built, classes)
 
 
 def _take_over(method: Method, base: Model | None) -> str:
@@ -318,19 +334,12 @@ def _take_over(method: Method, base: Model | None) -> str:
 def _same_run(path: Path, header: dict[str, Any]) -> dict[str, Any]:
     found = read_header(path)
     kept = {name: found.get(name) for name in header}
-    if _without_pace(kept) != _without_pace(header):
+    if json.dumps(kept, sort_keys=True) != json.dumps(header, sort_keys=True):
         raise ConfigError(
             f"{path} belongs to another training (other settings, seed or shapes); delete it or "
             "choose another folder"
         )
     return found
-
-
-def _without_pace(header: dict[str, Any]) -> str:
-    """What decides the weights; how often they are saved does not."""
-    copy = json.loads(json.dumps(header))
-    ((copy.get("setup") or {}).get("training") or {}).pop("checkpoint_every", None)
-    return json.dumps(copy, sort_keys=True)
 
 
 def _training_state(

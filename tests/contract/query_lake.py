@@ -44,18 +44,23 @@ def scores(seed: int, detectors: list[str], protocol: str = "visual") -> pl.Data
 def metric_rows(values: dict[tuple[str, int], float]) -> list[dict]:
     return [
         {
-            "benchmark": "threedos",
             "protocol": "SN1",
-            "detector": detector,
-            "backbone": "dgcnn",
+            "run_id": f"dgcnn{seed}",
+            "model": "cross_entropy",
+            "score_id": score,
+            "score": score,
             "seed": seed,
             "split": "test",
+            "view": "plain",
+            "phase": "none",
+            "step": 0,
+            "subset": "all",
             "convention": "threedos",
             "metric": "auroc",
             "value": value,
             "n": 10,
         }
-        for (detector, seed), value in values.items()
+        for (score, seed), value in values.items()
     ]
 
 
@@ -152,11 +157,23 @@ def make_query_lake(lake: Path) -> Path:
     put_table(
         lake,
         "threedos",
+        "runs",
+        [
+            {"run_id": f"dgcnn{seed}", "protocol": "SN1", "model": "cross_entropy", "seed": seed}
+            | {"network": "dgcnn", "changed": "{}", "config_id": "c", "state": "done"}
+            | {"origin": "trained", "base_runs": []}
+            for seed in range(3)
+        ],
+    )
+    put_table(
+        lake,
+        "threedos",
         "splits",
         [
             {
-                "track": "SN1",
-                "shape_id": f"s{i}",
+                "protocol": "SN1",
+                "sample_id": f"s{i}",
+                "step": 0,
                 "class": name,
                 "split": split,
                 "role": role,
@@ -167,12 +184,12 @@ def make_query_lake(lake: Path) -> Path:
                     ("chair", "train", "known"),
                     ("chair", "train", "known"),
                     ("chair", "test", "known"),
-                    ("car", "test", "unknown"),
+                    ("car", "test", "novel"),
                 ]
             )
         ],
     )
-    put_table(lake, "threedos", "shapes", [{"shape_id": f"s{i}"} for i in (0, 3)])
+    put_table(lake, "threedos", "shapes", [{"sample_id": f"s{i}"} for i in (0, 3)])
     put_table(
         lake,
         "semantic",

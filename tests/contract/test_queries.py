@@ -136,7 +136,7 @@ ANSWERS = [
         (
             "threedos_class_balance",
             ["class", "role", "train", "valid", "test", "of_them_read"],
-            [("chair", "known", 2, 0, 1, 1), ("car", "unknown", 0, 0, 1, 1)],
+            [("chair", "known", 2, 0, 1, 1), ("car", "novel", 0, 0, 1, 1)],
         ),
         (
             "semantic_class_balance",
@@ -155,7 +155,7 @@ ANSWERS = [
         ),
         (
             "threedos_seed_deviation",
-            ["detector", "seeds", "mean", "deviation", "lowest", "highest"],
+            ["score", "seeds", "mean", "deviation", "lowest", "highest"],
             [("msp", 3, 0.7, 0.2, 0.5, 0.9), ("mls", 2, 0.8, 0.0, 0.8, 0.8)],
         ),
         ("best_detectors", ["detector", "seeds", "auroc"], [("mls", 2, 0.8)]),

@@ -11,6 +11,7 @@ from schemas.runs import RunFacts
 from storage.tables import current_version
 from tasks.evaluation.protocols import rows_key
 from tasks.evaluation.runs import config_id, run_id
+from tasks.evaluation.stages import numbered_labels
 from tests.evaluation.small_runs import MADE, MENDED, build_small, write_raw
 
 
@@ -176,3 +177,15 @@ def test_the_key_of_rows_sees_content_and_not_order() -> None:
     assert rows_key(rows) == rows_key(rows.reverse())
     changed = rows.with_columns(pl.Series("digest", ["1", "3"]))
     assert rows_key(rows) != rows_key(changed)
+
+
+def test_labels_are_numbered_among_those_with_training_rows() -> None:
+    rows = pl.DataFrame(
+        {
+            "split": ["train", "train", "test", "test"],
+            "label": pl.Series([4, 2, 2, 3], dtype=pl.Int32),
+            "class": ["e", "c", "c", "d"],
+        }
+    )
+    numbered, classes = numbered_labels(rows)
+    assert numbered["label"].to_list() == [1, 0, 0, None] and classes == {0: "c", 1: "e"}

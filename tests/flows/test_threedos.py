@@ -1,5 +1,6 @@
 """The 3DOS flow end to end on sample shapes: clouds, tracks, a network, scores."""
 
+import json
 import shutil
 
 import numpy as np
@@ -7,12 +8,14 @@ import polars as pl
 import pytest
 
 from schemas.errors import ConfigError
-from schemas.threedos import Config, DetectionChoice, ShapeSettings
+from schemas.threedos import Config, ShapeSettings
 from storage.tables import current_version
 from tasks.sample.threedos import write_threedos
 from tests.shared import shared_path
 
 SMALL = ShapeSettings(points=128, candidates=512)
+# Of each kind one: on logits, on features of training, with the head and validation.
+SCORES = ("msp", "nearest", "react")
 
 
 def table(lake, name: str) -> pl.DataFrame:
@@ -30,9 +33,11 @@ def built(tmp_path_factory, prefect_api):
         source={kind: raw / kind for kind in ("modelnet40", "scanobjectnn", "shapenet")},
         lake=root / "lake",
         shapes=SMALL,
-        detection=DetectionChoice(
-            methods=("cross_entropy",), tracks=("MN1", "SR1"), epochs=2, points=(64, 128)
-        ),
+        models={"cross_entropy": {}},
+        protocols=("MN1", "SR1"),
+        train={"epochs": 2},
+        points=(64,),
+        scores={name: {} for name in SCORES},
     )
     build(config)
     return root, config
@@ -41,7 +46,7 @@ def built(tmp_path_factory, prefect_api):
 def test_every_shape_has_a_cloud_and_every_bad_one_a_reason(built):
     lake = built[0] / "lake"
     shapes, clouds = table(lake, "shapes"), table(lake, "point_clouds")
-    assert shapes["shape_id"].to_list() == clouds["shape_id"].to_list()
+    assert shapes["sample_id"].to_list() == clouds["sample_id"].to_list()
     assert clouds.schema["points"].shape == (3 * 128,)
     quarantine = table(lake, "quarantine")
     assert {"empty_file", "index_out_of_range", "non_finite_vertex", "other_synset"} <= set(
@@ -49,41 +54,65 @@ def test_every_shape_has_a_cloud_and_every_bad_one_a_reason(built):
     )
 
 
-def test_every_track_has_its_roles(built):
-    splits = table(built[0] / "lake", "splits")
-    tracks = {"MN1", "MN2", "SN1", "SN2", "SN3", "SR1", "SR2", "SR12", "SR13", "SR23"}
-    assert set(splits["track"]) == tracks
-    for (track,), rows in splits.group_by("track"):
-        assert set(rows.filter(split="test")["role"]) == {"known", "unknown"}, track
-        assert set(rows.filter(split="train")["role"]) == {"known"}, track
-        train, test = (set(rows.filter(split=s)["shape_id"]) for s in ("train", "test"))
-        assert not train & test, track
-
-
-def test_one_pass_gives_every_score_at_every_density(built):
+def test_every_sample_has_the_digest_of_its_cloud(built):
     lake = built[0] / "lake"
-    outputs, scores = table(lake, "outputs"), table(lake, "scores")
-    assert sorted(set(outputs["points"])) == [64, 128]
-    assert {"msp", "mls", "odin", "energy", "gradnorm", "react", "nearest", "cosine"} <= set(
-        scores["detector"]
-    )
-    tested = outputs.filter((pl.col("track") == "MN1") & (pl.col("split") == "test"))
-    one = scores.filter((pl.col("protocol") == "MN1") & (pl.col("detector") == "msp"))
-    assert one.height == tested.height
-    assert set(scores["protocol"]) == {"MN1", "SR1", "SR1 against SR2", "SR1 against SR3"}
+    samples, shapes = table(lake, "samples"), table(lake, "shapes")
+    assert samples["sample_id"].to_list() == shapes["sample_id"].to_list()
+    assert samples["class"].to_list() == shapes["class"].to_list()
+    assert set(samples["modality"]) == {"cloud"} and samples["digest"].null_count() == 0
+    assert samples["digest"].n_unique() == table(lake, "point_clouds")["points"].n_unique()
+
+
+def test_every_track_has_its_roles(built):
+    splits, protocols = table(built[0] / "lake", "splits"), table(built[0] / "lake", "protocols")
+    tracks = {"MN1", "MN2", "SN1", "SN2", "SN3", "SR1", "SR2", "SR12", "SR13", "SR23"}
+    assert set(splits["protocol"]) == set(protocols["protocol"]) == tracks
+    for (track,), rows in splits.group_by("protocol"):
+        assert set(rows.filter(split="test")["role"]) == {"known", "novel"}, track
+        assert set(rows.filter(split="train")["role"]) == {"known"}, track
+        train, test = (set(rows.filter(split=s)["sample_id"]) for s in ("train", "test"))
+        assert not train & test, track
+        known = rows.filter(role="known")
+        assert known["class"].n_unique() == known["label"].n_unique(), track
+
+
+def test_one_pass_gives_every_score_in_every_view(built):
+    lake = built[0] / "lake"
+    outputs, scores, runs = (table(lake, name) for name in ("outputs", "scores", "runs"))
+    assert set(outputs["view"]) == set(scores["view"]) == {"plain", "points_64"}
+    assert set(scores["score"]) == set(SCORES)
+    assert set(runs["protocol"]) == {"MN1", "SR1"} and set(runs["network"]) == {"dgcnn"}
+    settings = json.loads(runs["settings"][0])
+    assert settings["epochs"] == 2 and settings["network"]["k"] == 16
+    assert json.loads(runs["changed"][0]) == {"epochs": 2}
+    assert table(lake, "training").group_by("run_id", "measure").len()["len"].to_list() == [2] * 6
+    splits = table(lake, "splits").filter(pl.col("split") != "train")
+    predictions = table(lake, "predictions")
+    for run, protocol in runs.select("run_id", "protocol").iter_rows():
+        wanted = splits.filter(protocol=protocol).select("sample_id", "split", "class")
+        for view in ("plain", "points_64"):
+            rows = predictions.filter(run_id=run, view=view)
+            assert rows.select(wanted.columns).sort("sample_id").equals(wanted.sort("sample_id"))
+            scored = scores.filter(run_id=run, view=view, score="msp")
+            assert scored.select(wanted.columns).sort("sample_id").equals(wanted.sort("sample_id"))
+    assert set(predictions["predicted"]) <= set(splits.filter(role="known")["class"])
 
 
 def test_each_unknown_set_is_evaluated_apart(built):
     metrics = table(built[0] / "lake", "metrics")
     assert set(metrics["convention"]) == {"threedos", "threedos-first-threshold", "openood"}
+    assert {"auroc", "fpr95", "acc"} <= set(metrics["metric"])
     auroc = metrics.filter(
-        (pl.col("metric") == "auroc")
-        & (pl.col("convention") == "threedos")
-        & (pl.col("detector") == "msp")
-        & pl.col("backbone").str.ends_with("128 points")
+        metric="auroc", convention="threedos", score="msp", view="plain", split="test"
     )
-    assert set(auroc["protocol"]) == {"MN1", "SR1", "SR1 against SR2", "SR1 against SR3"}
+    assert auroc.select("protocol", "subset").sort("protocol", "subset").rows() == [
+        ("MN1", "all"),
+        ("SR1", "SR2"),
+        ("SR1", "SR3"),
+        ("SR1", "all"),
+    ]
     assert auroc["value"].is_between(0, 1).all()
+    assert (auroc["low"] <= auroc["value"]).all() and (auroc["value"] <= auroc["high"]).all()
 
 
 def test_report_has_pictures_and_tables(built):
@@ -94,18 +123,60 @@ def test_report_has_pictures_and_tables(built):
     assert "telephone" in bars and "04401088" not in bars, "synsets have names there"
 
 
-def test_a_second_run_does_nothing_and_a_new_mesh_costs_one_shard(built, capsys):
+def made(capsys) -> dict[str, int]:
+    """Shards made by each stage of the builds since the last call."""
+    lines = [x for x in capsys.readouterr().err.splitlines() if x.startswith("threedos/")]
+    return {x[9 : x.index(":")]: int(x.split(": ")[1].split(" ")[0]) for x in lines}
+
+
+def test_a_second_run_does_nothing_and_an_unused_mesh_costs_one_shard(built, capsys):
     from flows.threedos import build
 
     root, config = built
     build(config)
-    lines = capsys.readouterr().err.splitlines()
-    assert lines and all(": 0 of" in line for line in lines if line.startswith("threedos/"))
-    raw = root / "raw" / "modelnet40" / "chair" / "train"
-    shutil.copy(next(raw.glob("chair_0*.off")), raw / "chair_0999.off")
-    build(config.model_copy(update={"detection": DetectionChoice()}))
-    (line,) = (x for x in capsys.readouterr().err.splitlines() if "/sample_shapes:" in x)
-    assert ": 1 of" in line
+    assert set(made(capsys).values()) == {0}
+    runs = table(root / "lake", "runs")
+    cars = root / "raw" / "modelnet40" / "car" / "train"
+    shutil.copy(next(cars.glob("car_0*.off")), cars / "car_0999.off")
+    build(config)
+    shards = made(capsys)
+    assert shards.pop("sample_shapes") == 1
+    fitted = ("train_network", "pass_clouds", "score_outputs", "evaluate_scores")
+    assert [shards[name] for name in fitted] == [0] * 4
+    assert "modelnet40/car_0999" in set(table(root / "lake", "samples")["sample_id"])
+    assert table(root / "lake", "runs").equals(runs)
+
+
+def test_a_later_command_keeps_the_runs_of_the_first(built, capsys):
+    from flows.threedos import build
+
+    root, config = built
+    before = table(root / "lake", "metrics")
+    changes = {"models": {"supcon": {"epochs": 1}}, "train": {}, "points": ()}
+    build(config.model_copy(update={**changes, "protocols": ("MN1",), "scores": {"cosine": {}}}))
+    assert made(capsys)["train_network"] == 1
+    metrics, runs = table(root / "lake", "metrics"), table(root / "lake", "runs")
+    assert sorted(runs["model"]) == ["cross_entropy", "cross_entropy", "supcon"]
+    assert metrics.filter(model="cross_entropy").equals(before)
+    assert set(metrics.filter(model="supcon")["score"]) == {"cosine"}
+    assert (
+        not table(root / "lake", "predictions")
+        .filter(pl.col("run_id").is_in(runs.filter(model="supcon")["run_id"].implode()))
+        .height
+    )
+
+
+def test_a_wrong_setting_is_said_before_any_work(tmp_path):
+    from flows.threedos import build
+
+    wrong = Config(
+        source={"modelnet40": tmp_path}, lake=tmp_path / "lake", models={"supcon": {"margin": 1}}
+    )
+    with pytest.raises(ConfigError, match=r"supcon: .*margin is not a setting"):
+        build.fn(wrong)
+    with pytest.raises(ConfigError, match="no track is called MN7"):
+        build.fn(wrong.model_copy(update={"models": {}, "protocols": ("MN7",)}))
+    assert not (tmp_path / "lake").exists()
 
 
 def test_nothing_named_is_said():
@@ -137,7 +208,7 @@ def test_a_track_of_ones_own(tmp_path, prefect_api):
     build(config)
     splits = table(tmp_path / "lake", "splits")
     labels = dict(splits.filter(role="known").select("class", "label").unique().iter_rows())
-    assert labels == {"chair": 0, "desk": 1, "table": 1}
+    assert labels == {"chair": 0, "desk+table": 1}
     with pytest.raises(ConfigError, match="no track is called NONE"):
         build(config.model_copy(update={"tracks": ("NONE",)}))
 
@@ -159,7 +230,7 @@ def test_lists_alone_give_the_official_counts(tmp_path, prefect_api):
     splits = table(tmp_path / "lake", "splits")
     counts = {
         (track, split, role): rows.height
-        for (track, split, role), rows in splits.group_by("track", "split", "role")
+        for (track, split, role), rows in splits.group_by("protocol", "split", "role")
     }
     from tasks.threedos.report import OFFICIAL
 
@@ -167,7 +238,7 @@ def test_lists_alone_give_the_official_counts(tmp_path, prefect_api):
         assert counts[track, "train", "known"] == train, track
         assert counts[track, "valid", "known"] == valid, track
         assert counts[track, "test", "known"] == known, track
-        assert counts[track, "test", "unknown"] == unknown, track
+        assert counts[track, "test", "novel"] == unknown, track
 
 
 def test_a_source_brings_its_own_lists(tmp_path, prefect_api):
@@ -195,7 +266,7 @@ def test_a_source_brings_its_own_lists(tmp_path, prefect_api):
     }
     # 12 known training shapes, of which int(10 %) are for validation.
     assert counts["train", "known"] + counts["valid", "known"] == 12
-    assert (counts["test", "known"], counts["test", "unknown"]) == (4, 4)
+    assert (counts["test", "known"], counts["test", "novel"]) == (4, 4)
 
 
 def test_an_unlisted_mesh_does_not_push_the_listed_ones_out(tmp_path, prefect_api):
@@ -222,6 +293,6 @@ def test_an_unlisted_mesh_does_not_push_the_listed_ones_out(tmp_path, prefect_ap
     shutil.copy(chair, chair.with_name("chair_9999.off"))
     build(config)
     after = table(tmp_path / "lake", "splits")
-    new = after.filter(shape_id="modelnet40/chair_9999")
+    new = after.filter(sample_id="modelnet40/chair_9999")
     assert new.select("split", "role", "label").rows() == [("test", "known", 0)]
     assert after.height == before.height + 1

@@ -9,6 +9,6 @@ from tasks.threedos import formats
 
 
 def sample_file(item: dict[str, Any], work: Path) -> dict[str, Any]:
-    if item["shape_id"] == "folder/a/0002":
+    if item["sample_id"] == "folder/a/0002":
         os.kill(os.getpid(), signal.SIGSEGV)
     return formats.sample_file(item, work)

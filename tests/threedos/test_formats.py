@@ -46,7 +46,7 @@ TETRAHEDRON = """OFF
 3 1 2 3
 """
 ITEM = {
-    "part": "", "row": None, "shape_id": "a/b", "points": 32, "candidates": 64, "seed": 0,
+    "part": "", "row": None, "sample_id": "a/b", "points": 32, "candidates": 64, "seed": 0,
     "normalisation": "unit_sphere", "background": "keep",
 }  # fmt: skip
 

@@ -54,10 +54,10 @@ def made(shards: list[Shard], settings: ShapeSettings = SETTINGS):
             )
             assert bad.is_empty() and worse.is_empty()
             assert produced.records == good.height + len(produced.rejects) and good.height > 0
-            assert good["shape_id"].equals(cloud["shape_id"])
+            assert good["sample_id"].equals(cloud["sample_id"])
             shapes.append(good)
             clouds.append(cloud)
-    return pl.concat(shapes).sort("shape_id"), pl.concat(clouds).sort("shape_id"), rejects
+    return pl.concat(shapes).sort("sample_id"), pl.concat(clouds).sort("sample_id"), rejects
 
 
 def meshes(root: Path, count: int) -> Path:
@@ -103,7 +103,7 @@ def test_the_sample_with_its_bad_records(sample, tmp_path):
     assert said == expected
     assert said["modelnet40/bed_9001"] in ("bad_header", "not_text")
     assert shapes.height == clouds.height == 17 * 3 + 15 * 3 + 20 * 2
-    assert shapes["shape_id"].n_unique() == shapes.height
+    assert shapes["sample_id"].n_unique() == shapes.height
     assert set(shapes["kind"]) == {"mesh", "scan"}
     scans = shapes.filter(pl.col("kind") == "scan")
     assert scans["area"].null_count() == scans.height and scans["background"].null_count() == 0
@@ -186,7 +186,7 @@ def test_a_shape_of_two_sources_is_taken_once(tmp_path):
         list_shapes("modelnet40_resampled", open_raw(tmp_path / "text"), SETTINGS),
     ]
     shapes, clouds, rejects = made(plan_shape_shards(listings))
-    assert shapes.select("shape_id", "source", "kind").rows() == [
+    assert shapes.select("sample_id", "source", "kind").rows() == [
         ("modelnet40/chair_0001", "modelnet40", "mesh"),
         ("modelnet40/chair_0002", "modelnet40_resampled", "scan"),
     ]

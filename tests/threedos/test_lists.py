@@ -22,7 +22,7 @@ from tasks.threedos.lists import (
     keep_present,
     listed_datasets,
     read_lists,
-    shape_id,
+    sample_id,
     shapenet_models,
 )
 from tests.shared import shared_path
@@ -82,7 +82,7 @@ def test_official_lists_are_read_whole(official):
         ("scanobjectnn",): 2_902,
     }
     assert official.rejects.is_empty() and official.absent.is_empty() and not official.missing
-    assert official.members["shape_id"].is_unique().all()
+    assert official.members["sample_id"].is_unique().all()
     assert not official.members.null_count().sum_horizontal().item()
 
 
@@ -104,15 +104,15 @@ def test_shapenet_per_synset(official, without_missing, prefix):
 
 def test_missing63_are_left_out_and_kept_in_sight(official, without_missing):
     wanted = {
-        (shape_id("shapenet", row["synsetId"], row["modelId"]), SPLITS[row["split"]])
+        (sample_id("shapenet", row["synsetId"], row["modelId"]), SPLITS[row["split"]])
         for row in expected("shapenet_missing63")
     }
     assert len(wanted) == 63
     absent = without_missing.absent
-    assert set(absent.select("shape_id", "split").rows()) == wanted
+    assert set(absent.select("sample_id", "split").rows()) == wanted
     assert counts(absent, "class_name") == {("car",): 50, ("table",): 13}
     assert without_missing.rejects.is_empty()
-    both = pl.concat([without_missing.members, absent]).sort("shape_id")
+    both = pl.concat([without_missing.members, absent]).sort("sample_id")
     assert both.equals(official.members)
 
 
@@ -133,10 +133,10 @@ def test_missing_models_from_the_names_in_a_tree(official, directories):
     kept, absent = keep_present(official.members, present, "shapenet")
     assert kept.height == official.members.height - 67 and absent.height == 67
     known = {
-        shape_id("shapenet", row["synsetId"], row["modelId"])
+        sample_id("shapenet", row["synsetId"], row["modelId"])
         for row in expected("shapenet_missing63")
     }
-    assert known < set(absent["shape_id"])
+    assert known < set(absent["sample_id"])
 
 
 def test_models_under_several_synsets_are_listed_once(official, directories):
@@ -144,7 +144,7 @@ def test_models_under_several_synsets_are_listed_once(official, directories):
     models = shapenet_models(directories).str.split("/").list.last()
     several = models.filter(models.is_duplicated()).unique()
     assert len(several) == 1_258
-    listed = official.members.filter(source="shapenet")["shape_id"].str.split("/").list.last()
+    listed = official.members.filter(source="shapenet")["sample_id"].str.split("/").list.last()
     assert listed.is_unique().all()
     assert listed.is_in(several.implode()).sum() == 1_220
 
@@ -176,10 +176,10 @@ def test_modelnet40_mini_keeps_the_official_split(official):
     """The 1,688 meshes lie in the folders of the split that the lists give them."""
     with zipfile.ZipFile(shared_path("shapes/ModelNet40_mini.zip")) as archive:
         paths = [Path(name) for name in archive.namelist() if name.endswith(".off")]
-    folders = {shape_id("modelnet40", path.stem): path.parts[1:3] for path in paths}
+    folders = {sample_id("modelnet40", path.stem): path.parts[1:3] for path in paths}
     kept, _ = keep_present(official.members, pl.Series(list(folders)), "modelnet40")
     mini = kept.filter(source="modelnet40")
-    assert {row[0]: row[1:] for row in mini.select("shape_id", "class", "split").rows()} == folders
+    assert {row[0]: row[1:] for row in mini.select("sample_id", "class", "split").rows()} == folders
     found = counts(mini, "class", "split")
     *rows, everything = expected("modelnet40_mini_counts")
     assert found == {(r["class"], s): int(r[s]) for r in rows for s in ("train", "test")}
@@ -201,7 +201,7 @@ def test_modelnet40_mini_keeps_the_official_split(official):
     ids=["shapenet", "sncore", "resampled", "scan", "own"],
 )
 def test_shape_id(parts, name):
-    assert shape_id(*parts) == name
+    assert sample_id(*parts) == name
 
 
 @given(
@@ -213,7 +213,7 @@ def test_shape_id(parts, name):
 )
 def test_names_in_a_tree_give_the_same_id(synset, model, form):
     names = pl.Series([form.format(synset, model), "README.txt", f"{synset}.json", "all.csv"])
-    assert shapenet_models(names).to_list() == [shape_id("shapenet", synset, model)]
+    assert shapenet_models(names).to_list() == [sample_id("shapenet", synset, model)]
 
 
 def test_lists_are_found_by_name_wherever_they_lie():
@@ -267,7 +267,7 @@ def test_bad_lines_of_all_csv(tmp_path):
         ),
     )
     members, _, rejects, _ = read(tmp_path)
-    assert members.select("shape_id", "class", "class_name", "split").rows() == [
+    assert members.select("sample_id", "class", "class_name", "split").rows() == [
         ("shapenet/02691156/cc", "02691156", None, "test"),
         ("shapenet/03001627/aa", "03001627", None, "train"),
         ("shapenet/03001627/bb", "03001627", None, "valid"),
@@ -301,7 +301,7 @@ def test_every_line_is_a_member_or_a_reject(tmp_path_factory, lines):
     members, _, rejects, _ = read(folder)
     texts = pl.Series([line.decode(errors="replace") for line in lines], dtype=pl.String)
     assert members.height + rejects.height == (texts.str.strip_chars() != "").sum()
-    assert members["shape_id"].str.split("/").list.last().is_unique().all()
+    assert members["sample_id"].str.split("/").list.last().is_unique().all()
 
 
 def test_bad_lines_of_modelnet40(tmp_path):
@@ -312,7 +312,7 @@ def test_bad_lines_of_modelnet40(tmp_path):
         modelnet40_shape_names__txt="chair\nnight_stand\n",
     )
     members, _, rejects, _ = read(tmp_path)
-    assert members.select("shape_id", "class", "split").rows() == [
+    assert members.select("sample_id", "class", "split").rows() == [
         ("modelnet40/chair_0001", "chair", "train"),
         ("modelnet40/chair_0003", "chair", "test"),
         ("modelnet40/night_stand_0002", "night_stand", "train"),
@@ -340,7 +340,7 @@ def test_bad_lines_of_scanobjectnn(tmp_path):
         ),
     )
     members, _, rejects, _ = read(tmp_path)
-    assert members.select("shape_id", "class", "split").rows() == [
+    assert members.select("sample_id", "class", "split").rows() == [
         ("scanobjectnn/005_00020", "bag", "train"),
         ("scanobjectnn/014_00018", "chair", "test"),
     ]
@@ -373,7 +373,7 @@ def test_released_json_lists(tmp_path):
             text = json.dumps([row[column] for row in rows])
             put(tmp_path, **{f"sncore_{split}_4096_{kind}__json": text})
     members, _, rejects, _ = read(tmp_path)
-    assert members.select("source", "shape_id", "split").rows() == [
+    assert members.select("source", "sample_id", "split").rows() == [
         ("shapenet", "shapenet/02992529/bb", "train"),
         ("shapenet", "shapenet/03001627/aa", "train"),
         ("shapenet", "shapenet/03001627/cc", "valid"),
@@ -400,8 +400,8 @@ def test_lines_of_the_missing_list_are_checked(tmp_path):
         gone__csv="modelId,synsetId\nbb,03001627\ncc,03001627\naa,04256520\nbb,3001627\n",
     )
     members, absent, rejects, _ = read(tmp_path, missing_models="gone.csv")
-    assert members["shape_id"].to_list() == ["shapenet/03001627/aa"]
-    assert absent["shape_id"].to_list() == ["shapenet/03001627/bb"]
+    assert members["sample_id"].to_list() == ["shapenet/03001627/aa"]
+    assert absent["sample_id"].to_list() == ["shapenet/03001627/bb"]
     assert problems(rejects) == [
         ("gone.csv:3", "model_listed"),
         ("gone.csv:4", "model_listed"),

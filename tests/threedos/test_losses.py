@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from tasks.threedos import networks
 from tasks.threedos.methods import arpl, flow, outlier_exposure, vae
 from tasks.threedos.methods.cross_entropy import smoothed_cross_entropy
 from tasks.threedos.methods.subcenter_arcface import Configuration, SubcenterArcFace, with_margin
 from tasks.threedos.methods.supcon import contrastive
 from tasks.threedos.networks import dgcnn
+from tasks.threedos.networks.base import Network
 from tasks.threedos.networks.heads import cosines
 
 torch.set_num_threads(1)
@@ -28,8 +28,8 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
-def tiny_network() -> networks.Network:
-    return networks.build("dgcnn", dgcnn.Configuration(k=4, widths=(6, 8), fused=8))
+def tiny_network() -> Network:
+    return dgcnn.Dgcnn(dgcnn.Configuration(k=4, widths=(6, 8), fused=8))
 
 
 @given(st.floats(0, 0.9), st.integers(2, 6))
@@ -121,7 +121,7 @@ def test_reciprocal_logits_and_confusion() -> None:
 
 def tiny_arpl() -> arpl.Arpl:
     sizes = arpl.Configuration(
-        hidden=8, features=6, noise=4, generator=(8,), discriminator=(8,), points=16
+        hidden=8, features=6, noise=4, generator=(8,), discriminator=(8,), generated_points=16
     )
     with torch.random.fork_rng():
         torch.manual_seed(0)

@@ -12,6 +12,7 @@ from schemas.errors import ConfigError
 from tasks.threedos import networks
 from tasks.threedos.methods.cross_entropy import Configuration, CrossEntropy
 from tasks.threedos.networks import dgcnn, geometry, heads, pointnet2, pointnext
+from tasks.threedos.networks.base import Network
 
 torch.set_num_threads(1)
 
@@ -40,10 +41,10 @@ def cloud(batch: int = 4, points: int = 64, seed: int = 0) -> torch.Tensor:
     return torch.randn(batch, points, 3, generator=torch.Generator().manual_seed(seed))
 
 
-def tiny(name: str, seed: int = 0) -> networks.Network:
+def tiny(name: str, seed: int = 0) -> Network:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return networks.build(name, TINY[name])
+        return networks.find(name)(TINY[name])
 
 
 def parameters(layers: nn.Module) -> int:
@@ -51,7 +52,7 @@ def parameters(layers: nn.Module) -> int:
 
 
 def test_dgcnn_has_the_published_number_of_parameters() -> None:
-    network = networks.build("dgcnn", dgcnn.PRESETS["paper"])
+    network = dgcnn.Dgcnn(dgcnn.Dgcnn.resolve("paper"))
     assert parameters(network.layers) == 617_856
     assert network.width == 2048
     assert parameters(CrossEntropy(Configuration(), network, 18).layers) == 1_803_666
@@ -63,22 +64,22 @@ def test_pointnet2_has_the_layers_of_the_specification() -> None:
 
     fine = count(3, 32, 32, 64) + count(3, 64, 64, 128) + count(3, 64, 96, 128)
     coarse = count(323, 64, 64, 128) + 2 * count(323, 128, 128, 256)
-    network = networks.build("pointnet2", pointnet2.PRESETS["paper"])
+    network = pointnet2.PointNet2(pointnet2.PointNet2.resolve("paper"))
     assert parameters(network.layers) == fine + coarse + count(643, 256, 512, 1024)
     assert network.width == 1024
 
 
-@pytest.mark.parametrize("name", networks.NAMES)
+@pytest.mark.parametrize("name", networks.names())
 @pytest.mark.parametrize("preset", ["paper", "small"])
 def test_width_is_what_leaves(name: str, preset: str) -> None:
-    network = networks.build(name, networks.find(name).PRESETS[preset])
+    network = networks.find(name)(networks.find(name).resolve(preset))
     network.layers.eval()
     with torch.no_grad():
         found = network.encode(cloud(2, 160 if preset == "small" else 600))
     assert found.shape == (2, network.width) and torch.isfinite(found).all()
 
 
-@pytest.mark.parametrize("name", networks.NAMES)
+@pytest.mark.parametrize("name", networks.names())
 def test_gradients_reach_every_parameter(name: str) -> None:
     network = tiny(name)
     (network.encode(cloud()) ** 2).sum().backward()
@@ -86,7 +87,7 @@ def test_gradients_reach_every_parameter(name: str) -> None:
         assert parameter.grad is not None and parameter.grad.abs().sum() > 0, label
 
 
-@pytest.mark.parametrize("name", networks.NAMES)
+@pytest.mark.parametrize("name", networks.names())
 def test_a_cloud_does_not_depend_on_its_batch_at_evaluation(name: str) -> None:
     network = tiny(name)
     network.encode(cloud(8))
@@ -100,12 +101,13 @@ def test_a_cloud_does_not_depend_on_its_batch_at_evaluation(name: str) -> None:
 
 @pytest.mark.parametrize("training", [False, True])
 def test_dgcnn_features_do_not_depend_on_the_order_of_the_points(training: bool) -> None:
-    network = tiny("dgcnn").layers.train(training)
+    network = tiny("dgcnn")
+    network.layers.train(training)
     points = cloud()
     order = torch.randperm(64, generator=torch.Generator().manual_seed(1))
-    encode = lambda given: dgcnn.encode(network, TINY["dgcnn"], given)  # noqa: E731
     with torch.no_grad():
-        assert torch.allclose(encode(points), encode(points[:, order]), atol=1e-4)
+        features = [network.encode(given) for given in (points, points[:, order])]
+    assert torch.allclose(*features, atol=1e-4)
 
 
 def plain_edge_convolution(
@@ -165,7 +167,7 @@ def test_pointnet2_sees_the_cloud_moved_only_through_its_last_layer() -> None:
 
 
 def test_initial_weights_are_those_of_the_release() -> None:
-    network = networks.build("dgcnn", dgcnn.PRESETS["paper"])
+    network = dgcnn.Dgcnn(dgcnn.Dgcnn.resolve("paper"))
     with torch.random.fork_rng():
         torch.manual_seed(0)
         heads.initialise(network.layers)
@@ -179,7 +181,7 @@ def test_initial_weights_are_those_of_the_release() -> None:
 
 
 def test_unknown_names_and_foreign_settings_are_refused() -> None:
-    with pytest.raises(ConfigError, match="only dgcnn, pointnet2"):
+    with pytest.raises(ConfigError, match="there are: dgcnn, pointnet2"):
         networks.find("pointnet9")
     with pytest.raises(ConfigError, match=r"network dgcnn takes .*dgcnn\.Configuration"):
-        networks.build("dgcnn", TINY["pointnext"])
+        dgcnn.Dgcnn(TINY["pointnext"])

@@ -46,7 +46,7 @@ def tree(root: Path, *names: str) -> Path:
 
 
 def members(*rows: tuple[str, str, str]) -> pl.DataFrame:
-    return pl.DataFrame(rows, schema=["shape_id", "class", "split"], orient="row")
+    return pl.DataFrame(rows, schema=["sample_id", "class", "split"], orient="row")
 
 
 def write_h5(path: Path, **arrays: np.ndarray) -> None:
@@ -98,8 +98,8 @@ def test_the_real_modelnet_archive():
     splits = [entry.split for entry in listing.entries]
     assert (splits.count("train"), splits.count("test"), listing.refused) == (1166, 522, ())
     official = read_lists(open_raw(shared_path("shapes/lists")), ListSettings()).members
-    rows = [(e.shape_id, e.class_, e.split) for e in listing.entries]
-    assert members(*rows).join(official, on=["shape_id", "class", "split"], how="anti").is_empty()
+    rows = [(e.sample_id, e.class_, e.split) for e in listing.entries]
+    assert members(*rows).join(official, on=["sample_id", "class", "split"], how="anti").is_empty()
 
 
 def test_resampled_text_takes_its_split_from_the_lists(tmp_path):
@@ -109,7 +109,7 @@ def test_resampled_text_takes_its_split_from_the_lists(tmp_path):
     )  # fmt: skip
     known = members(("modelnet40/chair_0001", "chair", "train"))
     listing = listed("modelnet40_resampled", root, members=known)
-    assert [(e.shape_id, e.split, e.reader) for e in listing.entries] == [
+    assert [(e.sample_id, e.split, e.reader) for e in listing.entries] == [
         ("modelnet40/chair_0001", "train", "points"),
         ("modelnet40/chair_0002", None, "points"),
     ]
@@ -120,15 +120,15 @@ def test_shapenet_goes_by_the_list_and_not_by_the_tree(sample):
     source = open_raw(sample / "shapenet")
     known = read_lists(source, ListSettings()).members
     listing = list_shapes("shapenet", source, SETTINGS, members=known)
-    found = {entry.shape_id for entry in listing.entries}
+    found = {entry.sample_id for entry in listing.entries}
     by_rule = pl.Series([refused.rule for refused in listing.refused]).value_counts(name="n")
     # Cellphones stand under telephone too, and one sofa under chair; two models have no file.
     assert dict(by_rule.iter_rows()) == {"other_synset": SMALL["models"] + 1, "missing": 2}
     assert len(found) == known.height - 2
     models = [shape.rpartition("/")[2] for shape in found]
     assert len(set(models)) == len(models)
-    expected = {shape: (c, s) for shape, c, s in known.select("shape_id", "class", "split").rows()}
-    assert all(expected[e.shape_id] == (e.class_, e.split) for e in listing.entries)
+    expected = {shape: (c, s) for shape, c, s in known.select("sample_id", "class", "split").rows()}
+    assert all(expected[e.sample_id] == (e.class_, e.split) for e in listing.entries)
 
 
 def test_shapenet_reports_what_lacks_and_what_is_too_much(tmp_path):
@@ -146,7 +146,7 @@ def test_shapenet_reports_what_lacks_and_what_is_too_much(tmp_path):
         ("modelnet40/chair_0001", "chair", "train"),
     )
     listing = listed("shapenet", root, members=known)
-    assert [entry.shape_id for entry in listing.entries] == ["shapenet/02691156/aaa"]
+    assert [entry.sample_id for entry in listing.entries] == ["shapenet/02691156/aaa"]
     assert rules(listing) == {
         "02691156/notes.doc": "unrecognised_file",
         "02691156/zzz/models/model_normalized.obj": "unlisted_model",
@@ -166,7 +166,7 @@ def test_a_part_of_shapenet_is_no_flood_of_bad_records(tmp_path, capsys):
         *((f"shapenet/{n:08}/b", f"{n:08}", "train") for n in range(30)),
     )
     listing = listed("shapenet", root, members=known)
-    assert [entry.shape_id for entry in listing.entries] == ["shapenet/02691156/a00"]
+    assert [entry.sample_id for entry in listing.entries] == ["shapenet/02691156/a00"]
     assert not listing.refused
     assert "has 1 of the 60 models that all.csv lists" in capsys.readouterr().err
 
@@ -177,7 +177,7 @@ def test_a_folder_per_class(tmp_path):
         "Train/d.off", "Mug/e.csv", "Mug/f.blend", "top.off", "Mug/b.off",
     )  # fmt: skip
     listing = listed("folder", root, name="mine")
-    assert {(e.shape_id, e.class_, e.split, e.reader) for e in listing.entries} == {
+    assert {(e.sample_id, e.class_, e.split, e.reader) for e in listing.entries} == {
         ("mine/Mug/a", "Mug", None, "obj"),
         ("mine/Mug/b", "Mug", None, "glb"),
         ("mine/more/Car/c", "Car", None, "ply"),
@@ -244,7 +244,7 @@ def test_an_unknown_kind_is_an_error(tmp_path):
 
 def test_scanobjectnn_h5(sample, tmp_path):
     listing = listed("scanobjectnn", sample / "scanobjectnn")
-    parts = [e.shape_id.split("/")[1] for e in listing.entries]
+    parts = [e.sample_id.split("/")[1] for e in listing.entries]
     assert (parts.count("training"), parts.count("test")) == (30, 16)
     first = listing.entries[0]
     assert first == Entry(
@@ -271,7 +271,7 @@ def test_scanobjectnn_faults(tmp_path):
     write_h5(tmp_path / "b/training_objectdataset.h5", data=data[:1], label=np.array([0]))
     write_h5(tmp_path / "a/test_objectdataset_augmented25rot.h5", data=data, label=np.zeros(3))
     listing = listed("scanobjectnn", tmp_path)
-    assert [(e.shape_id, e.class_) for e in listing.entries] == [
+    assert [(e.sample_id, e.class_) for e in listing.entries] == [
         ("scanobjectnn/training/00000", "bag"),
         ("scanobjectnn/training/00002", "toilet"),
     ]
@@ -314,7 +314,7 @@ def test_scanobjectnn_bins(tmp_path):
     )  # fmt: skip
     known = members(("scanobjectnn/005_00020", "bag", "test"))
     listing = listed("scanobjectnn", root, members=known)
-    assert [(e.shape_id, e.class_, e.split) for e in listing.entries] == [
+    assert [(e.sample_id, e.class_, e.split) for e in listing.entries] == [
         ("scanobjectnn/005_00020", "bag", "test"),
         ("scanobjectnn/scene0001_00_00007", "bed", None),
     ]
@@ -327,7 +327,7 @@ def test_scanobjectnn_bins_without_class_folders(tmp_path):
         ("scanobjectnn/005_00020", "bag", "test"), ("scanobjectnn/005_00021", "bed", "train")
     )
     listing = listed("scanobjectnn", root, members=known)
-    assert [(e.shape_id, e.class_, e.split) for e in listing.entries] == [
+    assert [(e.sample_id, e.class_, e.split) for e in listing.entries] == [
         ("scanobjectnn/005_00020", "bag", "test"),
         ("scanobjectnn/005_00021", "bed", "train"),
     ]
@@ -342,7 +342,7 @@ def test_sncore(tmp_path):
         Path(f"{stem}_mids.json").write_text(json.dumps(models))
     (tmp_path / "sncore_test_4096_mids.json").write_text('["m4"]')
     listing = listed("sncore", tmp_path)
-    assert [(e.shape_id, e.class_, e.split, e.row) for e in listing.entries] == [
+    assert [(e.sample_id, e.class_, e.split, e.row) for e in listing.entries] == [
         ("shapenet/02691156/m1", "02691156", "train", 0),
         ("shapenet/02691156/m2", "02691156", "train", 1),
         ("shapenet/02691156/m3", "02691156", "valid", 0),

@@ -10,7 +10,7 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from schemas.errors import ConfigError, NoveltyError
+from schemas.errors import ConfigError, TrainingError
 from tasks.scores import nearest
 from tasks.scores.base import Outputs, Reference
 from tasks.threedos import methods, networks, training
@@ -26,7 +26,7 @@ from tasks.threedos.methods import (
     vae,
 )
 from tasks.threedos.methods.base import TrainingSettings
-from tasks.threedos.methods.presets import PRESETS
+from tasks.threedos.methods.setups import Setup, setup_of
 from tasks.threedos.networks import dgcnn
 from tasks.threedos.sampling import make_cloud, sample_surface, shape_rng
 from tasks.threedos.text_meshes import read_off
@@ -40,11 +40,19 @@ METHODS = {
     "cosine_proto": cosine_proto.Configuration(**HEAD),
     "subcenter_arcface": subcenter_arcface.Configuration(**HEAD),
     "supcon": supcon.Configuration(**HEAD),
-    "arpl": arpl.Configuration(**HEAD, noise=4, generator=(16,), discriminator=(16, 16), points=32),
+    "arpl": arpl.Configuration(
+        **HEAD, noise=4, generator=(16,), discriminator=(16, 16), generated_points=32
+    ),
     "outlier_exposure": outlier_exposure.Configuration(**HEAD),
     "flow": flow.Configuration(**HEAD, blocks=3, inner=16, flow_rate=3e-3),
     "vae": vae.Configuration(
-        k=4, local=(16,), graph=(16, 32), latent=4, folding=32, points=48, divergence=0.01
+        k=4,
+        local=(16,),
+        graph=(16, 32),
+        latent=4,
+        folding=32,
+        reconstruction_points=48,
+        divergence=0.01,
     ),
 }
 NETWORK = dgcnn.Configuration(k=6, widths=(8, 16), fused=16)
@@ -61,7 +69,7 @@ def shapes(count: int = 24, points: int = 64) -> tuple[np.ndarray, np.ndarray]:
     return clouds.astype(np.float32), labels.astype(np.int64)
 
 
-def setup(method: str, **changes: object) -> training.Setup:
+def setup(method: str, **changes: object) -> Setup:
     loop = {
         "epochs": 6,
         "batch_size": 8,
@@ -71,10 +79,9 @@ def setup(method: str, **changes: object) -> training.Setup:
         "initial_weights": "torch",
         "checkpoint_every": 2,
     }
-    own = METHODS[method]
-    return training.Setup(
-        training=TrainingSettings(**loop | changes),
-        method=own,
+    sizes = METHODS[method].model_dump(exclude_unset=True)
+    return Setup(
+        model=type(METHODS[method])(**sizes | loop | changes),
         network=NETWORK if methods.find(method).uses_network else None,
     )
 
@@ -106,7 +113,7 @@ def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
     return left.keys() == right.keys() and all(torch.equal(left[n], right[n]) for n in left)
 
 
-@pytest.mark.parametrize("method", methods.NAMES)
+@pytest.mark.parametrize("method", methods.names())
 def test_a_method_learns_and_comes_back_from_disk(method: str, tmp_path: Path) -> None:
     model = fit(method, tmp_path)
     losses = model.history["loss"]
@@ -117,8 +124,10 @@ def test_a_method_learns_and_comes_back_from_disk(method: str, tmp_path: Path) -
     assert all(
         len(v) == 24 and np.isfinite(v).all() and v.dtype == np.float32 for v in found.values()
     )
+    head = {"head"} if model.method.head() is not None else set()
+    assert found.keys() | head == methods.find(method).gives
     again = training.load(tmp_path / training.MODEL, device="cpu")
-    assert again.setup == model.setup and same(weights(again), weights(model))
+    assert again.setup.values() == model.setup.values() and same(weights(again), weights(model))
     for name, value in training.outputs(again, clouds).items():
         assert np.array_equal(value, found[name])
     assert not (tmp_path / training.CHECKPOINT).exists()
@@ -193,7 +202,7 @@ def test_the_flow_is_trained_at_every_step_and_leaves_the_network_alone(tmp_path
     model = fit("flow", tmp_path, epochs=1)
     method, (clouds, labels) = model.method, shapes()
     batch, targets = torch.from_numpy(clouds), torch.from_numpy(labels)
-    optimizers = method.optimizers(setup("flow", learning_rate=1e-9).training)
+    optimizers = method.optimizers(setup("flow", learning_rate=1e-9).model)
     method.layers.eval()
     before = weights(model)
     novelty = [float(training.outputs(model, clouds)["novelty"].mean())]
@@ -280,7 +289,7 @@ def test_rates_follow_the_cosine_and_the_warm_up() -> None:
     assert training.rate_at(plain, 1) == 0.1
     assert math.isclose(training.rate_at(plain, 126), (0.1 + 1e-4) / 2)
     assert training.rate_at(plain, 250) < 2e-4
-    warm = training.setup_of("supcon", "dgcnn", "paper").training
+    warm = setup_of("supcon", "dgcnn", "paper").model
     assert training.rate_at(warm, 1) == 1e-5
     assert math.isclose(training.rate_at(warm, 51), (1e-5 + 0.05) / 2)
     assert math.isclose(
@@ -291,7 +300,7 @@ def test_rates_follow_the_cosine_and_the_warm_up() -> None:
 
 def test_paper_presets_are_those_of_the_specification() -> None:
     def values(method: str, network: str | None) -> tuple[object, ...]:
-        t = training.setup_of(method, network, "paper").training
+        t = setup_of(method, network, "paper").model
         return t.optimizer, t.learning_rate, t.final_rate, t.weight_decay, t.epochs, t.batch_size
 
     assert values("cross_entropy", "dgcnn") == ("sgd", 0.1, 1e-4, 1e-4, 250, 64)
@@ -303,16 +312,16 @@ def test_paper_presets_are_those_of_the_specification() -> None:
     assert values("vae", None) == ("adam", 1e-3, 1e-3, 1e-6, 300, 100)
 
 
-@pytest.mark.parametrize("network", networks.NAMES)
-@pytest.mark.parametrize("method", methods.NAMES)
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("network", networks.names())
+@pytest.mark.parametrize("method", methods.names())
+@pytest.mark.parametrize("preset", ["paper", "small"])
 def test_every_preset_can_be_built(network: str, method: str, preset: str) -> None:
     kind = methods.find(method)
-    chosen = training.setup_of(method, network if kind.uses_network else None, preset)
-    assert training.Setup.model_validate(chosen) == chosen
-    built = networks.build(network, chosen.network) if chosen.network else None
+    chosen = setup_of(method, network if kind.uses_network else None, preset)
+    assert Setup.model_validate(chosen) == chosen
+    built = networks.find(network)(chosen.network) if chosen.network else None
     if preset == "small":
-        kind(chosen.method, built, 4).optimizers(chosen.training)
+        kind(chosen.model, built, 4).optimizers(chosen.model)
 
 
 def test_mistakes_are_sentences(tmp_path: Path) -> None:
@@ -331,10 +340,10 @@ def test_mistakes_are_sentences(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="network is None, expected one of dgcnn"):
         start(clouds, labels, None)
     with pytest.raises(ConfigError, match="no preset 'tiny'"):
-        training.setup_of("cross_entropy", "dgcnn", "tiny")
-    with pytest.raises(ConfigError, match="no method 'bert'"):
-        training.setup_of("bert", "dgcnn", "paper")
-    with pytest.raises(NoveltyError, match="diverged in epoch 1"):
+        setup_of("cross_entropy", "dgcnn", "tiny")
+    with pytest.raises(ConfigError, match="no model of point clouds 'bert'"):
+        setup_of("bert", "dgcnn", "paper")
+    with pytest.raises(TrainingError, match="diverged in epoch 1"):
         broken = clouds.copy()
         broken[0] = np.nan
         start(broken, labels)

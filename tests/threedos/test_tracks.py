@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 from sklearn.model_selection import train_test_split
 
 from schemas.errors import ConfigError, SourceError
-from schemas.threedos import SPLITS as SPLITS_TABLE
+from schemas.tables import SPLITS
 from storage.raw import open_raw
-from tasks.threedos.lists import SCAN_CLASSES, ListSettings, read_lists, shape_id
+from tasks.threedos.lists import SCAN_CLASSES, ListSettings, read_lists, sample_id
 from tasks.threedos.tracks import (
-    SPLITS,
     Track,
     TrackSettings,
     build_possible,
@@ -52,10 +51,10 @@ def everything() -> pl.DataFrame:
 def available(everything) -> pl.DataFrame:
     """Without the 63 models that v2 lacks."""
     gone = [
-        shape_id("shapenet", row["synsetId"], row["modelId"])
+        sample_id("shapenet", row["synsetId"], row["modelId"])
         for row in expected("shapenet_missing63")
     ]
-    return everything.filter(~pl.col("shape_id").is_in(gone))
+    return everything.filter(~pl.col("sample_id").is_in(gone))
 
 
 @pytest.fixture(scope="module")
@@ -78,12 +77,12 @@ def test_synthetic_counts(everything, available, files, cellphones):
             continue
         name = row["category_set"].split()[0]
         if "unknown" in row["category_set"]:
-            found = shapes(counted, track=name, role="unknown", split="test")
+            found = shapes(counted, protocol=name, role="novel", split="test")
             assert found == int(row["test"]), row
         else:
             for split in ("train", "val", "test"):
                 of = {"split": "valid" if split == "val" else split, "role": "known"}
-                assert shapes(counted, track=name, **of) == int(row[split]), (row, split)
+                assert shapes(counted, protocol=name, **of) == int(row[split]), (row, split)
         checked += 1
     assert checked == (6 if (files, cellphones) == ("v2 available", "dropped") else 3)
 
@@ -91,10 +90,10 @@ def test_synthetic_counts(everything, available, files, cellphones):
 def test_each_unknown_set_can_be_reported_apart(available):
     """The denominators of the released example: 2240, 4696, 3324 (spec 1.2)."""
     counted = count_splits(build_splits(available, tracks("SN1"), DROPPED)).filter(split="test")
-    assert counted.select("role", "group", "shapes").rows() == [
+    assert counted.select("role", "subset", "shapes").rows() == [
         ("known", "SN1", 2240),
-        ("unknown", "SN2", 4696),
-        ("unknown", "SN3", 3324),
+        ("novel", "SN2", 4696),
+        ("novel", "SN3", 3324),
     ]
 
 
@@ -102,16 +101,16 @@ def test_each_unknown_set_can_be_reported_apart(available):
 def test_counts_with_real_scans(splits, row):
     wanted = expected("sr_track_counts")[row]
     name = wanted["known"] if row < 2 else f"SR{wanted['known'].replace('SR', '').replace('+', '')}"
-    rows = splits.filter(track=name)
+    rows = splits.filter(protocol=name)
     counted = count_splits(rows)
     assert shapes(counted, split="train", role="known") == int(wanted["train"])
     assert shapes(counted, split="valid", role="known") == int(wanted["val"].split()[0])
     assert shapes(counted, split="test", role="known") == int(wanted["known_test"])
-    assert shapes(counted, split="test", role="unknown") == int(wanted["unknown_test"])
+    assert shapes(counted, split="test", role="novel") == int(wanted["unknown_test"])
     assert rows["label"].n_unique() - 1 == int(wanted["known_labels"])
-    assert set(rows.filter(role="unknown")["group"]) == set(wanted["unknown"].split("+"))
-    assert set(rows.filter(role="known")["group"]) == set(wanted["known"].split("+"))
-    assert rows.filter(role="unknown")["split"].unique().to_list() == ["test"]
+    assert set(rows.filter(role="novel")["subset"]) == set(wanted["unknown"].split("+"))
+    assert set(rows.filter(role="known")["subset"]) == set(wanted["known"].split("+"))
+    assert rows.filter(role="novel")["split"].unique().to_list() == ["test"]
 
 
 def test_modelnet_and_scan_classes_of_the_sets(everything):
@@ -119,7 +118,7 @@ def test_modelnet_and_scan_classes_of_the_sets(everything):
     made = build_splits(everything, tracks("SR1", "SR2"), MERGED)
     found = {
         (row[0], row[1]): row[2]
-        for row in made.filter(role="known").select("class", "track", "label").unique().rows()
+        for row in made.filter(role="known").select("class", "protocol", "label").unique().rows()
     }
     wanted = {}
     for row in expected("modelnet40_counts")[:40]:
@@ -132,11 +131,11 @@ def test_modelnet_and_scan_classes_of_the_sets(everything):
     totals = {row["class"]: row for row in expected("modelnet40_counts")[40:]}
     counted = count_splits(made)
     for name in ("SR1", "SR2"):
-        assert shapes(counted, track=name, split="train") == int(totals[name]["train"])
-        assert shapes(counted, track=name, split="valid") == int(totals[name]["test"])
+        assert shapes(counted, protocol=name, split="train") == int(totals[name]["train"])
+        assert shapes(counted, protocol=name, split="valid") == int(totals[name]["test"])
     scans = {row["label"]: int(row["total"]) for row in expected("scanobjectnn_counts")[15:]}
-    assert shapes(counted, track="SR1", group="SR3") == scans["SR3"] == 858
-    assert shapes(counted, track="SR2", role="known", split="test") == scans["SR2"]
+    assert shapes(counted, protocol="SR1", subset="SR3") == scans["SR3"] == 858
+    assert shapes(counted, protocol="SR2", role="known", split="test") == scans["SR2"]
 
 
 # ---------------------------------------------------------------- labels
@@ -144,8 +143,8 @@ def test_modelnet_and_scan_classes_of_the_sets(everything):
 
 def test_labels_are_ranks_of_the_sorted_synsets(splits):
     wanted = {(r["category_set"], r["synset_id"]): int(r["label"]) for r in expected("sn_sets")}
-    known = splits.filter(pl.col("track").str.starts_with("SN"), role="known")
-    found = {r[:2]: r[2] for r in known.select("track", "class", "label").unique().rows()}
+    known = splits.filter(pl.col("protocol").str.starts_with("SN"), role="known")
+    found = {r[:2]: r[2] for r in known.select("protocol", "class", "label").unique().rows()}
     assert found.pop(("SN1", CELLPHONE)) == wanted["SN1", TELEPHONE] == 16
     assert found == wanted
     for track in tracks("SN1", "SN2", "SN3"):
@@ -173,21 +172,19 @@ SR1_LABELS = {"chair": 0, "shelf": 1, "door": 2, "sink": 3, "sofa": 4}
     ids=["SR12", "SR13", "SR23"],
 )
 def test_real_to_real_label_maps(splits, name, labels):
-    known = splits.filter(track=name, role="known")
+    known = splits.filter(protocol=name, role="known")
     assert dict(known.select("class", "label").unique().rows()) == labels
 
 
 def test_unknown_has_no_label(splits):
-    assert splits.schema == SPLITS
-    assert (
-        splits.filter(role="unknown")["label"].null_count() == splits.filter(role="unknown").height
-    )
+    assert splits.schema == SPLITS.polars_schema
+    assert splits.filter(role="novel")["label"].null_count() == splits.filter(role="novel").height
     assert not splits.filter(role="known")["label"].null_count()
 
 
 def test_rows_fit_the_table(splits):
-    assert splits.schema == SPLITS_TABLE.polars_schema
-    good, bad = SPLITS_TABLE.check(splits)
+    assert splits.schema == SPLITS.polars_schema
+    good, bad = SPLITS.check(splits)
     assert bad.is_empty() and good.equals(splits)
 
 
@@ -195,17 +192,17 @@ def test_rows_fit_the_table(splits):
 
 
 def test_a_shape_has_one_place_in_a_track(splits):
-    assert not splits.select("track", "shape_id").is_duplicated().any()
-    synthetic = splits.filter(pl.col("track").str.starts_with("SN"))
-    models = synthetic.select("track", pl.col("shape_id").str.split("/").list.last())
+    assert not splits.select("protocol", "sample_id").is_duplicated().any()
+    synthetic = splits.filter(pl.col("protocol").str.starts_with("SN"))
+    models = synthetic.select("protocol", pl.col("sample_id").str.split("/").list.last())
     assert not models.is_duplicated().any()
 
 
 def test_a_model_under_two_synsets_is_refused(everything):
     chair = everything.filter(source="shapenet", split="train")[:1]
     moved = chair.with_columns(
-        pl.lit(f"shapenet/{CELLPHONE}/").add(pl.col("shape_id").str.split("/").list.last())
-        .alias("shape_id"),
+        pl.lit(f"shapenet/{CELLPHONE}/").add(pl.col("sample_id").str.split("/").list.last())
+        .alias("sample_id"),
         pl.lit(CELLPHONE).alias("class"),
         pl.lit("test").alias("split"),
     )  # fmt: skip
@@ -217,18 +214,18 @@ def test_merge_and_drop_differ_by_the_cellphones_alone(available):
     merged, dropped = (
         build_splits(available, tracks("SN1", "SN2", "SN3"), option) for option in (MERGED, DROPPED)
     )
-    more = merged.join(dropped, on=["track", "shape_id"], how="anti")
+    more = merged.join(dropped, on=["protocol", "sample_id"], how="anti")
     assert more["class"].unique().to_list() == [CELLPHONE]
-    assert more["group"].unique().to_list() == ["SN1"]
-    counted = {row[:-1]: row[-1] for row in more.group_by("track", "split", "role").len().rows()}
+    assert more["subset"].unique().to_list() == ["SN1"]
+    counted = {row[:-1]: row[-1] for row in more.group_by("protocol", "split", "role").len().rows()}
     assert counted == {
         ("SN1", "train", "known"): 404,
         ("SN1", "valid", "known"): 83,
         ("SN1", "test", "known"): 1,
-        ("SN2", "test", "unknown"): 1,
-        ("SN3", "test", "unknown"): 1,
+        ("SN2", "test", "novel"): 1,
+        ("SN3", "test", "novel"): 1,
     }
-    kept = merged.join(more, on=["track", "shape_id"], how="anti")
+    kept = merged.join(more, on=["protocol", "sample_id"], how="anti")
     assert kept.equals(dropped)
 
 
@@ -245,8 +242,8 @@ def scans(count: int = 2309) -> pl.DataFrame:
             pl.DataFrame(
                 {
                     "source": "scanobjectnn",
-                    "shape_id": [
-                        shape_id("scanobjectnn", folder, f"{row:05d}") for row in range(rows)
+                    "sample_id": [
+                        sample_id("scanobjectnn", folder, f"{row:05d}") for row in range(rows)
                     ],
                     "class": [SCAN_CLASSES[label] for label in labels],
                     "split": split,
@@ -265,14 +262,14 @@ def test_validation_is_the_released_one_for_rows_of_the_h5():
     }  # fmt: skip
     rows = [
         row for row, kind, split in zip(
-            members["shape_id"], members["class"], members["split"], strict=True
+            members["sample_id"], members["class"], members["split"], strict=True
         ) if split == "train" and kind in chosen
     ]  # fmt: skip
     train, valid = train_test_split(
         list(range(len(rows))), test_size=len(rows) * 10 // 100, shuffle=True, random_state=42
     )
-    assert set(made.filter(split="valid")["shape_id"]) == {rows[i] for i in valid}
-    assert set(made.filter(split="train")["shape_id"]) == {rows[i] for i in train}
+    assert set(made.filter(split="valid")["sample_id"]) == {rows[i] for i in valid}
+    assert set(made.filter(split="train")["sample_id"]) == {rows[i] for i in train}
 
 
 @pytest.mark.parametrize("count, share, held", [(30, 0.1, 3), (100, 0.29, 29), (57, 0.1, 5)])
@@ -280,7 +277,7 @@ def test_share_is_rounded_down_exactly(tmp_path, count, share, held):
     members = pl.DataFrame(
         {
             "source": "own",
-            "shape_id": [f"own/{n:04d}" for n in range(count + 2)],
+            "sample_id": [f"own/{n:04d}" for n in range(count + 2)],
             "class": ["a"] * (count + 1) + ["b"],
             "split": ["train"] * count + ["test"] * 2,
         }
@@ -292,7 +289,7 @@ def test_share_is_rounded_down_exactly(tmp_path, count, share, held):
 
 
 def test_share_of_too_few_shapes(tmp_path):
-    members = own_members().filter(pl.col("shape_id") != "own/2")
+    members = own_members().filter(pl.col("sample_id") != "own/2")
     with pytest.raises(SourceError, match=r"0\.5 of 1 training shapes is 0"):
         build_splits(members, declare(tmp_path, OWN), MERGED)
 
@@ -318,7 +315,7 @@ def test_order_of_the_official_lists_does_not_matter(available, splits):
 def test_tracks_that_cannot_be_built_are_named(everything):
     modelnet = everything.filter(source="modelnet40")
     made, reasons = build_possible(modelnet, built_in_tracks(), MERGED)
-    assert made["track"].unique().sort().to_list() == ["MN1", "MN2"]
+    assert made["protocol"].unique().sort().to_list() == ["MN1", "MN2"]
     assert set(reasons) == {"SN1", "SN2", "SN3", "SR1", "SR2", "SR12", "SR13", "SR23"}
     assert "scanobjectnn" in reasons["SR1"] and "shapenet" in reasons["SN1"]
     with pytest.raises(SourceError, match="SR1 needs scanobjectnn"):
@@ -378,7 +375,7 @@ def own_members() -> pl.DataFrame:
         ("wild", "wild/1", "b", None),
         ("wild", "wild/2", "armchair", None),
     ]
-    return pl.DataFrame(rows, ["source", "shape_id", "class", "split"], orient="row")
+    return pl.DataFrame(rows, ["source", "sample_id", "class", "split"], orient="row")
 
 
 def declare(folder: Path, text: str) -> tuple[Track, ...]:
@@ -389,9 +386,9 @@ def declare(folder: Path, text: str) -> tuple[Track, ...]:
 
 def test_one_track_in_a_file(tmp_path):
     made = build_splits(own_members(), declare(tmp_path, OWN), MERGED)
-    assert made.drop("shape_id").filter(split="test").rows() == [
+    assert made.drop("sample_id", "step").filter(split="test").rows() == [
         ("mine", "a", 0, "test", "known", "known"),
-        ("mine", "b", None, "test", "unknown", "unknown"),
+        ("mine", "b", None, "test", "novel", "unknown"),
     ]
     assert made.height == 4
 
@@ -399,7 +396,7 @@ def test_one_track_in_a_file(tmp_path):
 def test_sources_without_splits_are_taken_whole(tmp_path):
     text = OWN + "unknown_test: {own: [train, test], wild: all}\n"
     made = build_splits(own_members(), declare(tmp_path, text), MERGED)
-    unknown = made.filter(role="unknown")["shape_id"]
+    unknown = made.filter(role="novel")["sample_id"]
     assert unknown.to_list() == ["own/4", "own/5", "wild/1"]
 
 
@@ -422,8 +419,8 @@ tracks:
     test: {shapenet: [test]}
 """
     made = build_splits(everything, declare(tmp_path, text), MERGED)
-    furniture = made.filter(track="furniture")
-    known = furniture.filter(role="known").select("class", "label", "group").unique()
+    furniture = made.filter(protocol="furniture")
+    known = furniture.filter(role="known").select("class", "label", "subset").unique()
     assert sorted(known.rows()) == [
         ("02871439", 2, "known"),
         ("03001627", 0, "known"),
@@ -433,13 +430,13 @@ tracks:
         ("desk", 1, "tables"),
         ("table", 1, "tables"),
     ]
-    groups = dict(furniture.filter(role="unknown").select("class", "group").unique().rows())
+    groups = dict(furniture.filter(role="novel").select("class", "subset").unique().rows())
     assert groups == {
         "bag": "SR3", "bin": "SR3", "box": "SR3", "cabinet": "SR3", "pillow": "SR3",
         "bed": "unknown",
     }  # fmt: skip
     # A track that names the cellphone by itself keeps it apart.
-    phones = made.filter(track="phones", role="known").select("class", "label").unique()
+    phones = made.filter(protocol="phones", role="known").select("class", "label").unique()
     assert dict(phones.rows()) == {TELEPHONE: 0, CELLPHONE: 1}
 
 

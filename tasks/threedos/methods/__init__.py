@@ -1,4 +1,4 @@
-"""Ways to train a point network for open-set recognition, one file each (spec threedos 1.6).
+"""Ways to train a point network for open-set recognition (3DOS section 4.2), one file each.
 
 A file's subclass of `Method` is found by the file's name.
 """
@@ -6,6 +6,7 @@ A file's subclass of `Method` is found by the file's name.
 from tasks.plugins import Plugins
 from tasks.threedos.methods.base import Method
 
-_FILES = Plugins(__name__, __path__, "method", Method, helpers=("presets",))
-NAMES = _FILES.names()
+_FILES = Plugins(__name__, __path__, "model of point clouds", Method, helpers=("setups",))
+names = _FILES.names
 find = _FILES.find
+chosen = _FILES.chosen

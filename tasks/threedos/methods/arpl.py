@@ -1,4 +1,4 @@
-"""ARPL+CS: reciprocal points with confusing samples (Chen et al. 2021; spec threedos 1.6).
+"""ARPL+CS: reciprocal points with confusing samples (Chen et al. 2021; rule 11).
 
 Logits_c = ||g - P_c||^2 / D - g.P_c: far from a class's reciprocal point P_c is like the class.
 Loss = CE + weight * max(0, mean (g - P_y)^2 - R + margin). Each epoch goes over the shapes twice:
@@ -13,11 +13,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from itertools import pairwise
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from schemas.config import Settings
 from tasks.threedos.methods.base import Losses, Method, TrainingSettings, descend, make_optimizer
 from tasks.threedos.networks.heads import SMALL, HeadSettings, embedding
 from tasks.threedos.networks.pointnet2 import through
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 ADVERSARIES = ("generator", "discriminator")
 
 
-class Configuration(HeadSettings):
+class Configuration(HeadSettings, TrainingSettings):
     """Sizes of the layers, and the loss."""
 
     weight: float = Field(0.1, ge=0)
@@ -46,22 +45,24 @@ class Configuration(HeadSettings):
     """Channels of the discriminator's layers on points."""
     adversary_rate: float = Field(2e-4, gt=0)
     """Size of the steps of both."""
-    points: int = Field(1024, ge=1)
+    generated_points: int = Field(1024, ge=1)
     """Points of a generated cloud."""
 
 
 class Arpl(Method):
     name: ClassVar[str] = "arpl"
     passes: ClassVar[tuple[str, ...]] = ("confusing", "plain")
-    presets: ClassVar[Mapping[str, Settings]] = {
-        "paper": Configuration(),
-        "small": Configuration(
+    configuration: ClassVar[type[TrainingSettings]] = Configuration
+    gives: ClassVar[frozenset[str]] = frozenset({"logits", "features"})
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {},
+        "small": {
             **SMALL,
-            noise=16,
-            generator=(64, 128),
-            discriminator=(32, 64, 128),
-            points=256,
-        ),
+            "noise": 16,
+            "generator": (64, 128),
+            "discriminator": (32, 64, 128),
+            "generated_points": 256,
+        },
     }
 
     def build(self) -> dict[str, nn.Module]:
@@ -209,7 +210,7 @@ def _generator(settings: Configuration) -> nn.Sequential:
     for inside, outside in pairwise((settings.noise, *settings.generator)):
         layers += [nn.Linear(inside, outside), nn.BatchNorm1d(outside), nn.ReLU()]
     inside = (settings.noise, *settings.generator)[-1]
-    return nn.Sequential(*layers, nn.Linear(inside, 3 * settings.points), nn.Tanh())
+    return nn.Sequential(*layers, nn.Linear(inside, 3 * settings.generated_points), nn.Tanh())
 
 
 def _discriminator(settings: Configuration) -> nn.ModuleList:

@@ -1,7 +1,7 @@
 """What a training method is: layers on a network, a loss of a batch, outputs of a trained model.
 
 Clouds (B, P, 3), drawn and augmented, and labels (B,) enter; `losses` names the parts of the loss,
-of which "loss" is minimised. `outputs` gives "features" (the penultimate g, spec threedos 1.5), and
+of which "loss" is minimised. `outputs` gives "features" (the penultimate g, rule 10), and
 "novelty" where the method has a score of its own (higher = more novel); `logits` follow from the
 features where there are classes. All other scores are made of both by `tasks.scores`.
 """
@@ -15,8 +15,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field
 
 from schemas.config import Settings
-from tasks.threedos.networks import Network
+from schemas.errors import ConfigError
+from tasks.plugins import Plugin
+from tasks.threedos import networks
 from tasks.threedos.networks.augment import Augmentation, UpAxis
+from tasks.threedos.networks.base import ADAM, Network
 
 if TYPE_CHECKING:
     import torch
@@ -36,10 +39,12 @@ class TrainingSettings(Settings):
     """Shapes per step."""
     points: int = Field(1024, ge=2)
     """Points drawn of each cloud."""
+    scan_points: int | None = Field(2048, ge=2)
+    """Points taken of scans: instead of `points` in training on them and in tests of them."""
     votes: int = Field(1, ge=1)
     """Draws of points over which the outputs of a trained model are averaged."""
     augmentation: Augmentation = "st"
-    """Random changes: none, st (synthetic), rw (scans)."""
+    """Random changes: none, st (synthetic), rw (scans); tracks with scans have rw for st."""
     up: UpAxis = "y"
     """Axis of the rw turns; the raw OFF files of ModelNet40 have z up."""
     optimizer: Literal["adam", "sgd"] = "sgd"
@@ -64,15 +69,32 @@ class TrainingSettings(Settings):
     """bfloat16 where a GPU has it; never on a CPU."""
     cpu_threads: int = Field(1, ge=1)
     """Threads on a CPU; they order the sums, so the result depends on them."""
-    checkpoint_every: int = Field(10, ge=1)
+    checkpoint_every: int = Field(10, ge=1, exclude=True)
     """Epochs between checkpoints."""
 
 
-class Method(ABC):
-    """Subclasses set the class variables and implement `build`, `losses` and `outputs`."""
+SMALL: dict[str, Any] = {
+    **ADAM,
+    "epochs": 60,
+    "batch_size": 32,
+    "points": 256,
+    "scan_points": None,
+    "votes": 4,
+    "learning_rate": 3e-3,
+    "initial_weights": "torch",
+}
 
-    name: ClassVar[str]
-    presets: ClassVar[Mapping[str, Settings]]
+
+class Method(Plugin, ABC):
+    """Subclasses set the class variables and implement `build`, `losses` and `outputs`.
+
+    `configuration` has the settings of training and those of the method; `presets` say what of
+    them differs from the settings that the network is trained with.
+    """
+
+    configuration: ClassVar[type[Settings]] = TrainingSettings
+    # What a pass leaves for scores: of logits, features, novelty and head.
+    gives: ClassVar[frozenset[str]]
     # Its fitted layers are where this method starts from.
     requires: ClassVar[str | None] = None
     uses_network: ClassVar[bool] = True
@@ -91,8 +113,29 @@ class Method(ABC):
         self.layers = nn.ModuleDict({**layers, **self.build()})
 
     @classmethod
+    def resolve(
+        cls,
+        preset: str | None = None,
+        changes: Mapping[str, Any] | None = None,
+        network: str | None = "dgcnn",
+    ) -> Any:
+        """The settings of a preset for that network, with what was asked to differ."""
+        if preset is None:
+            return super().resolve(None, changes)
+        if preset not in cls.presets:
+            raise ConfigError(
+                f"{cls.name} has no preset {preset!r}; there are: {', '.join(cls.presets)}"
+            )
+        values = dict(SMALL)
+        if preset == "paper":
+            values = dict(networks.find(network).paper_training if network else ADAM)
+        values |= cls.presets[preset]
+        values |= cls.training(preset, values.get("optimizer", "sgd"))
+        return super().resolve(None, {**values, **(changes or {})})
+
+    @classmethod
     def training(cls, preset: str, optimizer: str) -> dict[str, Any]:
-        """What differs from the network's own training settings."""
+        """What differs from the network's own training settings, by its optimiser."""
         return {}
 
     @abstractmethod

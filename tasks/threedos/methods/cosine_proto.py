@@ -1,4 +1,4 @@
-"""Cosine prototypes: cross entropy of s * cos(g, prototype) (spec threedos 1.6: CosFace, m = 0).
+"""Cosine prototypes: cross entropy of s * cos(g, prototype) (rule 11: CosFace, m = 0).
 
 Logits are the cosines, so 3DOS's score, the largest cosine, is MLS of them.
 """
@@ -6,12 +6,11 @@ Logits are the cosines, so 3DOS's score, the largest cosine, is MLS of them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from schemas.config import Settings
-from tasks.threedos.methods.base import Losses, Method
+from tasks.threedos.methods.base import Losses, Method, TrainingSettings
 from tasks.threedos.networks.heads import SMALL, HeadSettings, cosines, embedding, prototypes
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-class Configuration(HeadSettings):
+class Configuration(HeadSettings, TrainingSettings):
     """Sizes of the head, and the loss."""
 
     scale: float = Field(30.0, gt=0)
@@ -28,9 +27,11 @@ class Configuration(HeadSettings):
 
 class CosineProto(Method):
     name: ClassVar[str] = "cosine_proto"
-    presets: ClassVar[Mapping[str, Settings]] = {
-        "paper": Configuration(),
-        "small": Configuration(**SMALL),
+    configuration: ClassVar[type[TrainingSettings]] = Configuration
+    gives: ClassVar[frozenset[str]] = frozenset({"logits", "features"})
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {},
+        "small": SMALL,
     }
 
     def build(self) -> dict[str, nn.Module]:

@@ -6,12 +6,11 @@ MSP, MLS, ODIN, Energy, GradNorm, ReAct and CE(L2) are scores of its outputs.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from schemas.config import Settings
-from tasks.threedos.methods.base import Losses, Method
+from tasks.threedos.methods.base import Losses, Method, TrainingSettings
 from tasks.threedos.networks.heads import SMALL, HeadSettings, classifier, embedding
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from tasks.scores.base import Head
 
 
-class Configuration(HeadSettings):
+class Configuration(HeadSettings, TrainingSettings):
     """Sizes of the head, and the loss."""
 
     smoothing: float = Field(0.0, ge=0, lt=1)
@@ -30,9 +29,11 @@ class Configuration(HeadSettings):
 
 class CrossEntropy(Method):
     name: ClassVar[str] = "cross_entropy"
-    presets: ClassVar[Mapping[str, Settings]] = {
-        "paper": Configuration(),
-        "small": Configuration(**SMALL),
+    configuration: ClassVar[type[TrainingSettings]] = Configuration
+    gives: ClassVar[frozenset[str]] = frozenset({"logits", "features", "head"})
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {},
+        "small": SMALL,
     }
 
     def build(self) -> dict[str, nn.Module]:

@@ -1,4 +1,4 @@
-"""A normalising flow beside the classifier (spec threedos 1.6, "NF").
+"""A normalising flow beside the classifier (rule 11, "NF").
 
 The classifier is trained as `cross_entropy`; the flow learns the density of the first head layer's
 output (512) and passes no gradient to the network. It is trained at every step: in the release a
@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from schemas.config import Settings
 from tasks.threedos.methods import cross_entropy
 from tasks.threedos.methods.base import Losses, TrainingSettings, descend, make_optimizer
 from tasks.threedos.networks.heads import SMALL
@@ -42,9 +41,11 @@ class Configuration(cross_entropy.Configuration):
 
 class Flow(cross_entropy.CrossEntropy):
     name: ClassVar[str] = "flow"
-    presets: ClassVar[Mapping[str, Settings]] = {
-        "paper": Configuration(),
-        "small": Configuration(**SMALL, blocks=4, inner=256, flow_rate=1e-3),
+    configuration: ClassVar[type[TrainingSettings]] = Configuration
+    gives: ClassVar[frozenset[str]] = frozenset({"logits", "features", "head", "novelty"})
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {},
+        "small": {**SMALL, "blocks": 4, "inner": 256, "flow_rate": 1e-3},
     }
 
     def build(self) -> dict[str, nn.Module]:

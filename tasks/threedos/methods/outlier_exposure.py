@@ -1,4 +1,4 @@
-"""Outlier exposure on mixed clouds: fine-tunes a fitted `cross_entropy` (spec threedos 1.6).
+"""Outlier exposure on mixed clouds: fine-tunes a fitted `cross_entropy` (rule 11).
 
 Loss = CE + .5 mean(logsumexp f - mean f) on RSMix clouds (Lee et al. 2021): the points of a ball of
 one cloud are replaced by as many from a ball of the same radius of another. 3DOS's score is MSP.
@@ -6,14 +6,12 @@ one cloud are replaced by as many from a ball of the same radius of another. 3DO
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from schemas.config import Settings
 from tasks.threedos.methods import cross_entropy
-from tasks.threedos.methods.base import Losses
+from tasks.threedos.methods.base import Losses, TrainingSettings
 
 if TYPE_CHECKING:
     import torch
@@ -33,10 +31,7 @@ class Configuration(cross_entropy.Configuration):
 class OutlierExposure(cross_entropy.CrossEntropy):
     name: ClassVar[str] = "outlier_exposure"
     requires: ClassVar[str | None] = "cross_entropy"
-    presets: ClassVar[Mapping[str, Settings]] = {
-        preset: Configuration(**settings.model_dump())
-        for preset, settings in cross_entropy.CrossEntropy.presets.items()
-    }
+    configuration: ClassVar[type[TrainingSettings]] = Configuration
 
     @classmethod
     def training(cls, preset: str, optimizer: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Sub-centre ArcFace: K directions a class, an angular margin on the own one (spec threedos 1.6).
+"""Sub-centre ArcFace: K directions a class, an angular margin on the own one (rule 11).
 
 Logits are, for each class, the largest cosine over its sub-centres; 3DOS's score is the cosine of g
 to the nearest training g (`tasks.scores.cosine`).
@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from schemas.config import Settings
-from tasks.threedos.methods.base import Losses, Method
+from tasks.threedos.methods.base import Losses, Method, TrainingSettings
 from tasks.threedos.networks.heads import SMALL, HeadSettings, cosines, embedding, prototypes
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-class Configuration(HeadSettings):
+class Configuration(HeadSettings, TrainingSettings):
     """Sizes of the head, and the loss."""
 
     subcenters: int = Field(3, ge=1)
@@ -34,9 +33,11 @@ class Configuration(HeadSettings):
 
 class SubcenterArcFace(Method):
     name: ClassVar[str] = "subcenter_arcface"
-    presets: ClassVar[Mapping[str, Settings]] = {
-        "paper": Configuration(),
-        "small": Configuration(**SMALL),
+    configuration: ClassVar[type[TrainingSettings]] = Configuration
+    gives: ClassVar[frozenset[str]] = frozenset({"logits", "features"})
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {},
+        "small": SMALL,
     }
 
     @classmethod

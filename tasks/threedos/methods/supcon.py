@@ -1,4 +1,4 @@
-"""Supervised contrastive learning over two views (spec threedos 1.6): features only, no classes.
+"""Supervised contrastive learning over two views (rule 11): features only, no classes.
 
 Loss = -mean over anchors of log(sum_pos / (sum_pos + sum_neg)), sums of exp(cos / tau) over the
 other samples of the same label and those of other labels: the sum is inside the logarithm, unlike
@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from schemas.config import Settings
-from tasks.threedos.methods.base import Losses, Method
+from tasks.threedos.methods.base import Losses, Method, TrainingSettings
 from tasks.threedos.networks.heads import HeadSettings, cosines, embedding
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-class Configuration(HeadSettings):
+class Configuration(HeadSettings, TrainingSettings):
     """Sizes of the projector, and the loss."""
 
     temperature: float = Field(0.1, gt=0)
@@ -31,9 +30,11 @@ class Configuration(HeadSettings):
 class SupCon(Method):
     name: ClassVar[str] = "supcon"
     views: ClassVar[int] = 2
-    presets: ClassVar[Mapping[str, Settings]] = {
-        "paper": Configuration(dropout=0.0),
-        "small": Configuration(hidden=256, features=256, dropout=0.0),
+    configuration: ClassVar[type[TrainingSettings]] = Configuration
+    gives: ClassVar[frozenset[str]] = frozenset({"features"})
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {"dropout": 0.0},
+        "small": {"hidden": 256, "features": 256, "dropout": 0.0},
     }
 
     @classmethod

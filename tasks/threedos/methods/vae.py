@@ -1,4 +1,4 @@
-"""A variational autoencoder of clouds of FoldingNet's kind (spec threedos 1.6, "VAE").
+"""A variational autoencoder of clouds of FoldingNet's kind (rule 11, "VAE").
 
 Encoder: coordinates and local covariances, an MLP, two graph layers (largest values over the k
 nearest points), global maximum, mean and log variance of a latent code. Decoder: a grid on the
@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from schemas.config import Settings
-from tasks.threedos.methods.base import Losses, Method
+from tasks.threedos.methods.base import Losses, Method, TrainingSettings
 from tasks.threedos.networks.geometry import gather_rows, nearest, nearest_other
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-class Configuration(Settings):
+class Configuration(TrainingSettings):
     """Sizes of the layers, and the loss."""
 
     k: int = Field(16, ge=2)
@@ -38,7 +37,7 @@ class Configuration(Settings):
     """Length of the code."""
     folding: int = Field(512, ge=1)
     """Units of the folding layers."""
-    points: int = Field(2048, ge=1)
+    reconstruction_points: int = Field(2048, ge=1)
     """Points of a reconstruction."""
     divergence: float = Field(1.0, ge=0)
     """Weight of KL."""
@@ -47,11 +46,18 @@ class Configuration(Settings):
 class Vae(Method):
     name: ClassVar[str] = "vae"
     uses_network: ClassVar[bool] = False
-    presets: ClassVar[Mapping[str, Settings]] = {
-        "paper": Configuration(),
-        "small": Configuration(
-            k=8, local=(32, 32), graph=(64, 128), latent=32, folding=64, points=256
-        ),
+    configuration: ClassVar[type[TrainingSettings]] = Configuration
+    gives: ClassVar[frozenset[str]] = frozenset({"features", "novelty"})
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {},
+        "small": {
+            "k": 8,
+            "local": (32, 32),
+            "graph": (64, 128),
+            "latent": 32,
+            "folding": 64,
+            "reconstruction_points": 256,
+        },
     }
 
     @classmethod
@@ -96,7 +102,7 @@ class Vae(Method):
         """Clouds (N, points, 3)."""
         import torch
 
-        points = sphere(self.settings.points).to(code).expand(len(code), -1, -1)
+        points = sphere(self.settings.reconstruction_points).to(code).expand(len(code), -1, -1)
         for fold in self.layers["folds"]:
             repeated = code[:, None].expand(-1, points.shape[1], -1)
             points = fold(torch.cat([points, repeated], 2)).float()

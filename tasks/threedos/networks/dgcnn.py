@@ -1,4 +1,4 @@
-"""DGCNN (Wang et al. 2019) in 3DOS's sizes (spec threedos 1.5): clouds (B, P, 3) to (B, 2 fused).
+"""DGCNN (Wang et al. 2019) in 3DOS's sizes (rule 9): clouds (B, P, 3) to (B, 2 fused).
 
 An edge convolution is max over j of act(norm(W [x_j - x_i, x_i])) over the k nearest j in feature
 space. It is computed here without a tensor of edges, with equal result:
@@ -10,11 +10,13 @@ space. It is computed here without a tensor of edges, with equal result:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
 from schemas.config import Settings
+from tasks.threedos.networks.base import Network
 from tasks.threedos.networks.geometry import gather_rows, nearest
 
 if TYPE_CHECKING:
@@ -35,47 +37,55 @@ class Configuration(Settings):
     """Channels of the layer over all of them together."""
 
 
-PRESETS = {
-    "paper": Configuration(),
-    "small": Configuration(k=16, widths=(32, 64, 128), fused=256),
-}
-
-
-def width(settings: Configuration) -> int:
-    return 2 * settings.fused
-
-
-def build(settings: Configuration) -> nn.ModuleDict:
-    from torch import nn
-
-    inputs = (3, *settings.widths[:-1])
-    edges = [
-        nn.ModuleDict(
-            {"linear": nn.Linear(2 * inside, outside, bias=False), "norm": nn.BatchNorm1d(outside)}
-        )
-        for inside, outside in zip(inputs, settings.widths, strict=True)
-    ]
-    fuse = {
-        "linear": nn.Linear(sum(settings.widths), settings.fused, bias=False),
-        "norm": nn.BatchNorm1d(settings.fused),
+class Dgcnn(Network):
+    name: ClassVar[str] = "dgcnn"
+    configuration: ClassVar[type[Settings]] = Configuration
+    slope: ClassVar[float] = SLOPE
+    paper_training: ClassVar[Mapping[str, Any]] = {}
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {},
+        "small": {"k": 16, "widths": (32, 64, 128), "fused": 256},
     }
-    return nn.ModuleDict({"edges": nn.ModuleList(edges), "fuse": nn.ModuleDict(fuse)})
 
+    @property
+    def width(self) -> int:
+        return 2 * self.settings.fused
 
-def encode(layers: nn.ModuleDict, settings: Configuration, clouds: torch.Tensor) -> torch.Tensor:
-    """The global features, largest and mean over the points."""
-    import torch
-    from torch.nn import functional
+    def build(self) -> nn.ModuleDict:
+        from torch import nn
 
-    values, parts = clouds, []
-    for layer in layers["edges"]:
-        neighbours = nearest(values, settings.k)
-        values = edge_convolution(layer["linear"].weight, layer["norm"], values, neighbours)
-        parts.append(values)
-    fused = layers["fuse"]["linear"](torch.cat(parts, 2))
-    fused = layers["fuse"]["norm"](fused.flatten(0, 1)).view_as(fused)
-    fused = functional.leaky_relu(fused, SLOPE)
-    return torch.cat([fused.amax(1), fused.mean(1)], 1)
+        settings = self.settings
+        inputs = (3, *settings.widths[:-1])
+        edges = [
+            nn.ModuleDict(
+                {
+                    "linear": nn.Linear(2 * inside, outside, bias=False),
+                    "norm": nn.BatchNorm1d(outside),
+                }
+            )
+            for inside, outside in zip(inputs, settings.widths, strict=True)
+        ]
+        fuse = {
+            "linear": nn.Linear(sum(settings.widths), settings.fused, bias=False),
+            "norm": nn.BatchNorm1d(settings.fused),
+        }
+        return nn.ModuleDict({"edges": nn.ModuleList(edges), "fuse": nn.ModuleDict(fuse)})
+
+    def encode(self, clouds: torch.Tensor) -> torch.Tensor:
+        """The global features, largest and mean over the points."""
+        import torch
+        from torch.nn import functional
+
+        layers = self.layers
+        values, parts = clouds, []
+        for layer in layers["edges"]:
+            neighbours = nearest(values, self.settings.k)
+            values = edge_convolution(layer["linear"].weight, layer["norm"], values, neighbours)
+            parts.append(values)
+        fused = layers["fuse"]["linear"](torch.cat(parts, 2))
+        fused = layers["fuse"]["norm"](fused.flatten(0, 1)).view_as(fused)
+        fused = functional.leaky_relu(fused, SLOPE)
+        return torch.cat([fused.amax(1), fused.mean(1)], 1)
 
 
 def edge_convolution(

@@ -1,8 +1,9 @@
 """Neighbourhoods of batched point sets in plain torch, on any device.
 
-Points (B, P, C) enter, indices of points leave. Conventions (spec threedos 1.5): neighbours of a
-point include the point itself; farthest points start at index 0; a ball is open (distance strictly
-less than the radius), its members come by index and a short list repeats its first member.
+Points (B, P, C) enter, indices of points leave. Conventions (docs/threedos.md, rule 8):
+neighbours of a point include the point itself; farthest points start at index 0; a ball is open
+(distance strictly less than the radius), its members come by index and a short list repeats its
+first member.
 Square tables are made for some clouds of the batch at a time, so memory does not grow with it.
 """
 

@@ -1,4 +1,4 @@
-"""PointNet++ with multi-scale grouping (Qi et al. 2017) as 3DOS sizes it (spec threedos 1.5).
+"""PointNet++ with multi-scale grouping (Qi et al. 2017) as 3DOS sizes it (rule 9).
 
 Clouds (B, P, 3) to (B, last width): two set abstractions (farthest points as centres, balls of
 three radii, an MLP and the largest value of each) and one over all that is left. Coordinates only.
@@ -7,19 +7,19 @@ The order of the points matters: farthest points start at index 0, balls take me
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
 from schemas.config import Settings
+from tasks.threedos.networks.base import Network
 from tasks.threedos.networks.geometry import farthest_points, gather_rows, in_ball
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
-
-SLOPE = 0.0
 
 
 class Scale(Settings):
@@ -68,49 +68,50 @@ class Configuration(Settings):
     """Channels of the MLP over all centres."""
 
 
-PRESETS = {
-    "paper": Configuration(),
-    "small": Configuration(
-        abstractions=(
-            Abstraction(centers=64, scales=_scales((0.2, 8, (16, 32)), (0.4, 16, (16, 32)))),
-            Abstraction(centers=16, scales=_scales((0.4, 8, (32, 64)), (0.8, 16, (32, 64)))),
-        ),
-        last=(64, 128),
-    ),
-}
+class PointNet2(Network):
+    name: ClassVar[str] = "pointnet2"
+    configuration: ClassVar[type[Settings]] = Configuration
+    slope: ClassVar[float] = 0.0
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {},
+        "small": {
+            "abstractions": (
+                Abstraction(centers=64, scales=_scales((0.2, 8, (16, 32)), (0.4, 16, (16, 32)))),
+                Abstraction(centers=16, scales=_scales((0.4, 8, (32, 64)), (0.8, 16, (32, 64)))),
+            ),
+            "last": (64, 128),
+        },
+    }
 
+    @property
+    def width(self) -> int:
+        return self.settings.last[-1]
 
-def width(settings: Configuration) -> int:
-    return settings.last[-1]
+    def build(self) -> nn.ModuleDict:
+        from torch import nn
 
+        inside, abstractions = 0, []
+        for abstraction in self.settings.abstractions:
+            scales = [mlp((inside + 3, *scale.widths)) for scale in abstraction.scales]
+            abstractions.append(nn.ModuleList(scales))
+            inside = sum(scale.widths[-1] for scale in abstraction.scales)
+        last = mlp((inside + 3, *self.settings.last))
+        return nn.ModuleDict({"abstractions": nn.ModuleList(abstractions), "last": last})
 
-def build(settings: Configuration) -> nn.ModuleDict:
-    from torch import nn
+    def encode(self, clouds: torch.Tensor) -> torch.Tensor:
+        import torch
 
-    inside, abstractions = 0, []
-    for abstraction in settings.abstractions:
-        scales = [mlp((inside + 3, *scale.widths)) for scale in abstraction.scales]
-        abstractions.append(nn.ModuleList(scales))
-        inside = sum(scale.widths[-1] for scale in abstraction.scales)
-    return nn.ModuleDict(
-        {"abstractions": nn.ModuleList(abstractions), "last": mlp((inside + 3, *settings.last))}
-    )
-
-
-def encode(layers: nn.ModuleDict, settings: Configuration, clouds: torch.Tensor) -> torch.Tensor:
-    """The global features."""
-    import torch
-
-    points, values = clouds, clouds[..., :0]
-    for scales, sizes in zip(layers["abstractions"], settings.abstractions, strict=True):
-        chosen = farthest_points(points, min(sizes.centers, points.shape[1]))
-        centers = gather_rows(points, chosen)
-        parts = []
-        for layer, scale in zip(scales, sizes.scales, strict=True):
-            members = in_ball(points, centers, scale.radius, scale.members)
-            parts.append(ball_features(layer, points, values, centers, members))
-        points, values = centers, torch.cat(parts, 2)
-    return through(layers["last"], torch.cat([points, values], 2)).amax(1)
+        layers, abstractions = self.layers, self.settings.abstractions
+        points, values = clouds, clouds[..., :0]
+        for scales, sizes in zip(layers["abstractions"], abstractions, strict=True):
+            center_places = farthest_points(points, min(sizes.centers, points.shape[1]))
+            centers = gather_rows(points, center_places)
+            parts = []
+            for layer, scale in zip(scales, sizes.scales, strict=True):
+                members = in_ball(points, centers, scale.radius, scale.members)
+                parts.append(ball_features(layer, points, values, centers, members))
+            points, values = centers, torch.cat(parts, 2)
+        return through(layers["last"], torch.cat([points, values], 2)).amax(1)
 
 
 def ball_features(

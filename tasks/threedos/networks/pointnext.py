@@ -9,19 +9,19 @@ residual blocks on every member of a group.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
 from schemas.config import Settings
+from tasks.threedos.networks.base import Network
 from tasks.threedos.networks.geometry import farthest_points, gather_rows, in_ball
 from tasks.threedos.networks.pointnet2 import ball_features, mlp, through
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
-
-SLOPE = 0.0
 
 
 class Configuration(Settings):
@@ -39,48 +39,51 @@ class Configuration(Settings):
     """Points taken of a ball."""
 
 
-PRESETS = {
-    "paper": Configuration(),
-    "small": Configuration(stem=16, stages=3, radius=0.25, growth=1.6, members=12),
-}
+class PointNext(Network):
+    name: ClassVar[str] = "pointnext"
+    configuration: ClassVar[type[Settings]] = Configuration
+    slope: ClassVar[float] = 0.0
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {},
+        "small": {"stem": 16, "stages": 3, "radius": 0.25, "growth": 1.6, "members": 12},
+    }
 
+    @property
+    def width(self) -> int:
+        return self.settings.stem * 2**self.settings.stages
 
-def width(settings: Configuration) -> int:
-    return settings.stem * 2**settings.stages
+    def build(self) -> nn.ModuleDict:
+        from torch import nn
 
+        stem, stages = self.settings.stem, []
+        for stage in range(self.settings.stages):
+            inside = stem * 2**stage
+            inner = mlp((inside + 3, inside, 2 * inside))
+            # The shortcut is added before the last ReLU.
+            layers = {"inner": inner[:-1], "shortcut": nn.Linear(inside, 2 * inside)}
+            stages.append(nn.ModuleDict(layers))
+        return nn.ModuleDict(
+            {
+                "stem": nn.Linear(3, stem),
+                "stages": nn.ModuleList(stages),
+                "last": mlp((self.width + 3, self.width, self.width)),
+            }
+        )
 
-def build(settings: Configuration) -> nn.ModuleDict:
-    from torch import nn
+    def encode(self, clouds: torch.Tensor) -> torch.Tensor:
+        import torch
+        from torch.nn import functional
 
-    stages = []
-    for stage in range(settings.stages):
-        inside = settings.stem * 2**stage
-        inner = mlp((inside + 3, inside, 2 * inside))
-        # The shortcut is added before the last ReLU.
-        layers = {"inner": inner[:-1], "shortcut": nn.Linear(inside, 2 * inside)}
-        stages.append(nn.ModuleDict(layers))
-    last = width(settings)
-    return nn.ModuleDict(
-        {
-            "stem": nn.Linear(3, settings.stem),
-            "stages": nn.ModuleList(stages),
-            "last": mlp((last + 3, last, last)),
-        }
-    )
-
-
-def encode(layers: nn.ModuleDict, settings: Configuration, clouds: torch.Tensor) -> torch.Tensor:
-    """The global features."""
-    import torch
-    from torch.nn import functional
-
-    points, values = clouds, layers["stem"](clouds)
-    for number, layer in enumerate(layers["stages"]):
-        radius = settings.radius * settings.growth**number
-        chosen = farthest_points(points, max(1, points.shape[1] // 2), skip_origin=False)
-        centers = gather_rows(points, chosen)
-        members = in_ball(points, centers, radius, settings.members)
-        inner = ball_features(layer["inner"], points / radius, values, centers / radius, members)
-        shortcut = layer["shortcut"](gather_rows(values, chosen))
-        points, values = centers, functional.relu(inner + shortcut)
-    return through(layers["last"], torch.cat([points, values], 2)).amax(1)
+        layers, settings = self.layers, self.settings
+        points, values = clouds, layers["stem"](clouds)
+        for number, layer in enumerate(layers["stages"]):
+            radius = settings.radius * settings.growth**number
+            center_places = farthest_points(points, max(1, points.shape[1] // 2), skip_origin=False)
+            centers = gather_rows(points, center_places)
+            members = in_ball(points, centers, radius, settings.members)
+            inner = ball_features(
+                layer["inner"], points / radius, values, centers / radius, members
+            )
+            shortcut = layer["shortcut"](gather_rows(values, center_places))
+            points, values = centers, functional.relu(inner + shortcut)
+        return through(layers["last"], torch.cat([points, values], 2)).amax(1)

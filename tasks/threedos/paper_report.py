@@ -1,13 +1,14 @@
 """3DOS's results laid out like the paper's Tables 1, 3 and 4, the paper's numbers beside ours.
 
-Enters: the table metrics. Leaves: report sections. Numbers are percent, AUROC and FPR95 as the
-released code has them (convention `threedos`), mean over seeds.
+Enters: the tables metrics and runs. Leaves: report sections. Numbers are percent, AUROC and FPR95
+as the released code has them (convention `threedos`), mean over seeds.
 """
 
 from pathlib import Path
 
 import polars as pl
 
+from schemas.tables import PLAIN
 from tasks.report import Html, Read, Section, paragraph, table
 
 PAPER = Path(__file__).with_name("paper_results.csv")
@@ -20,14 +21,18 @@ TABLES = {
 }
 METRICS = {"auroc": "AUROC", "fpr95": "FPR95"}
 AVERAGE = "average"
+# What tells our rows apart, the ids behind what is shown; the paper's have the first three.
+KEY = ["network", "model", "score", "preset", "changed", "view"]
+PAPER_KEY = KEY[:3]
+IDS = ["config_id", "score_id"]
 
 
 def sections(read: Read) -> list[Section]:
     """One table a track family, and the ablation of the number of points."""
-    metrics = read("metrics")
-    if metrics is None or metrics.is_empty():
+    metrics, runs = read("metrics"), read("runs")
+    if metrics is None or runs is None or metrics.is_empty():
         return []
-    ours = _ours(metrics)
+    ours = _ours(metrics, runs)
     parts: list[Html] = [
         paragraph(
             "Percent; mean over seeds, with the deviation where there are several. `nearest` on "
@@ -40,61 +45,56 @@ def sections(read: Read) -> list[Section]:
     for title, tracks in TABLES.items():
         wide = _beside(ours, tracks)
         if wide is not None:
-            parts.append(table(wide, title, right=wide.columns[3:]))
+            numbers = [name for name in wide.columns if name not in KEY]
+            parts.append(table(wide, title, right=numbers))
     found = [Section("Beside the paper", parts)] if len(parts) > 1 else []
     density = _density(ours)
     return [*found, *([density] if density else [])]
 
 
-def _ours(metrics: pl.DataFrame) -> pl.DataFrame:
-    """track, network, method, score, points, metric, mean, deviation."""
-    names = pl.col("backbone").str.splitn(" ", 3)
+def _ours(metrics: pl.DataFrame, runs: pl.DataFrame) -> pl.DataFrame:
+    """One row per protocol, configuration, score, view and metric: mean and deviation by seed."""
     return (
         metrics.filter(
-            (pl.col("convention") == CONVENTION) & pl.col("metric").is_in([*METRICS, "acc"])
+            (pl.col("convention") == CONVENTION)
+            & pl.col("metric").is_in([*METRICS, "acc"])
+            & (pl.col("split") == "test")
+            & (pl.col("subset") == "all")
         )
-        .with_columns(
-            names.struct.field("field_0").alias("network"),
-            names.struct.field("field_1").alias("method"),
-            names.struct.field("field_2").str.extract(r"(\d+)").cast(pl.Int32).alias("points"),
-        )
-        .group_by("protocol", "network", "method", "detector", "points", "metric")
+        .join(runs.select("run_id", "network", "preset", "changed", "config_id"), on="run_id")
+        .group_by("protocol", *KEY, *IDS, "metric")
         .agg(
             (100 * pl.col("value").mean()).alias("mean"),
             (100 * pl.col("value").std()).alias("deviation"),
         )
-        .rename({"protocol": "track", "detector": "score"})
     )
 
 
 def _beside(ours: pl.DataFrame, tracks: tuple[str, ...]) -> pl.DataFrame | None:
-    chosen = ours.filter(pl.col("track").is_in(tracks))
-    if chosen.is_empty():
+    of_tracks = ours.filter(pl.col("protocol").is_in(tracks))
+    if of_tracks.is_empty():
         return None
-    said = (
+    text = (
         pl.when(pl.col("deviation").is_null())
         .then(_digits("mean"))
         .otherwise(pl.concat_str(_digits("mean"), pl.lit(" ± "), _digits("deviation")))
     )
-    key = ["network", "method", "score", "points"]
+    column = pl.concat_str("protocol", pl.lit(" "), pl.col("metric").replace(METRICS))
     wide = (
-        chosen.filter(pl.col("metric").is_in(list(METRICS)))
-        .with_columns(
-            said.alias("said"),
-            pl.concat_str("track", pl.lit(" "), pl.col("metric").replace(METRICS)).alias("column"),
-        )
-        .pivot("column", index=key, values="said", sort_columns=True)
-        .sort(key)
+        of_tracks.filter(pl.col("metric").is_in(list(METRICS)))
+        .with_columns(text.alias("text"), column.alias("column"))
+        .pivot("column", index=[*KEY, *IDS], values="text", sort_columns=True)
+        .sort(*KEY, *IDS)
     )
-    paper = pl.read_csv(PAPER)
+    paper = pl.read_csv(PAPER).rename({"method": "model"})
     for track in tracks:
         for metric, name in (("auroc", "AUROC"), ("fpr95", "FPR95")):
             if f"{track}_{metric}" in paper.columns and f"{track} {name}" in wide.columns:
                 theirs = paper.select(
-                    *key[:3], pl.col(f"{track}_{metric}").alias(f"{track} {name} paper")
+                    *PAPER_KEY, pl.col(f"{track}_{metric}").alias(f"{track} {name} paper")
                 )
-                wide = wide.join(theirs, on=key[:3], how="left", maintain_order="left")
-    wide = _averaged(wide, chosen, paper, tracks, key)
+                wide = wide.join(theirs, on=PAPER_KEY, how="left", maintain_order="left")
+    wide = _averaged(wide, of_tracks, paper, tracks)
     order = [
         name
         for track in (*tracks, AVERAGE)
@@ -102,35 +102,31 @@ def _beside(ours: pl.DataFrame, tracks: tuple[str, ...]) -> pl.DataFrame | None:
         for name in (f"{track} {metric}", f"{track} {metric} paper")
         if name in wide.columns
     ]
-    if wide["points"].null_count() == wide.height:
-        key.remove("points")
-    return wide.select(*key, *order)
+    plain = {"changed": "{}", "view": PLAIN}
+    shown = [name for name in KEY if name not in plain or (wide[name] != plain[name]).any()]
+    return wide.select(*shown, *order)
 
 
 def _averaged(
-    wide: pl.DataFrame,
-    chosen: pl.DataFrame,
-    paper: pl.DataFrame,
-    tracks: tuple[str, ...],
-    key: list[str],
+    wide: pl.DataFrame, of_tracks: pl.DataFrame, paper: pl.DataFrame, tracks: tuple[str, ...]
 ) -> pl.DataFrame:
     """The paper's last columns: means over the tracks, where all of them are there."""
     for metric, name in METRICS.items():
         ours = (
-            chosen.filter(metric=metric)
-            .group_by(key)
+            of_tracks.filter(metric=metric)
+            .group_by(*KEY, *IDS)
             .agg(pl.col("mean").mean(), pl.len().alias("tracks"))
             .filter(tracks=len(tracks))
-            .select(*key, _digits("mean").alias(f"{AVERAGE} {name}"))
+            .select(*KEY, *IDS, _digits("mean").alias(f"{AVERAGE} {name}"))
         )
         if ours.is_empty():
             continue
-        wide = wide.join(ours, on=key, how="left", maintain_order="left", nulls_equal=True)
+        wide = wide.join(ours, on=[*KEY, *IDS], how="left", maintain_order="left")
         columns = [f"{track}_{metric}" for track in tracks]
         if set(columns) <= set(paper.columns):
             mean = pl.mean_horizontal(columns, ignore_nulls=False).round(1)
-            theirs = paper.select(*key[:3], mean.alias(f"{AVERAGE} {name} paper"))
-            wide = wide.join(theirs, on=key[:3], how="left", maintain_order="left")
+            theirs = paper.select(*PAPER_KEY, mean.alias(f"{AVERAGE} {name} paper"))
+            wide = wide.join(theirs, on=PAPER_KEY, how="left", maintain_order="left")
     return wide
 
 
@@ -139,15 +135,15 @@ def _digits(name: str) -> pl.Expr:
 
 
 def _density(ours: pl.DataFrame) -> Section | None:
-    chosen = ours.filter(pl.col("points").is_not_null() & (pl.col("metric") == "auroc"))
-    if chosen["points"].n_unique() < 2:
+    by_view = ours.filter(metric="auroc")
+    if by_view["view"].n_unique() < 2:
         return None
+    index = ["protocol", *(name for name in (*KEY, *IDS) if name != "view")]
     wide = (
-        chosen.filter(~pl.col("track").str.contains(" against "))
-        .with_columns(pl.concat_str("points", pl.lit(" points")).alias("column"))
-        .sort("points")
-        .pivot("column", index=["track", "network", "method", "score"], values="mean")
-        .sort("track", "network", "method", "score")
+        by_view.sort(pl.col("view") != PLAIN, pl.col("view").str.len_chars(), "view")
+        .pivot("view", index=index, values="mean", maintain_order=True)
+        .sort(index)
+        .drop(IDS)
     )
-    said = paragraph("AUROC in percent of the same networks that see fewer or more points.")
-    return Section("Density of points", [said, table(wide)])
+    about = paragraph("AUROC in percent of the same networks that see fewer or more points.")
+    return Section("Density of points", [about, table(wide)])
