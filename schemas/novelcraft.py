@@ -1,6 +1,7 @@
 """NovelCraft: its tables and the configuration of its flow.
 
-A frame is named `class/episode/frame` (NovelCraft+: `normal/normal_3/12/40`), as in the release.
+A frame is named `class/episode/frame` (NovelCraft+: `normal/normal_3/12/40`), as in the release. It
+is a sample: `frame_id` here is `sample_id` in the shared tables.
 """
 
 from pathlib import Path
@@ -10,7 +11,7 @@ import pyarrow as pa
 from pydantic import Field
 
 from schemas.config import Settings
-from schemas.older_tables import OLDER
+from schemas.runs import RunChoices
 from schemas.table import Column, Reference, Table
 from schemas.tables import SPLIT_NAMES
 
@@ -242,8 +243,8 @@ SCENE_MAPS = Table(
     row_group_rows=64,
 )
 
-SPLITS = Table(
-    name="splits",
+FRAME_ROLES = Table(
+    name="frame_roles",
     description="Role, split and filter flag of every frame (the 1 % rule and the 100-split rule).",
     columns=(
         Column("frame_id", pa.string(), "Frame"),
@@ -260,6 +261,7 @@ WINDOWS = Table(
     name="windows",
     description="Windows of frames for the symbolic task.",
     columns=(
+        Column("sample_id", pa.string(), "Sample `mode/context/window_id`"),
         Column(
             "mode",
             pa.string(),
@@ -279,21 +281,21 @@ WINDOWS = Table(
         Column("novel", pa.bool_(), "Whether the episode is one of a novel game"),
     ),
     key=("mode", "context", "window_id"),
+    version=2,
 )
 
 DISCOVERY = Table(
     name="discovery",
     description="Clusters that category discovery put the validation frames in.",
     columns=(
-        Column("features", pa.string(), "Before or after fine-tuning", allowed=("plain", "gcd")),
-        Column("preset", pa.string(), "Named settings"),
-        Column("seed", pa.int32(), "Seed of the run"),
-        Column("frame_id", pa.string(), "Frame"),
+        Column("run_id", pa.string(), "Run, see `runs`"),
+        Column("sample_id", pa.string(), "Frame"),
         Column("class", pa.string(), "Its true class"),
         Column("cluster", pa.int32(), "Its cluster", minimum=0),
         Column("matched", pa.string(), "Class that the cluster is matched with", nullable=True),
     ),
-    key=("features", "preset", "seed", "frame_id"),
+    key=("run_id", "sample_id"),
+    version=2,
 )
 
 CALIBRATION = Table(
@@ -303,12 +305,13 @@ CALIBRATION = Table(
         Column("grid", pa.string(), "Grid, from coarse to fine"),
         Column("fov", pa.float64(), "Field of view", unit="degree"),
         Column(
-            "offset", pa.float64(), "Eye above the block that the agent stands in", unit="block"
+            "eye_height", pa.float64(), "Eye above the block that the agent stands in", unit="block"
         ),
         Column("frame", pa.string(), "Frame with a hand-made mask"),
         Column("iou", pa.float64(), "Intersection over union of the masks", minimum=0, maximum=1),
     ),
-    key=("grid", "fov", "offset", "frame"),
+    key=("grid", "fov", "eye_height", "frame"),
+    version=2,
 )
 
 LABEL_DRIFT = Table(
@@ -339,12 +342,11 @@ TABLES = (
     MASKS,
     NOVEL_OBJECTS,
     SCENE_MAPS,
-    SPLITS,
+    FRAME_ROLES,
     WINDOWS,
     DISCOVERY,
     CALIBRATION,
     LABEL_DRIFT,
-    *OLDER,
 )
 
 
@@ -373,7 +375,7 @@ class RenderSettings(Settings):
     coverage: Literal["published", "half"] = "published"
     """Share of a pixel that must be novel: 0.1 as in the released labels, or 0.5."""
     samples: int = Field(8, ge=1, le=15)
-    """Rays a pixel and side: 8 as in the spec's table; 4 is nearer to Blender at a few places."""
+    """Rays a pixel and side: 8 as in the published counts; 4 is at times nearer to Blender."""
     resolution: int = Field(256, ge=16, le=4096)
     """Width and height of the mask."""
     scene_maps: bool = False
@@ -411,33 +413,8 @@ class CameraSettings(Settings):
     """Block that the hand-made masks show."""
 
 
-class DetectorChoice(Settings):
-    """Which detectors are trained and scored."""
-
-    names: tuple[str, ...] = ()
-    """Detectors by name, or `all`; none by default."""
-    preset: Literal["small", "paper"] = "small"
-    """`paper` has the paper's hyperparameters (days on a CPU), `small` takes minutes."""
-    seed: int = 0
-    """Seed of training."""
-    device: str = "auto"
-    """`auto`, `cpu` or `cuda`."""
-    threads: int = Field(2, ge=1)
-    """CPU threads of torch; scores are reproducible for the same number."""
-    orders: tuple[int, ...] = (2, 5, 10)
-    """Orders K of the symbolic model."""
-    fused_visual: str = "patch_memory"
-    """Visual detector whose scores `multimodal` fuses with the symbolic ones."""
-    vgg_weights: Path | None = None
-    """Pretrained torchvision VGG-16 checkpoint; random weights without it."""
-    discovery: bool = False
-    """Also run category discovery."""
-    dino_weights: Path | None = None
-    """Pretrained DINO ViT-B/16 checkpoint for discovery (preset paper); random without it."""
-
-
-class Config(Settings):
-    """NovelCraft: episodes to masks to targets to splits to detectors."""
+class Config(RunChoices):
+    """NovelCraft: episodes to masks to targets to splits to models."""
 
     source: Path
     """Folder or zip with class/episode/frame.png and .json."""
@@ -458,12 +435,16 @@ class Config(Settings):
     render: RenderSettings = RenderSettings()
     splits: SplitSettings = SplitSettings()
     windows: WindowSettings = WindowSettings()
-    detectors: DetectorChoice = DetectorChoice()
+    vgg_weights: Path | None = None
+    """Pretrained torchvision VGG-16 checkpoint; random weights without it."""
+    discovery: bool = False
+    """Also run category discovery."""
+    dino_weights: Path | None = None
+    """Pretrained DINO ViT-B/16 checkpoint for discovery (preset paper); random without it."""
 
     @classmethod
     def demo(cls, sample: Path) -> "Config":
         """The configuration of `make demo`."""
-        pictures = ("patch_memory", "colour_rarity", "vgg_classifier", "odin")
-        names = (*pictures, "symbolic_mlp", "multimodal")
-        choice = DetectorChoice(names=names, orders=(5,), fused_visual="patch_memory")
-        return cls(source=sample, detectors=choice)
+        names = ("patch_memory", "colour_rarity", "vgg_classifier", "odin", "multimodal")
+        models = {**{name: {} for name in names}, "symbolic_mlp": {"orders": [5]}}
+        return cls(source=sample, models=models)

@@ -1,15 +1,19 @@
--- How does the novelty score of a NovelCraft frame follow its novel fraction?
+-- How does the novelty of a NovelCraft frame, in each model's own score, follow its novel fraction?
 -- `above_normal` is the mean share of normal frames that score lower; `found` the share of frames
 -- that score above 95 % of the normal ones.
 WITH frames AS (
-    SELECT detector, backbone, seed, split, novel, score, coalesce(novel_fraction, 0) AS fraction,
-        quantile_cont(score, 0.95) FILTER (NOT novel) OVER run AS threshold,
-        sum((NOT novel)::INT) OVER (run ORDER BY score) AS at_most,
+    SELECT protocol, model, run_id, seed, split, novel, value,
+        coalesce(novel_fraction, 0) AS fraction,
+        quantile_cont(value, 0.95) FILTER (NOT novel) OVER run AS threshold,
+        sum((NOT novel)::INT) OVER (run ORDER BY value) AS at_most,
         sum((NOT novel)::INT) OVER run AS normal
-    FROM novelcraft.scores JOIN novelcraft.targets ON sample_id = frame_id
-    WINDOW run AS (PARTITION BY protocol, detector, backbone, seed, split)
+    FROM novelcraft.scores
+    JOIN novelcraft.runs USING (run_id)
+    JOIN novelcraft.targets ON sample_id = frame_id
+    WHERE score = 'own'
+    WINDOW run AS (PARTITION BY run_id, split)
 )
-SELECT detector, backbone, seed, split,
+SELECT protocol, model, run_id, seed, split,
     CASE
         WHEN NOT novel THEN '0 normal'
         WHEN fraction < 0.01 THEN '1 below 1 %'
@@ -19,7 +23,7 @@ SELECT detector, backbone, seed, split,
     END AS novel_pixels,
     count(*) AS frames, round(avg(fraction), 4) AS mean_fraction,
     round(avg(at_most / normal), 3) AS above_normal,
-    round(avg((score > threshold)::INT), 3) AS found
+    round(avg((value > threshold)::INT), 3) AS found
 FROM frames
 WHERE normal > 0
 GROUP BY ALL

@@ -6,6 +6,6 @@ SELECT class, any_value(role) AS role,
     count_if(NOT kept) AS filtered_out,
     count_if(kept AND split IS NULL) AS in_no_split,
     count(DISTINCT episode_id) AS episodes
-FROM novelcraft.splits
+FROM novelcraft.frame_roles
 GROUP BY class
 ORDER BY role, class;

@@ -14,9 +14,10 @@ from storage.tensors import read_header, read_tensors
 from tasks.detectors.base import Detector
 from tasks.plugins import Plugins
 
-_FILES = Plugins(__name__, __path__, "detector", Detector, helpers=("training",))
+_FILES = Plugins(__name__, __path__, "model", Detector, helpers=("training",))
 detector_names = _FILES.names
 find_detector = _FILES.find
+chosen_detectors = _FILES.chosen
 
 
 def load_detector(path: Path, *, device: str = "auto", base: Detector | None = None) -> Detector:
@@ -24,7 +25,7 @@ def load_detector(path: Path, *, device: str = "auto", base: Detector | None = N
     header = read_header(path)
     kind = find_detector(header["detector"])
     try:
-        settings = type(kind.presets["paper"]).model_validate_json(header["settings"])
+        settings = kind.configuration.model_validate_json(header["settings"])
     except ValidationError as error:
         raise SourceError(
             f"{path} has settings of another version: {error.errors()[0]['msg']} at "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import polars as pl
@@ -44,11 +44,10 @@ SMALL_AUTOENCODER = {"width": 0.25, "code": 32, "hidden": 128, "learning_rate": 
 class AutoencoderFull(Detector):
     name: ClassVar[str] = "autoencoder_full"
     needs: ClassVar[tuple[str, ...]] = ("images",)
-    presets: ClassVar[Mapping[str, Settings]] = {
-        "paper": Configuration(),
-        "small": Configuration(
-            **SMALL_AUTOENCODER, scale=0.25, epochs=12, batch_size=32, milestones=(10,)
-        ),
+    configuration: ClassVar[type[Settings]] = Configuration
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {},
+        "small": dict(**SMALL_AUTOENCODER, scale=0.25, epochs=12, batch_size=32, milestones=(10,)),
     }
     network: Autoencoder
     size: tuple[int, int]

@@ -7,7 +7,7 @@ them. `pooling = max` scores by the worst patch instead, which suits small objec
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -30,9 +30,10 @@ class Configuration(autoencoder_full.Configuration):
 
 class AutoencoderPatch(autoencoder_full.AutoencoderFull):
     name: ClassVar[str] = "autoencoder_patch"
-    presets: ClassVar[Mapping[str, Settings]] = {
-        "paper": Configuration(),
-        "small": Configuration(
+    configuration: ClassVar[type[Settings]] = Configuration
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {},
+        "small": dict(
             **autoencoder_full.SMALL_AUTOENCODER,
             scale=0.5,
             epochs=6,

@@ -1,7 +1,8 @@
 """What a novelty detector is: fit on known samples, then score any; higher = more novel.
 
-`Samples` (ids, labels, named arrays) enter, float64 scores leave. A fitted detector is saved as one
-safetensors file whose metadata holds its name, settings and record; no pickle anywhere.
+`Samples` (ids, labels, named arrays) enter, `Outputs` leave: a float64 novelty of each, and logits
+and features where the detector has them. A fitted detector is saved as one safetensors file whose
+metadata holds its name, settings and record; no pickle anywhere.
 """
 
 from __future__ import annotations
@@ -10,30 +11,45 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import polars as pl
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
 
-from schemas.errors import ConfigError, NoveltyError
+from schemas.config import Settings as Settings
+from schemas.errors import ConfigError, TrainingError
 from storage.tensors import as_tensors, write_tensors
+from tasks.plugins import Plugin
+from tasks.scores.base import Head, Outputs
 
 if TYPE_CHECKING:
     import torch
 
 NOVEL = -1
+NOVELTY_ONLY = frozenset({"novelty"})
 
 # epoch, number of epochs, values of the epoch
 Progress = Callable[[int, int, Mapping[str, float]], None]
 
 
-class Settings(BaseModel):
-    """Base of every detector's settings; unknown keys are refused."""
+class TorchSettings(Settings):
+    """Settings of a detector that runs a network."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    cpu_threads: int = Field(
+        2, ge=1, description="Threads on a CPU; they order the sums, so the result depends on them."
+    )
+
+
+@dataclass(frozen=True)
+class BaseRun:
+    """A run that a detector builds on: which model, which of its settings are a condition."""
+
+    model: str
+    reads: Literal["model", "outputs"]
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,30 +111,49 @@ class Samples:
         return digest.hexdigest()
 
 
-class Detector(ABC):
-    """Subclasses set the class variables and implement `_fit`, `_score`, `state`, `restore`."""
+class Detector(Plugin, ABC):
+    """Subclasses set the class variables and implement `_fit`, `state`, `restore` and one of
+    `_score` and `_outputs`.
 
-    name: ClassVar[str]
+    `modality` is the kind of sample that it takes (`runs`: outputs of other runs), `needs` are the
+    arrays that it reads, `gives` what it puts out. One that `requires` another is fitted on top of
+    it. A detector that is not `seeded` draws nothing at random.
+    """
+
+    modality: ClassVar[str] = "image"
     needs: ClassVar[tuple[str, ...]]
+    gives: ClassVar[frozenset[str]] = NOVELTY_ONLY
     requires: ClassVar[str | None] = None
-    presets: ClassVar[Mapping[str, Settings]]
+    seeded: ClassVar[bool] = True
 
     def __init__(self, settings: Settings | str = "paper") -> None:
         if isinstance(settings, str):
-            if settings not in self.presets:
-                raise ConfigError(
-                    f"detector {self.name} has no preset {settings!r}, only {sorted(self.presets)}"
-                )
-            settings = self.presets[settings]
-        if type(settings) is not type(self.presets["paper"]):
+            settings = self.resolve(settings)
+        if type(settings) is not self.configuration:
             raise ConfigError(
-                f"detector {self.name} takes {type(self.presets['paper']).__name__}, "
+                f"detector {self.name} takes {self.configuration.__name__}, "
                 f"not {type(settings).__name__}"
             )
         self.settings: Any = settings
         self.record: dict[str, str] = {}
         self.device = "cpu"
         self.base: Any = None
+
+    @classmethod
+    def variants(cls, preset: str, changes: Mapping[str, Any]) -> list[Settings]:
+        """Resolved settings, one for each run that the choice asks for."""
+        return [cls.resolve(preset, changes)]
+
+    @classmethod
+    def bases(cls, settings: Any) -> tuple[BaseRun, ...]:
+        """Runs that one with these settings builds on."""
+        return (BaseRun(cls.requires, "model"),) if cls.requires else ()
+
+    @classmethod
+    def weights_files(cls, settings: Any) -> dict[str, Path]:
+        """Checkpoint files that training starts from, by name."""
+        path = getattr(settings, "weights", None)
+        return {} if path is None else {"weights": path}
 
     def prepare(self, *, device: str, base: Detector | None) -> None:
         """Choose the device and take the fitted detector that this one builds on."""
@@ -153,20 +188,30 @@ class Detector(ABC):
         self.prepare(device=device, base=base)
         return self._fit(train, valid, seed=seed, checkpoints=checkpoints, progress=progress)
 
-    def score(self, samples: Samples) -> np.ndarray:
-        """One float64 per sample, higher = more novel."""
-        scores = np.asarray(self._score(samples), np.float64)
-        if scores.shape != (len(samples),):
-            raise ValueError(
-                f"detector {self.name}: scores {scores.shape} of {len(samples)} samples"
-            )
-        bad = np.flatnonzero(~np.isfinite(scores))
+    def outputs(self, samples: Samples) -> Outputs:
+        """What one pass leaves of each sample; novelty is float64, higher = more novel."""
+        outputs = self._outputs(samples)
+        novelty = outputs.novelty
+        if novelty is None or novelty.shape != (len(samples),):
+            found = None if novelty is None else novelty.shape
+            raise ValueError(f"detector {self.name}: scores {found} of {len(samples)} samples")
+        bad = np.flatnonzero(~np.isfinite(novelty))
         if bad.size:
-            raise NoveltyError(
+            raise TrainingError(
                 f"detector {self.name}: {bad.size} scores are not finite, first "
-                f"{samples.ids[bad[0]]}: {scores[bad[0]]}; the training diverged, lower its rate"
+                f"{samples.ids[bad[0]]}: {novelty[bad[0]]}; the training diverged, lower its rate"
             )
-        return scores
+        return outputs
+
+    def score(self, samples: Samples) -> np.ndarray:
+        """The novelty alone."""
+        novelty = self.outputs(samples).novelty
+        assert novelty is not None
+        return novelty
+
+    def head(self) -> Head | None:
+        """The last layer, where the logits are linear in the features."""
+        return None
 
     @abstractmethod
     def _fit(
@@ -180,9 +225,13 @@ class Detector(ABC):
     ) -> pl.DataFrame:
         """See `fit`."""
 
-    @abstractmethod
+    def _outputs(self, samples: Samples) -> Outputs:
+        """See `outputs`; where there is no more than a novelty, `_score` gives it."""
+        return Outputs(novelty=np.asarray(self._score(samples), np.float64))
+
     def _score(self, samples: Samples) -> np.ndarray:
-        """See `score`."""
+        """One number per sample, higher = more novel."""
+        raise NotImplementedError(f"detector {self.name} has neither _score nor _outputs")
 
     @abstractmethod
     def state(self) -> dict[str, np.ndarray | torch.Tensor]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import polars as pl
@@ -34,9 +34,11 @@ class Configuration(Settings):
 class ColourRarity(Detector):
     name: ClassVar[str] = "colour_rarity"
     needs: ClassVar[tuple[str, ...]] = ("images",)
-    presets: ClassVar[Mapping[str, Settings]] = {
-        "paper": Configuration(),
-        "small": Configuration(),
+    seeded: ClassVar[bool] = False
+    configuration: ClassVar[type[Settings]] = Configuration
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {},
+        "small": {},
     }
     counts: np.ndarray
 

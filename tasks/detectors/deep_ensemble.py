@@ -7,30 +7,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import polars as pl
 from pydantic import Field
 
-from tasks.detectors.base import Detector, Progress, Samples, Settings
+from tasks.detectors.base import Detector, Progress, Samples, Settings, TorchSettings
 from tasks.detectors.vgg_classifier import VggClassifier, softmax
+from tasks.scores.base import Outputs
 
 if TYPE_CHECKING:
     import torch
 
 
-class Configuration(Settings):
+class Configuration(TorchSettings):
     members: int = Field(5, ge=2, description="Networks, the shared classifier included.")
 
 
 class DeepEnsemble(Detector):
     name: ClassVar[str] = "deep_ensemble"
     needs: ClassVar[tuple[str, ...]] = ("images",)
+    gives: ClassVar[frozenset[str]] = frozenset({"novelty", "logits"})
     requires: ClassVar[str | None] = "vgg_classifier"
-    presets: ClassVar[Mapping[str, Settings]] = {
-        "paper": Configuration(),
-        "small": Configuration(members=3),
+    configuration: ClassVar[type[Settings]] = Configuration
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {},
+        "small": {"members": 3},
     }
     others: list[VggClassifier]
 
@@ -60,11 +63,15 @@ class DeepEnsemble(Detector):
             histories.append(history.with_columns(pl.lit(member, pl.Int64).alias("member")))
         return pl.concat(histories)
 
-    def _score(self, samples: Samples) -> np.ndarray:
+    def _outputs(self, samples: Samples) -> Outputs:
+        """The logits are logarithms of the mean probabilities; they are no head of any features."""
         images = Samples(samples.ids, samples.labels, {"images": samples.images()})
-        members = [softmax(self.base.outputs(samples)["logits"])]
-        members += [softmax(other.outputs(images)["logits"]) for other in self.others]
-        return -np.mean(members, 0).max(1)
+        logits = [self.base.outputs(samples).logits]
+        logits += [other.outputs(images).logits for other in self.others]
+        mean = np.mean([softmax(member) for member in logits], 0)
+        # The logarithm of a probability that vanished in float64 would be infinite.
+        log_mean = np.log(np.maximum(mean, np.finfo(np.float64).tiny))
+        return Outputs(log_mean.astype(np.float32), None, -mean.max(1))
 
     def state(self) -> dict[str, np.ndarray | torch.Tensor]:
         return {

@@ -6,21 +6,21 @@ calibrate; those that the two were trained on would look too normal.
 Rules: `fisher` and `max` turn each score into an empirical p-value and give -2 (log p + log q) or
 -2 log min(p, q); neither claims to be a test, since the frames of an episode are not independent.
 `range` adds the scores mapped to [0, 1] by the range of the calibration, as NovelCraft's released
-fusion does; `released` has the constants of the released detectors (spec 4.1).
+fusion does; `released` has the constants of the released detectors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import polars as pl
 from pydantic import Field
 
 from schemas.errors import ConfigError
-from tasks.detectors.base import Detector, Progress, Samples, Settings
+from tasks.detectors.base import BaseRun, Detector, Progress, Samples, Settings
 
 if TYPE_CHECKING:
     import torch
@@ -34,18 +34,28 @@ class Configuration(Settings):
     rule: Literal["fisher", "max", "range", "released"] = Field(
         "fisher", description="How the two scores become one."
     )
-    visual: str = Field("autoencoder_patch", description="Detector that the visual score is of.")
-    symbolic: str = Field("symbolic_mlp", description="Detector that the symbolic score is of.")
+    visual: str = Field("patch_memory", description="Model that the visual score is of.")
+    symbolic: str = Field("symbolic_mlp", description="Model that the symbolic score is of.")
+    order: int = Field(5, ge=1, description="Order of the symbolic model's run.")
 
 
 class Multimodal(Detector):
     name: ClassVar[str] = "multimodal"
+    modality: ClassVar[str] = "runs"
     needs: ClassVar[tuple[str, ...]] = MODALITIES
-    presets: ClassVar[Mapping[str, Settings]] = {
-        "paper": Configuration(rule="range"),
-        "small": Configuration(),
+    configuration: ClassVar[type[Settings]] = Configuration
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {"rule": "range", "visual": "autoencoder_patch"},
+        "small": {},
     }
     calibration: dict[str, np.ndarray]
+
+    @classmethod
+    def bases(cls, settings: Any) -> tuple[BaseRun, ...]:
+        return (
+            BaseRun(settings.visual, "outputs"),
+            BaseRun(settings.symbolic, "outputs", {"order": settings.order}),
+        )
 
     def _fit(
         self,
@@ -150,8 +160,8 @@ def paired_scores(
 def episode_scores(frames: pl.DataFrame, *, drop_last: bool = True) -> pl.DataFrame:
     """The largest frame score of each episode; `frames` has episode_id, position, score.
 
-    The last frame of an episode is left out, since its picture may show the next game (spec 1.2),
-    unless it is the only one.
+    The last frame of an episode is left out, since its picture may show the next game, unless it is
+    the only one.
     """
     last = pl.col("position") == pl.col("position").max().over("episode_id")
     alone = pl.len().over("episode_id") == 1

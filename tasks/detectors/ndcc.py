@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import polars as pl
@@ -23,12 +23,14 @@ from pydantic import Field
 from tasks.detectors.base import Detector, Progress, Samples, Settings
 from tasks.detectors.training import TrainingSettings, in_batches, train
 from tasks.detectors.vgg_classifier import (
+    CLASSIFIER_GIVES,
     SMALL_NETWORK,
     VggSettings,
     build,
     new_network,
     preprocessor,
 )
+from tasks.scores.base import Head, Outputs
 
 if TYPE_CHECKING:
     import torch
@@ -60,9 +62,11 @@ class Configuration(VggSettings, TrainingSettings):
 class Ndcc(Detector):
     name: ClassVar[str] = "ndcc"
     needs: ClassVar[tuple[str, ...]] = ("images",)
-    presets: ClassVar[Mapping[str, Settings]] = {
-        "paper": Configuration(),
-        "small": Configuration(
+    gives: ClassVar[frozenset[str]] = CLASSIFIER_GIVES
+    configuration: ClassVar[type[Settings]] = Configuration
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {},
+        "small": dict(
             **SMALL_NETWORK,
             epochs=10,
             batch_size=32,
@@ -143,8 +147,8 @@ class Ndcc(Detector):
 
         return self.settings.radius * functional.normalize(network.embed(images).float())
 
-    def outputs(self, samples: Samples) -> dict[str, np.ndarray]:
-        """logits, features (on the sphere), predicted class."""
+    def _outputs(self, samples: Samples) -> Outputs:
+        """Features are those on the sphere."""
         prepare = preprocessor(self.settings)
 
         def compute(images: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -152,7 +156,13 @@ class Ndcc(Detector):
             return {"features": features, "logits": self.network.classifier[6](features)}
 
         found = in_batches(compute, samples.images(), self.device)
-        return {**found, "predicted": found["logits"].argmax(1)}
+        means, variance = self.gaussians()
+        features = found["features"].astype(np.float64)
+        distances = [((features - mean) ** 2 / variance).sum(1) for mean in means]
+        return Outputs(found["logits"], found["features"], np.min(distances, 0))
+
+    def head(self) -> Head | None:
+        return Head.of(self.network.classifier[6])
 
     def gaussians(self) -> tuple[np.ndarray, np.ndarray]:
         """Means (classes, features) and the shared variances (features), as used in scoring."""
@@ -161,12 +171,6 @@ class Ndcc(Detector):
         if self.settings.scatter == "released":
             deviation = np.ones_like(deviation)
         return state["classifier.6.weight"].numpy() * deviation**2, deviation**2
-
-    def _score(self, samples: Samples) -> np.ndarray:
-        means, variance = self.gaussians()
-        features = self.outputs(samples)["features"].astype(np.float64)
-        distances = [((features - mean) ** 2 / variance).sum(1) for mean in means]
-        return np.min(distances, 0)
 
     def state(self) -> dict[str, np.ndarray | torch.Tensor]:
         return dict(self.network.state_dict())

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import polars as pl
 from pydantic import Field
 
 from schemas.errors import ConfigError
-from tasks.detectors.base import NOVEL, Detector, Progress, Samples, Settings
+from tasks.detectors.base import NOVEL, Detector, Progress, Samples, Settings, TorchSettings
 from tasks.detectors.training import in_batches
 from tasks.detectors.vgg_classifier import preprocessor, softmax
 from tasks.features.images import IMAGENET_DEVIATION, IMAGENET_MEAN
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class Configuration(Settings):
+class Configuration(TorchSettings):
     choose: Literal["fixed", "validation"] = Field(
         "fixed", description="Take temperature and epsilon as given, or the best of the grid."
     )
@@ -48,9 +48,10 @@ class Odin(Detector):
     name: ClassVar[str] = "odin"
     needs: ClassVar[tuple[str, ...]] = ("images",)
     requires: ClassVar[str | None] = "vgg_classifier"
-    presets: ClassVar[Mapping[str, Settings]] = {
-        "paper": Configuration(),
-        "small": Configuration(),
+    configuration: ClassVar[type[Settings]] = Configuration
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {},
+        "small": {},
     }
     temperature: float
     epsilon: float
@@ -82,7 +83,7 @@ class Odin(Detector):
 
     def scores_at(self, samples: Samples, temperature: float, epsilon: float) -> np.ndarray:
         if epsilon == 0:
-            logits = self.base.outputs(samples)["logits"]
+            logits = self.base.outputs(samples).logits
         else:
             logits = self._stepped_logits(samples.images(), temperature, epsilon)
         return -softmax(logits, temperature).max(1)

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import polars as pl
 from pydantic import Field
 
-from tasks.detectors.base import Detector, Progress, Samples, Settings
+from tasks.detectors.base import Detector, Progress, Samples, Settings, TorchSettings
 from tasks.detectors.odin import area, novel_rows
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 ROWS_AT_ONCE = 512
 
 
-class Configuration(Settings):
+class Configuration(TorchSettings):
     variant: Literal["corrected", "released"] = Field(
         "corrected", description="Scaling and sign: as they should be, or as the public code."
     )
@@ -44,9 +44,10 @@ class OneClassSvm(Detector):
     name: ClassVar[str] = "one_class_svm"
     needs: ClassVar[tuple[str, ...]] = ("images",)
     requires: ClassVar[str | None] = "vgg_classifier"
-    presets: ClassVar[Mapping[str, Settings]] = {
-        "paper": Configuration(),
-        "small": Configuration(nu=0.1, gamma=0.1),
+    configuration: ClassVar[type[Settings]] = Configuration
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {},
+        "small": {"nu": 0.1, "gamma": 0.1},
     }
     learned: dict[str, np.ndarray]
 
@@ -82,7 +83,7 @@ class OneClassSvm(Detector):
         return pl.DataFrame(rows, schema={"gamma": pl.Float64, "valid_auroc": pl.Float64})
 
     def _features(self, samples: Samples) -> np.ndarray:
-        return self.base.outputs(samples)["features"].astype(np.float64)
+        return self.base.outputs(samples).features.astype(np.float64)
 
     def _machine(self, unit: np.ndarray, gamma: float) -> dict[str, np.ndarray]:
         from sklearn.svm import OneClassSVM

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import polars as pl
 from pydantic import Field
 
 from schemas.errors import ConfigError
-from tasks.detectors.base import Detector, Progress, Samples, Settings
+from tasks.detectors.base import Detector, Progress, Samples, Settings, TorchSettings
 from tasks.features.images import ITEM_BAR_ROWS
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ PROJECTED = 128
 LARGEST = 1 << 22
 
 
-class Configuration(Settings):
+class Configuration(TorchSettings):
     layers: tuple[int, ...] = Field(
         (3, 5), min_length=1, description="Stages of the network (1 to 7) that describe a patch."
     )
@@ -56,11 +56,18 @@ class Configuration(Settings):
 class PatchMemory(Detector):
     name: ClassVar[str] = "patch_memory"
     needs: ClassVar[tuple[str, ...]] = ("images",)
-    presets: ClassVar[Mapping[str, Settings]] = {
-        "paper": Configuration(neighbours=9),
-        "small": Configuration(layers=(3,), candidates=60_000, coreset=0.05, share=0.01),
+    configuration: ClassVar[type[Settings]] = Configuration
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {"neighbours": 9},
+        "small": {"layers": (3,), "candidates": 60_000, "coreset": 0.05, "share": 0.01},
     }
     memory: torch.Tensor
+
+    @classmethod
+    def weights_files(cls, settings: Any) -> dict[str, Path]:
+        from tasks.features.efficientnet_weights import weights_file
+
+        return {"efficientnet_lite0": weights_file()}
 
     def _fit(
         self,

@@ -15,14 +15,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import polars as pl
 from pydantic import Field
 
 from schemas.errors import ConfigError
-from tasks.detectors.base import NOVEL, Detector, Progress, Samples, Settings
+from tasks.detectors.base import NOVEL, Detector, Progress, Samples, Settings, TorchSettings
 from tasks.detectors.training import TrainingSettings, in_batches, seeded, train
 from tasks.novelcraft.symbols import (
     CATEGORIES,
@@ -39,8 +39,11 @@ if TYPE_CHECKING:
 SCORING_BATCH = 4096
 
 
-class Configuration(TrainingSettings):
+class Configuration(TorchSettings, TrainingSettings):
     order: int = Field(5, ge=1, description="K: frames that the next one is predicted from.")
+    orders: tuple[int, ...] = Field(
+        (), exclude=True, description="Several K: one run for each; a single `order` wins."
+    )
     layers: int = Field(2, ge=1, description="Hidden layers.")
     hidden: int = Field(64, ge=1, description="Units of a hidden layer.")
     dropout: float = Field(0.2, ge=0, lt=1, description="Share of units dropped in training.")
@@ -85,14 +88,33 @@ class _Sequences(Samples):
 
 class SymbolicMlp(Detector):
     name: ClassVar[str] = "symbolic_mlp"
+    modality: ClassVar[str] = "states"
     needs: ClassVar[tuple[str, ...]] = ("counts", *CATEGORIES)
-    presets: ClassVar[Mapping[str, Settings]] = {
-        "paper": Configuration(),
-        "small": Configuration(scaling="deviation", epochs=20, learning_rate=3e-3),
+    configuration: ClassVar[type[Settings]] = Configuration
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {"orders": (2, 5, 10)},
+        "small": {
+            "orders": (2, 5, 10),
+            "scaling": "deviation",
+            "epochs": 20,
+            "learning_rate": 3e-3,
+        },
     }
     network: nn.Sequential
     vocabulary: dict[str, tuple[str, ...]]
     scale: np.ndarray
+
+    @classmethod
+    def variants(cls, preset: str, changes: Mapping[str, Any]) -> list[Settings]:
+        """One run for each of `orders`; where only `order` is changed, that one alone."""
+        settings: Any = cls.resolve(preset, changes)
+        several = settings.orders
+        if "orders" not in changes and "order" in changes:
+            several = ()
+        return [
+            cls.resolve(preset, {**changes, "order": order, "orders": ()})
+            for order in several or (settings.order,)
+        ]
 
     def _fit(
         self,

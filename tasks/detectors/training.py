@@ -19,7 +19,7 @@ import numpy as np
 import polars as pl
 from pydantic import Field
 
-from schemas.errors import ConfigError, NoveltyError
+from schemas.errors import ConfigError, TrainingError
 from storage.tensors import read_header, read_tensors, write_tensors
 from tasks.detectors.base import Progress, Samples, Settings
 
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 BatchLoss = Callable[["torch.Tensor", "torch.Tensor | None"], Mapping[str, "torch.Tensor"]]
 
 SCORING_BATCH = 32
+TRAINER_VERSION = 1
+"""Raised when the same settings and samples train to other weights."""
 
 
 class TrainingSettings(Settings):
@@ -49,7 +51,7 @@ class TrainingSettings(Settings):
     cpu_threads: int = Field(
         1, ge=1, description="Threads on a CPU; they order the sums, so the result depends on them."
     )
-    checkpoint_every: int = Field(10, ge=1, description="Epochs between checkpoints.")
+    checkpoint_every: int = Field(10, ge=1, exclude=True, description="Epochs between checkpoints.")
 
 
 @contextlib.contextmanager
@@ -137,7 +139,7 @@ def train(
                     measured = _epoch(batch_loss, known, np.arange(len(known)), settings, device)
                 row |= {f"valid_{name}": value for name, value in measured.items()}
         if not math.isfinite(row["loss"]):
-            raise NoveltyError(
+            raise TrainingError(
                 f"training diverged: loss {row['loss']} in epoch {epoch}; lower learning_rate "
                 f"(now {settings.learning_rate})"
             )
@@ -213,7 +215,7 @@ def _sampling(data: Samples) -> np.ndarray:
 def _identity(network: nn.Module, data: Samples, settings: TrainingSettings, seed: int) -> str:
     """What must agree for a checkpoint to be taken up."""
     shapes = {name: list(value.shape) for name, value in network.state_dict().items()}
-    chosen = settings.model_dump(mode="json", exclude={"checkpoint_every"})
+    chosen = settings.model_dump(mode="json")
     return json.dumps([chosen, seed, shapes, data.fingerprint()], sort_keys=True)
 
 

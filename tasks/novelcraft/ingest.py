@@ -1,4 +1,4 @@
-"""Raw NovelCraft episodes to tables: episodes, frames, images, blocks, entities, inventory.
+"""Raw NovelCraft episodes to tables: samples, frames, images, blocks, entities, inventory, …
 
 Enters: `class/episode/frame.png|.json` from a folder or the official zip (NovelCraft+ one level
 deeper). Leaves: one shard per class and ten episodes, so that a touched episode costs one shard.
@@ -27,7 +27,9 @@ from schemas.novelcraft import (
     INVENTORY,
     IngestSettings,
 )
+from schemas.tables import SAMPLES
 from storage.archives import ArchiveLimits
+from storage.layout import content_key
 from storage.raw import RawFile, RawSource, open_raw
 from tasks.novelcraft.worldstate import WorldState, parse_world_state
 from tasks.png import check_png
@@ -84,7 +86,7 @@ def plan_episode_shards(source: RawSource) -> list[Shard]:
     return shards
 
 
-@stage(writes=(FRAMES, EPISODES, IMAGES, BLOCKS, ENTITIES, INVENTORY), version=1)
+@stage(writes=(FRAMES, SAMPLES, EPISODES, IMAGES, BLOCKS, ENTITIES, INVENTORY), version=2)
 def ingest_episodes(shard: Shard, settings: IngestSettings) -> Produced:
     """Read the pictures and world states of some episodes of one class."""
     if shard.name == SKIPPED:
@@ -126,6 +128,7 @@ class _Rows:
 
     def __init__(self) -> None:
         self.frames: list[dict[str, Any]] = []
+        self.samples: list[dict[str, Any]] = []
         self.episodes: list[dict[str, Any]] = []
         self.images: list[dict[str, Any]] = []
         self.entities: list[dict[str, Any]] = []
@@ -157,6 +160,17 @@ class _Rows:
                 self.rejects.append(Reject.of(frame_id, error))
                 continue
             self.frames.append(place | {"episode_id": episode_id, "position": len(states)} | row)
+            self.samples.append(
+                {
+                    "sample_id": frame_id,
+                    "class": class_,
+                    "sequence": episode_id,
+                    "position": len(states),
+                    "source": files["png"],
+                    "digest": frame_digest(row, state),
+                    "modality": "image",
+                }
+            )
             self.images.append(place | {"png": png})
             self._add_belongings(place, state)
             states.append(state)
@@ -202,6 +216,7 @@ class _Rows:
         return Produced(
             {
                 "frames": frame(self.frames, FRAMES),
+                "samples": frame(self.samples, SAMPLES),
                 "episodes": frame(self.episodes, EPISODES),
                 "images": frame(self.images, IMAGES),
                 "blocks": pl.concat([BLOCKS.empty(), *self.blocks]),
@@ -211,6 +226,12 @@ class _Rows:
             self.records,
             self.rejects,
         )
+
+
+def frame_digest(row: dict[str, Any], state: WorldState) -> str:
+    """Of what models see of a frame: its picture, what the agent carries, holds and faces."""
+    carried = [[slot.item, slot.count, slot.variant] for slot in state.inventory]
+    return content_key([row["image_sha256"], row["selected_item"], row["block_in_front"], carried])
 
 
 def _read_frame(

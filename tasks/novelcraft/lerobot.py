@@ -1,6 +1,6 @@
 """NovelCraft's episodes as a data set in LeRobot's v3.0 layout.
 
-Enter: the tables frames, images, targets and splits of a lake. Leaves a folder:
+Enter: the tables frames, images, targets and frame_roles of a lake. Leaves a folder:
 `meta/info.json`, `meta/stats.json`, `meta/tasks.parquet`, `meta/episodes/…` and `data/…` (see
 `lerobot_files.py`), with pictures inside the data files as they are in the lake. The folder appears
 whole or not at all.
@@ -10,8 +10,9 @@ Source of the layout: huggingface/lerobot, src/lerobot/datasets/ (`utils.py` pat
 and pull request 3807 there. What is not LeRobot's own: the features `novel_fraction` (NaN without
 a label), `novel`, `kept`, `suspect_last` and `frame_id`, and four `novelcraft/` columns of the
 episodes. There is no `action`: a raw state is the reply to the command SENSE_ALL, so the data name
-no command of the agent (spec section 1.3). There is no clock either: `fps` frames make a second.
-lerobot 0.4.4 reads the folder, selects episodes and time windows of it, and its tools edit it.
+no command of the agent (rule 3 of docs/novelcraft.md). There is no clock either: `fps` frames make
+a second. lerobot 0.4.4 reads the folder, selects episodes and time windows of it, and its tools
+edit it.
 """
 
 import itertools
@@ -123,7 +124,7 @@ def _frames(lake: Path, classes: Sequence[str] | None) -> pl.DataFrame:
     if classes:
         frames = frames.filter(pl.col("class").is_in(list(classes)))
     targets = read("targets", ["frame_id", "novel_fraction"])
-    splits = read("splits", ["frame_id", "role", "split", "kept"])
+    splits = read("frame_roles", ["frame_id", "role", "split", "kept"])
     return (
         frames.join(targets, on="frame_id", how="left")
         .join(splits, on="frame_id", how="left")

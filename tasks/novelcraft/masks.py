@@ -45,7 +45,7 @@ def decode_runs(runs: np.ndarray, shape: tuple[int, int], order: Order = "column
 
 
 def mask_iou(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Intersection over union over the last two axes; two empty masks agree, 1 (spec 2.4)."""
+    """Intersection over union over the last two axes; two empty masks agree, 1 (rule 7)."""
     both = np.count_nonzero(first & second, axis=(-2, -1))
     either = np.count_nonzero(first | second, axis=(-2, -1))
     return np.where(either == 0, 1.0, both / np.maximum(either, 1))
@@ -70,7 +70,7 @@ def encode_png(mask: np.ndarray) -> bytes:
 
 
 def decode_png(data: bytes) -> np.ndarray:
-    """The mask of a PNG in any colour mode: set where its grey is at least 128 (spec 2.3)."""
+    """The mask of a PNG in any colour mode: set where its grey is at least 128 (rule 6)."""
     import cv2
 
     header = data[:24]

@@ -1,12 +1,12 @@
 """Renderer `raycast`: the masks that Blender published, without trying every ray on every box.
 
-Enters: a `Scene`. Leaves: which pixels show a novel box (spec 2.3), per label and per object; on
+Enters: a `Scene`. Leaves: which pixels show a novel box (rule 6), per label and per object; on
 request the label and the depth of every pixel. A pixel counts when enough of its 8x8 sample rays
 end on a novel box: 7 of 64 (coverage >= 0.1, `published`) or 32 (`half`).
 
-With 8x8 samples every count of the spec's table of single objects comes out exactly. At five places
-of that table (a cube at (1, 7), trunks at (0, 4), (1, 4), (2, 4), (1, 7)) an edge covers just a
-tenth of a whole side of pixels: the table counts that side, Blender and the published labels do not
+With 8x8 samples the table of counts of single objects comes out exactly. At five places of that
+table (a cube at (1, 7), trunks at (0, 4), (1, 4), (2, 4), (1, 7)) an edge covers just a tenth of a
+whole side of pixels: the table counts that side, Blender and the published labels do not
 (938 against 915). There 4x4 samples, whose first lies an eighth into a pixel, agree with Blender.
 
 A box is convex, so the rays of one row of samples that meet it are one interval, found from its

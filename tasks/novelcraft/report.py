@@ -23,7 +23,6 @@ from tasks.report import (
     folded,
     heading,
     paragraph,
-    run_name,
     table,
 )
 
@@ -154,7 +153,7 @@ def is_official(splits: pl.DataFrame) -> bool:
 
 
 def _paper_tables(read: Read) -> Section | None:
-    splits = filled(read, "splits")
+    splits = filled(read, "frame_roles")
     if splits is None:
         return None
     first = table_1(splits)
@@ -233,34 +232,34 @@ def _calibration(read: Read) -> Section | None:
         return None
     width = (pl.col("fov").max() - pl.col("fov").min()).over("grid").alias("width")
     means = (
-        rows.group_by("grid", "fov", "offset", maintain_order=True)
+        rows.group_by("grid", "fov", "eye_height", maintain_order=True)
         .agg(pl.col("iou").mean())
         .with_columns(width)
-        .sort("width", "grid", "fov", "offset", descending=[True, False, False, False])
+        .sort("width", "grid", "fov", "eye_height", descending=[True, False, False, False])
     )
     best = means.row(means["iou"].arg_max(), named=True)
     panels = []
     for (name,), part in means.group_by("grid", maintain_order=True):
         fovs, across = np.unique(part["fov"].to_numpy(), return_inverse=True)
-        lowered, down = np.unique(-part["offset"].to_numpy(), return_inverse=True)
+        lowered, down = np.unique(-part["eye_height"].to_numpy(), return_inverse=True)
         grid = np.full((lowered.size, fovs.size), np.nan)
         grid[down, across] = part["iou"].to_numpy()
         ring = None
         if name == best["grid"]:
-            at = np.searchsorted(lowered, -best["offset"]), np.searchsorted(fovs, best["fov"])
+            at = np.searchsorted(lowered, -best["eye_height"]), np.searchsorted(fovs, best["fov"])
             ring = int(at[0]), int(at[1])
         labels = [f"{-value:.3f}" for value in lowered], [f"{value:.1f}" for value in fovs]
         panels.append(plots.HeatMap(grid, *labels, title=name, ring=ring))
     at_best = rows.filter(
-        pl.all_horizontal(pl.col(k) == best[k] for k in ("grid", "fov", "offset"))
+        pl.all_horizontal(pl.col(k) == best[k] for k in ("grid", "fov", "eye_height"))
     )
     return Section(
         "Camera calibration",
         [
             paragraph(
                 f"Agreement of rendered masks with hand-drawn ones. Best of {means.height:,} "
-                f"cameras: field of view {best['fov']:.3f}°, eye {best['offset']:.4f} blocks up, "
-                f"mean IoU {best['iou']:.4f} (ringed)."
+                f"cameras: field of view {best['fov']:.3f}°, eye {best['eye_height']:.4f} blocks "
+                f"up, mean IoU {best['iou']:.4f} (ringed)."
             ),
             figure(
                 plots.heat_maps(
@@ -277,23 +276,24 @@ def _calibration(read: Read) -> Section | None:
 
 
 def _scores(read: Read) -> Section | None:
-    scores = filled(
-        read,
-        "scores",
-        ["protocol", "detector", "backbone", "seed", "split", "sample_id", "novel", "score"],
-    )
+    columns = ["run_id", "score", "split", "sample_id", "novel", "value"]
+    scores = filled(read, "scores", columns)
+    runs = read("runs", ["run_id", "protocol", "model", "preset", "changed"])
     targets = read("targets", ["frame_id", "novel_fraction"])
-    if scores is None or targets is None:
+    if scores is None or targets is None or runs is None:
         return None
-    joined = scores.join(
-        targets, left_on="sample_id", right_on="frame_id", maintain_order="left"
-    ).with_columns(run_name().alias("run"))
+    named = pl.format("{}, {}", "model", detection_report.settings_text()).alias("run")
+    joined = (
+        scores.filter(pl.col("score") == detection_report.OWN)
+        .join(targets, left_on="sample_id", right_on="frame_id", maintain_order="left")
+        .join(runs.select("run_id", "protocol", named), on="run_id", maintain_order="left")
+    )
     seen = joined.filter(pl.col("novel") & (pl.col("novel_fraction") > 0))
     if seen.is_empty():
         return None
     parts = [
         paragraph(
-            "The more of the view is novel, the higher a good detector scores it. All seeds; "
+            "The more of the view is novel, the higher a good model scores it. All seeds; "
             "ρ is Spearman's rank correlation of score and novel fraction among novel frames."
         )
     ]
@@ -303,15 +303,15 @@ def _scores(read: Read) -> Section | None:
     for (protocol, split), part in seen.group_by("protocol", "split", maintain_order=True):
         panels = []
         for (run,), points in part.group_by("run", maintain_order=True):
-            rho = points.select(pl.corr("novel_fraction", "score", method="spearman")).item()
+            rho = points.select(pl.corr("novel_fraction", "value", method="spearman")).item()
             shown = f"{run} (ρ = {rho:.2f})" if rho is not None and np.isfinite(rho) else run
             normal = known.get((protocol, split, run))
             panels.append(
                 plots.ScorePanel(
                     shown,
                     points["novel_fraction"].to_numpy(),
-                    points["score"].to_numpy(),
-                    np.empty(0) if normal is None else normal["score"].to_numpy(),
+                    points["value"].to_numpy(),
+                    np.empty(0) if normal is None else normal["value"].to_numpy(),
                 )
             )
         caption = f"Score against novel fraction (paper figure 2c): {protocol}, split {split}"

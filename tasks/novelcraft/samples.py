@@ -1,112 +1,65 @@
-"""What NovelCraft's detectors learn from and score: pictures, symbolic sequences, pairs of scores.
+"""What NovelCraft's models learn from and are shown: pictures, symbolic sequences, pairs of scores.
 
-Enters: the parts of a detection shard. Leaves: `Loaded` samples of one split. Labels are indices of
-the normal classes; frames of other classes are novel. Pictures are those that pass the 1 % filter;
-the symbolic task takes whole episodes, and a frame is novel if its game is (NovelCraft 5.1, 5.2).
+Enters: the parts of a run's shard. Leaves: `Samples` of one split of the run's protocol. The
+modality of the model says which loader is its own. Labels are indices of the normal classes; a
+novel sample has none. Pictures are those that pass the 1 % filter; the symbolic task takes whole
+episodes, and a frame is novel if its game is (NovelCraft 5.1, 5.2).
 """
 
-from collections.abc import Callable
 from functools import lru_cache
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import polars as pl
 
-from schemas.errors import ConfigError
-from schemas.novelcraft import DetectorChoice
+from schemas.runs import RunFacts
 from storage.parquet import read_parquet
 from storage.pieces import Part
-from tasks.detection import EvaluateSettings, Loaded, TrainSettings
-from tasks.detectors import find_detector
 from tasks.detectors.base import NOVEL, Detector, Samples
 from tasks.detectors.multimodal import paired_scores
-from tasks.novelcraft.classes import NORMAL
 from tasks.novelcraft.symbols import symbol_sequences
-from tasks.stage import Build, Shard
+from tasks.stage import Shard
 
-LOADER = "tasks.novelcraft.samples:load"
+LOADER_VERSION = 1
+"""Raised when the same rows give models other numbers to see."""
 
+PROTOCOL_OF = {"image": "visual", "states": "symbolic", "runs": "fused"}
+"""Protocol of a model, by its modality."""
 
-EVALUATION = EvaluateSettings(
-    conventions={
-        "visual": ("novelcraft-2022", "novelcraft-tmlr"),
-        "fused": ("novelcraft-2022",),
-        "symbolic_windows": ("novelcraft-symbolic",),
-    }
-)
+TABLES_OF = {"image": ("images",), "states": ("frames", "inventory"), "runs": ()}
+"""Tables with what a model sees, by its modality."""
 
 
-def train_settings(choice: DetectorChoice) -> TrainSettings:
-    names = ("preset", "seed", "device", "threads")
-    return TrainSettings(**{name: getattr(choice, name) for name in names})
-
-
-def options_of(choice: DetectorChoice) -> dict[str, list[dict[str, Any]]]:
-    """What differs from the presets: orders of the symbolic model, what is fused with it."""
-    return {
-        "symbolic_mlp": [{"order": order} for order in choice.orders],
-        "multimodal": [{"visual": choice.fused_visual}],
-    }
-
-
-def weights_of(choice: DetectorChoice) -> dict[str, Path]:
-    """Checkpoint files that networks start from."""
-    path = choice.vgg_weights
-    return {} if path is None else {"vgg_classifier": path, "ndcc": path}
-
-
-def data_of(build: Build) -> Callable[[str], tuple[Part, ...]]:
-    """The parts that the loader reads for a detector."""
-
-    def parts(detector: str) -> tuple[Part, ...]:
-        needs = find_detector(detector).needs
-        if "images" in needs:
-            tables = ("splits", "images")
-        elif "counts" in needs:
-            tables = ("splits", "frames", "inventory", "windows")
-        else:
-            tables = ("scores",)
-        return tuple(part for table in tables for part in build.table(table))
-
-    return parts
-
-
-def load(shard: Shard, split: str, detector: Detector) -> Loaded:
-    """Samples of a split in the form that the detector needs."""
-    if "images" in detector.needs:
-        return load_pictures(shard, split)
-    if "counts" in detector.needs:
-        return _sequences(shard, split, detector)
-    return _pairs(shard, split, detector)
-
-
-def _about(rows: pl.DataFrame) -> tuple[pl.DataFrame, np.ndarray]:
-    about = rows.select(
-        pl.col("frame_id").alias("sample_id"), "class", (pl.col("role") != "normal").alias("novel")
-    )
-    index = {name: number for number, name in enumerate(NORMAL)}
-    label = pl.col("class").replace_strict(index, default=NOVEL, return_dtype=pl.Int64)
-    return about, about.select(label).to_series().to_numpy()
-
-
-def load_pictures(shard: Shard, split: str) -> Loaded:
-    """Frames of a split that pass the filter, as pictures; for training, of normal classes only."""
-    rows = shard.read("splits").filter(pl.col("kept") & (pl.col("split") == split))
+def load(shard: Shard, facts: RunFacts, split: str, detector: Detector) -> Samples:
+    """Samples of a split in the form that the model needs."""
+    rows = split_rows(shard, str(facts.protocol), split)
+    if detector.modality == "image":
+        return pictures(shard, rows)
+    if detector.modality == "states":
+        return _sequences(shard, rows, detector.settings.order)
     if split == "train":
-        rows = rows.filter(pl.col("role") == "normal")
-    rows = rows.sort("frame_id")
-    about, labels = _about(rows)
+        # What the two models were trained on would look too normal.
+        valid = split_rows(shard, str(facts.protocol), "valid")
+        rows = valid.filter(pl.col("role") == "known")
+    return _pairs(shard, rows, facts.base_runs)
+
+
+def split_rows(shard: Shard, protocol: str, split: str) -> pl.DataFrame:
+    """Rows of `splits`, in the order of the samples' ids."""
+    wanted = (pl.col("protocol") == protocol) & (pl.col("split") == split)
+    return shard.read("splits").filter(wanted).sort("sample_id")
+
+
+def pictures(shard: Shard, rows: pl.DataFrame) -> Samples:
+    """The frames of these rows as pictures."""
+    labels = rows["label"].fill_null(NOVEL).to_numpy().astype(np.int64)
     parts = tuple(part for part in shard.parts if part.table == "images")
-    images = decode_pictures(parts, tuple(rows["frame_id"]))
-    return Loaded(
-        Samples(rows["frame_id"].to_list(), labels, {"images": images}), about, NORMAL, "visual"
-    )
+    images = decode_pictures(parts, tuple(rows["sample_id"]))
+    return Samples(rows["sample_id"].to_list(), labels, {"images": images})
 
 
 @lru_cache(maxsize=3)
 def decode_pictures(parts: tuple[Part, ...], frame_ids: tuple[str, ...]) -> np.ndarray:
-    """RGB pictures (N, H, W, 3) in the order of the ids; kept for the next detector of a build."""
+    """RGB pictures (N, H, W, 3) in the order of the ids; kept for the next use in this process."""
     import cv2
 
     row_of = {frame_id: row for row, frame_id in enumerate(frame_ids)}
@@ -121,52 +74,25 @@ def decode_pictures(parts: tuple[Part, ...], frame_ids: tuple[str, ...]) -> np.n
     return np.zeros((0, 1, 1, 3), np.uint8) if images is None else images
 
 
-def _sequences(shard: Shard, split: str, detector: Detector) -> Loaded:
-    splits = shard.read("splits").filter(pl.col("split") == split)
-    if split == "train":
-        splits = splits.filter(pl.col("role") == "normal")
-    frames = shard.read("frames").join(splits.select("frame_id", "role"), on="frame_id")
-    changed = (
-        shard.read("windows", ["episode_id", "novel"])
-        .group_by("episode_id")
-        .agg(pl.col("novel").any())
-    )
+def _sequences(shard: Shard, rows: pl.DataFrame, order: int) -> Samples:
+    wanted = rows.select(pl.col("sample_id").alias("frame_id"), "role")
+    frames = shard.read("frames").join(wanted, on="frame_id")
     sequences = symbol_sequences(frames.drop("role"), shard.read("inventory"))
-    about = (
-        pl.DataFrame({"frame_id": sequences.ids})
-        .join(
-            frames.select("frame_id", "class", "episode_id"), on="frame_id", maintain_order="left"
-        )
-        .join(changed, on="episode_id", how="left", maintain_order="left")
-        .select(pl.col("frame_id").alias("sample_id"), "class", pl.col("novel").fill_null(False))
+    roles = pl.DataFrame({"frame_id": sequences.ids}, schema={"frame_id": pl.String}).join(
+        wanted, on="frame_id", maintain_order="left"
     )
-    labels = np.where(about["novel"].to_numpy(), NOVEL, 0).astype(np.int64)
-    samples = sequences.samples(detector.settings.order, labels)
-    return Loaded(samples, about, NORMAL, "symbolic")
+    novel = (roles["role"] == "novel").to_numpy()
+    return sequences.samples(order, np.where(novel, NOVEL, 0).astype(np.int64))
 
 
-def _pairs(shard: Shard, split: str, detector: Detector) -> Loaded:
-    """Frames that a visual and a symbolic detector scored; normal validation ones calibrate."""
-    scores = shard.read("scores").filter(
-        pl.col("split") == ("valid" if split == "train" else split)
+def _pairs(shard: Shard, rows: pl.DataFrame, runs: tuple[str, ...]) -> Samples:
+    """The novelty of each frame in the two runs."""
+    outputs = shard.read("outputs").select(
+        "run_id", pl.col("sample_id").alias("frame_id"), pl.col("novelty").alias("score")
     )
-    found = []
-    for name in (detector.settings.visual, detector.settings.symbolic):
-        rows = scores.filter(pl.col("detector") == name)
-        first = rows["backbone"].unique().sort().head(1)
-        found.append(rows.filter(pl.col("backbone").is_in(first)).rename({"sample_id": "frame_id"}))
-    visual, symbolic = found
-    if visual.is_empty() or symbolic.is_empty():
-        raise ConfigError(
-            f"detector {detector.name} needs scores of {detector.settings.visual} and "
-            f"{detector.settings.symbolic}; ask for these detectors too"
-        )
-    if split == "train":
-        visual = visual.filter(~pl.col("novel"))
-    visual = visual.join(
-        symbolic.select("frame_id"), on="frame_id", how="semi", maintain_order="left"
+    visual, symbolic = (outputs.filter(pl.col("run_id") == run).drop("run_id") for run in runs)
+    visual = rows.select(pl.col("sample_id").alias("frame_id")).join(
+        visual, on="frame_id", maintain_order="left"
     )
-    labels = np.where(visual["novel"].to_numpy(), NOVEL, 0).astype(np.int64)
-    samples = paired_scores(visual, symbolic, labels)
-    about = visual.select(pl.col("frame_id").alias("sample_id"), "class", "novel")
-    return Loaded(samples, about, NORMAL, "fused")
+    labels = np.where(rows["role"] == "novel", NOVEL, 0).astype(np.int64)
+    return paired_scores(visual, symbolic, labels)

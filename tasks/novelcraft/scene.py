@@ -1,4 +1,4 @@
-"""A world state to the scene that labels it: axis-aligned boxes and a pinhole camera (spec 2.3).
+"""A world state to the scene that labels it: axis-aligned boxes and a pinhole camera (rule 6).
 
 Enters: a `WorldState`, the novel names, a `View`. Leaves: a `Scene` in Minecraft axes (x, height,
 z; block centres are integers). Boxes are 1x1x1, trunks (names containing `minecraft:log`) 1x3x1,
@@ -26,7 +26,7 @@ class View:
 
     `published` is the rotation the labels were made with, Rx(pitch) Ry(180 - yaw), wrong when the
     player looks up or down and does not face south; `corrected` is Ry(180 - yaw) Rx(-pitch)
-    (spec 2.5). Angles are degrees, lengths blocks; the image is square.
+    (rule 6 of docs/novelcraft.md). Angles are degrees, lengths blocks; the image is square.
     """
 
     rotation: Literal["published", "corrected"] = "published"

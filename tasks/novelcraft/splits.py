@@ -1,4 +1,4 @@
-"""Frames with their novel fraction in, role, split and filter flag of every frame out.
+"""Frames with their novel fraction in; role, split and filter flag of every frame out.
 
 Rules (NovelCraft section 3 as released): a frame is kept if its class is the standard game or its
 novel fraction is at least 1 %. Novel classes are split by class lists. Episodes of normal classes
@@ -6,27 +6,40 @@ are split 80/10/10 by the best of 100 random permutations: one generator for all
 list order, episodes in lexicographic order. Episodes of normal classes without a kept frame belong
 to no split; those of a NovelCraft+ subset are all for training. `table_1` and `table_a1` count the
 result as the paper's tables do.
+
+Of these roles come three protocols of the shared `splits`: `visual` (kept frames), `symbolic` (all
+frames of whole episodes; a frame is novel if its game is changed) and `fused` (kept frames that no
+model was trained on). Labels are places in the list of normal classes.
 """
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from math import ceil
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
 from schemas.errors import ConfigError
-from schemas.novelcraft import SPLITS, SplitSettings
-from tasks.novelcraft.classes import ROLES, STANDARD, episode_id_of
+from schemas.novelcraft import FRAME_ROLES, SplitSettings
+from schemas.tables import SPLITS
+from tasks.novelcraft.classes import FIRST_NOVEL_EPISODE, ROLES, STANDARD, episode_id_of
 from tasks.novelcraft.targets import NOVEL_FROM
 from tasks.stage import Produced, Shard, stage
 
 RATIOS = MappingProxyType({"train": 0.8, "valid": 0.1, "test": 0.1})
 SEED = 42
 PERMUTATIONS = 100
+
+PROTOCOLS = MappingProxyType(
+    {
+        "visual": "frames that pass the filter",
+        "symbolic": "all frames of whole episodes",
+        "fused": "validation and test frames that pass the filter",
+    }
+)
 
 Unlabelled = Literal["keep_unlabelled", "drop"]
 
@@ -146,16 +159,16 @@ def assign_splits(
             .otherwise(pl.col("split"))
             .alias("split")
         )
-        .select(SPLITS.polars_schema.names())
+        .select(FRAME_ROLES.polars_schema.names())
     )
 
 
-@stage(writes=(SPLITS,), version=1)
+@stage(writes=(FRAME_ROLES, SPLITS), version=2)
 def split_frames(shard: Shard, settings: SplitSettings) -> Produced:
-    """Give every frame its role, split and filter flag."""
+    """Give every frame its role, split and filter flag, and its place in three protocols."""
     frames = shard.read("frames", ["frame_id", "class", "subset", "episode", "frame"])
     targets = shard.read("targets", ["frame_id", "novel_fraction"])
-    splits = assign_splits(
+    roles = assign_splits(
         frames.join(targets, on="frame_id", how="left"),
         roles=with_roles(settings.roles),
         seed=settings.seed,
@@ -163,7 +176,57 @@ def split_frames(shard: Shard, settings: SplitSettings) -> Produced:
         novel_from=settings.novel_from,
         unlabelled=settings.unlabelled,
     )
-    return Produced({"splits": splits}, frames.height)
+    normal = with_roles(settings.roles)["normal"]
+    splits = protocol_splits(roles, normal)
+    return Produced({"frame_roles": roles, "splits": splits}, frames.height)
+
+
+def protocol_definitions(settings: SplitSettings) -> dict[str, dict[str, Any]]:
+    """What the three protocols of frames are made by."""
+    rule = settings.model_dump(mode="json")
+    return {name: {"samples": samples, **rule} for name, samples in PROTOCOLS.items()}
+
+
+def protocol_splits(roles: pl.DataFrame, normal: Sequence[str]) -> pl.DataFrame:
+    """The shared `splits` of the rows of `assign_splits`; `normal` are the classes to be learnt."""
+    used = roles.filter(pl.col("split").is_not_null())
+    kept = used.filter("kept").with_columns((pl.col("role") != "normal").alias("novel"))
+    whole = used.join(changed_games(roles), on="episode_id", maintain_order="left")
+    calibrated = kept.filter(pl.col("split") != "train")
+    frames = {"visual": kept, "symbolic": whole, "fused": calibrated}
+    return pl.concat(
+        shared_rows(name, rows.rename({"frame_id": "sample_id"}), normal)
+        for name, rows in frames.items()
+    )
+
+
+def shared_rows(protocol: str, rows: pl.DataFrame, normal: Sequence[str]) -> pl.DataFrame:
+    """Rows with sample_id, class, split and novel as rows of the shared `splits`."""
+    index = {name: number for number, name in enumerate(normal)}
+    label = pl.col("class").replace_strict(index, default=None, return_dtype=pl.Int32)
+    return SPLITS.conform(
+        rows.select(
+            pl.lit(protocol).alias("protocol"),
+            "sample_id",
+            pl.lit(0, pl.Int32).alias("step"),
+            "class",
+            pl.when("novel").then(None).otherwise(label).alias("label"),
+            "split",
+            pl.when("novel").then(pl.lit("novel")).otherwise(pl.lit("known")).alias("role"),
+            pl.lit(None, pl.String).alias("subset"),
+        )
+    )
+
+
+def changed_games(roles: pl.DataFrame) -> pl.DataFrame:
+    """(episode_id, novel): whether the episode is one of a changed game.
+
+    In folders where the change came midway, earlier episodes never show it.
+    """
+    changed = pl.col("role").is_in(["novel_valid", "novel_test"])
+    midway = pl.col("class").is_in(list(FIRST_NOVEL_EPISODE))
+    novel = (changed & (~midway | pl.col("kept").any())).fill_null(False).any()
+    return roles.group_by("episode_id", maintain_order=True).agg(novel.alias("novel"))
 
 
 def with_roles(chosen: Mapping[str, str]) -> dict[str, tuple[str, ...]]:

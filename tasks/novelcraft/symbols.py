@@ -2,8 +2,8 @@
 
 A vector holds how many of each item of a named list the agent carries, then the item in its hand
 and the block in front of it as one-hot groups whose words come from the training frames, the first
-entry of a group standing for every other word. Spec 3.4; the paper prints no list, so lists are
-named and never change: a corrected list gets a new name.
+entry of a group standing for every other word (docs/novelcraft.md, rule 10). The paper prints no
+list, so lists are named and never change: a corrected list gets a new name.
 """
 
 from collections.abc import Mapping

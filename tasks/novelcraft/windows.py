@@ -6,21 +6,21 @@ that do not overlap, the last one shorter (`non_overlapping`): ceil((n - (K - 1)
 Positions count from 0 in frame order, whatever the frame numbers (episode 0 begins with frame 1).
 """
 
-from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import polars as pl
 
-from schemas.config import Settings
 from schemas.errors import ConfigError
 from schemas.novelcraft import WINDOWS, WindowSettings
-from schemas.older_tables import SCORES
-from storage.pieces import Part, Piece
-from tasks.detectors.symbolic_mlp import window_scores
-from tasks.novelcraft.classes import FIRST_NOVEL_EPISODE, episode_id_of
+from schemas.tables import SAMPLES, SPLITS
+from storage.layout import content_key
+from tasks.novelcraft.classes import episode_id_of
+from tasks.novelcraft.splits import changed_games, shared_rows
 from tasks.stage import Produced, Shard, stage
 
 LENGTH = 10
+PROTOCOL = "symbolic_windows"
+EVALUATED_MODE = "non_overlapping"
 
 Mode = Literal["non_overlapping", "stride_1"]
 
@@ -76,6 +76,7 @@ def cut_windows(
     )
     return (
         windows.with_columns(
+            pl.format("{}/{}/{}", "mode", "context", "window_id").alias("sample_id"),
             pl.format("{}/{}", "episode_id", "first_frame").alias("first_frame_id"),
             pl.format("{}/{}", "episode_id", "last_frame").alias("last_frame_id"),
         )
@@ -84,58 +85,56 @@ def cut_windows(
     )
 
 
-@stage(writes=(WINDOWS,), version=1)
+@stage(writes=(WINDOWS, SAMPLES, SPLITS), version=2)
 def cut_all_windows(shard: Shard, settings: WindowSettings) -> Produced:
     """Cut the windows of the symbolic task, in every mode and context asked for."""
-    frames = shard.read("frames", ["frame_id", "class", "subset", "episode", "frame"])
-    splits = shard.read("splits", ["frame_id", "role", "kept"])
-    changed = pl.col("role").is_in(["novel_valid", "novel_test"])
-    # In folders where the change came midway, earlier episodes never show it.
-    midway = pl.col("class").is_in(list(FIRST_NOVEL_EPISODE))
-    shown = pl.col("kept").any().over("class", "subset", "episode")
-    novel = (changed & (~midway | shown)).fill_null(False).alias("novel")
-    frames = frames.join(splits, on="frame_id", how="left").with_columns(novel)
+    frames = shard.read("frames", ["frame_id", "episode_id", "class", "subset", "episode", "frame"])
+    roles = shard.read("frame_roles")
+    novel = changed_games(roles)
+    frames = frames.join(novel, on="episode_id", how="left", maintain_order="left")
     windows = pl.concat(
         cut_windows(frames, context, mode, settings.length)
         for mode in ("non_overlapping", "stride_1")
         for context in settings.contexts
     )
-    return Produced({"windows": windows}, windows.height)
+    split = roles.drop_nulls("split").select("episode_id", "split").unique(maintain_order=True)
+    evaluated = windows.filter(pl.col("mode") == EVALUATED_MODE).join(
+        split, on="episode_id", maintain_order="left"
+    )
+    tables = {
+        "windows": windows,
+        "samples": window_samples(windows, shard.read("samples")),
+        "splits": shared_rows(PROTOCOL, evaluated, ()),
+    }
+    return Produced(tables, windows.height)
 
 
-def plan_window_scores(scored: Sequence[Piece], tables: tuple[Part, ...]) -> list[Shard]:
-    """One shard for each symbolic detector that scored frames."""
-    return [
-        Shard(piece.shard, parts=(piece.part("scores"), *tables), about=piece.manifest.settings)
-        for piece in scored
-        if piece.shard.startswith("symbolic_mlp")
+def window_samples(windows: pl.DataFrame, frames: pl.DataFrame) -> pl.DataFrame:
+    """Windows as samples; the digest is of the frames in it and of those that predict the first."""
+    ordered = frames.sort("sequence", "position")
+    digests = {
+        sequence: part["digest"].to_list()
+        for (sequence,), part in ordered.group_by("sequence", maintain_order=True)
+    }
+    seen = [
+        content_key(digests[episode][max(0, start - context) : stop])
+        for episode, context, start, stop in windows.select(
+            "episode_id", "context", "start", "stop"
+        ).iter_rows()
     ]
+    return SAMPLES.conform(
+        windows.select(
+            "sample_id",
+            "class",
+            pl.col("episode_id").alias("sequence"),
+            pl.col("start").alias("position"),
+            pl.lit(None, pl.String).alias("source"),
+            pl.Series("digest", seen, pl.String),
+            pl.lit("states").alias("modality"),
+        )
+    )
 
 
-@stage(writes=(SCORES,), version=1)
-def score_windows(shard: Shard, settings: Settings) -> Produced:
-    """Give each window the largest score of its frames."""
-    frames = shard.read("frames", ["frame_id", "episode_id", "position"])
-    scores = shard.read("scores").join(
-        frames, left_on="sample_id", right_on="frame_id", maintain_order="left"
-    )
-    order = int(scores["backbone"].str.extract(r"order=(\d+)").cast(pl.Int32).fill_null(5)[0])
-    windows = shard.read("windows").filter(
-        (pl.col("context") == order)
-        & (pl.col("mode") == "non_overlapping")
-        & pl.col("episode_id").is_in(scores["episode_id"].unique().to_list())
-    )
-    run = ["detector", "backbone", "seed"]
-    split = scores.select("episode_id", "split", *run).unique()
-    scored = window_scores(scores, windows).join(split, on="episode_id", maintain_order="left")
-    rows = scored.select(
-        pl.lit("symbolic_windows").alias("protocol"),
-        *run,
-        "split",
-        pl.col("window_id").alias("sample_id"),
-        "class",
-        "novel",
-        "score",
-        pl.lit(None, pl.String).alias("predicted"),
-    )
-    return Produced({"scores": rows}, rows.height)
+def window_definition(settings: WindowSettings) -> dict[str, dict[str, Any]]:
+    """What the protocol of windows is made by."""
+    return {PROTOCOL: {"mode": EVALUATED_MODE, **settings.model_dump(mode="json")}}

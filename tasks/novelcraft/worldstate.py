@@ -1,9 +1,9 @@
 """One SENSE_ALL reply (JSON bytes) to one compact `WorldState`; air is dropped.
 
-Enters: the bytes of a frame's `.json`, Polycraft 1.x or 2.0 (spec 1.3), `map` as "x,y,z" keys or in
-the flat form {blocks, size, origin}. Leaves: integer positions, block keys (spec 2.3), player pose
-with yaw in [0, 360) (spec 1.4), entities, inventory. Every fault is a `RecordError` that names the
-rule it broke.
+Enters: the bytes of a frame's `.json`, Polycraft 1.x or 2.0, `map` as "x,y,z" keys or in the flat
+form {blocks, size, origin}. Leaves: integer positions, block keys, player pose with yaw in
+[0, 360), entities, inventory (docs/novelcraft.md, rules 3 to 5). Every fault is a `RecordError`
+that names the rule it broke.
 """
 
 import math
@@ -69,7 +69,7 @@ class WorldState:
     command_result: str | None
 
     def item_counts(self) -> dict[str, int]:
-        """Items held, summed over slots; `selected` repeats a slot and is not added (spec 1.3)."""
+        """Items held, summed over slots; `selected` repeats a slot and is not added (rule 3)."""
         counts: dict[str, int] = {}
         for slot in self.inventory:
             counts[slot.item] = counts.get(slot.item, 0) + slot.count
@@ -128,7 +128,7 @@ def normal_yaw(yaw: float) -> float:
 
 
 def block_key(block: Any, where: str) -> str:
-    """Name, with `_var_<variant>` appended unless the variant is absent or "default" (spec 2.3)."""
+    """Name, with `_var_<variant>` appended unless the variant is absent or "default" (rule 5)."""
     try:
         name = block["name"]
         variant = block.get("variant", "default")

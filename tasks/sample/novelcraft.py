@@ -2,8 +2,8 @@
 
 Each episode is a small game that is really played: an agent teleports through a 32x32 room as the
 v2 agent does, breaks logs and ores, crafts, trades, taps a tree and makes a pogo stick. The JSON is
-the SENSE_ALL NONAV reply (spec novelcraft 1.3), the PNG what the agent sees (`blockworld`).
-Kept from the real data (spec 1.1, 1.2): episode 0 starts at frame 1; the first episodes of `fence`
+the SENSE_ALL NONAV reply (docs/novelcraft.md, rule 3), the PNG what the agent sees (`blockworld`).
+Kept from the real data (rules 1 and 2): episode 0 starts at frame 1; the first episodes of `fence`
 and `tree_easy` are pre-novelty; the last PNG shows the start of the next game; the first reply of
 some episodes lists every entity at the player's own position; yaw is not normalised.
 The pogo recipe needs one of each block where the real one needs two, so that an episode has about

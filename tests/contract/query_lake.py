@@ -101,9 +101,25 @@ def refused(rule: str, record: str, message: str) -> dict:
     }
 
 
+def put_novelcraft_runs(lake: Path, scored: pl.DataFrame) -> None:
+    """The rows as each model's own score; the run is called like the model."""
+    place = {"score_id": "own", "view": "plain", "phase": "none", "step": 0}
+    rows = scored.select(
+        pl.col("detector").alias("run_id"),
+        *(pl.lit(value).alias(name) for name, value in place.items()),
+        pl.lit("own").alias("score"),
+        *("sample_id", "split", "class", "novel"),
+        pl.col("score").alias("value"),
+    )
+    put_table(lake, "novelcraft", "scores", rows)
+    models = sorted(set(scored["detector"]))
+    runs = [{"run_id": model, "model": model, "protocol": "visual"} for model in models]
+    put_table(lake, "novelcraft", "runs", runs)
+
+
 def make_query_lake(lake: Path) -> Path:
     both = scores(1, ["odin", "patch_memory", "vgg_classifier"])
-    put_table(lake, "novelcraft", "scores", both)
+    put_novelcraft_runs(lake, both)
     put_table(lake, "threedos", "scores", scores(2, ["msp", "energy"], "SN1"))
     put_table(lake, "novelcraft", "images", [{"frame_id": "normal/0/0", "png": small_png()}])
     vectors = [{"sample_id": f"c{i}", "embedding": [float(i)] * 1280} for i in range(2)]
@@ -120,7 +136,7 @@ def make_query_lake(lake: Path) -> Path:
     put_table(
         lake,
         "novelcraft",
-        "splits",
+        "frame_roles",
         [
             {"frame_id": f"{name}/{i}/0", "episode_id": f"{name}/{i}", "class": name, "role": role,
              "split": split, "kept": kept}

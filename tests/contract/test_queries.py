@@ -86,13 +86,13 @@ def test_false_alarms_count_detectors(lake):
 
 
 def test_calibration_bins_by_novel_fraction(lake):
-    rows = ask(lake, "novelcraft_calibration").filter(detector="odin")
+    rows = ask(lake, "novelcraft_calibration").filter(model="odin")
     assert rows["novel_pixels"].to_list() == ["0 normal", "2 1 to 5 %", "4 20 % and more"]
     assert rows["frames"].to_list() == [14, 19, 7]
     assert rows["mean_fraction"].to_list() == [0.02, 0.02, 0.3]
-    run = pl.read_parquet(lake / "novelcraft/scores/current/*.parquet").filter(detector="odin")
-    normal = run.filter(~pl.col("novel"))["score"]
-    tnt = run.filter(pl.col("class") == "item_tnt")["score"]
+    run = pl.read_parquet(lake / "novelcraft/scores/current/*.parquet").filter(run_id="odin")
+    normal = run.filter(~pl.col("novel"))["value"]
+    tnt = run.filter(pl.col("class") == "item_tnt")["value"]
     assert rows["found"][2] == pytest.approx(
         (tnt > normal.quantile(0.95, "linear")).mean(), abs=1e-3
     )

@@ -20,7 +20,7 @@ def few():
 
 def test_defaults_are_the_papers():
     for kind in (AutoencoderFull, AutoencoderPatch):
-        paper = kind.presets["paper"]
+        paper = kind.resolve("paper")
         assert (paper.epochs, paper.batch_size, paper.learning_rate) == (8000, 128, 1e-3)
         assert (paper.code, paper.noise, paper.width, paper.scale) == (100, 1 / 40, 1, 1)
     assert (paper.pooling, paper.patches_per_image) == ("mean", 1)

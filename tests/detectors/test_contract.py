@@ -13,6 +13,7 @@ from schemas.errors import ConfigError, NoveltyError, SourceError
 from storage.tensors import read_tensors, write_tensors
 from tasks.detectors import detector_names, find_detector, load_detector
 from tasks.detectors.base import NOVEL, Detector, Samples
+from tasks.scores.base import Reference
 from tests.detectors.synthetic import ARRAYS, samples, tiny
 
 NAMES = detector_names()
@@ -54,7 +55,7 @@ def test_the_visual_detectors_are_found():
 def test_finding_detectors_and_their_settings_does_not_import_torch():
     program = (
         "import sys; from tasks.detectors import detector_names, find_detector\n"
-        "assert [find_detector(n).presets['small'].model_dump_json() for n in detector_names()]\n"
+        "assert [find_detector(n).resolve('small').model_dump_json() for n in detector_names()]\n"
         "heavy = {'torch', 'sklearn'} & sys.modules.keys(); assert not heavy, heavy"
     )
     root = Path(__file__).parents[2]
@@ -73,7 +74,8 @@ def test_declaration(name):
     assert kind.needs
     assert {"paper", "small"} <= kind.presets.keys()
     assert kind.requires is None or kind.requires in NAMES
-    for settings in kind.presets.values():
+    for preset in kind.presets:
+        settings = kind.resolve(preset)
         assert settings.model_config["frozen"]
         assert settings.model_config["extra"] == "forbid"
         for field, info in type(settings).model_fields.items():
@@ -125,6 +127,19 @@ def test_no_samples_no_scores(name, fitted):
     given = samples(detector.needs, 3, 0, seed=4)
     empty = Samples([], given.labels[:0], {n: v[:0] for n, v in given.arrays.items()})
     assert detector.score(empty).shape == (0,)
+
+
+@pytest.mark.parametrize("name", COVERED)
+def test_it_puts_out_what_it_says_it_gives(name, fitted):
+    detector, _ = fitted(name)
+    outputs = detector.outputs(samples(detector.needs, 6, 3, seed=4))
+    given = {
+        part for part in ("logits", "features", "novelty") if getattr(outputs, part) is not None
+    }
+    head = detector.head()
+    assert detector.gives == given | ({"head"} if head else set())
+    if head is not None:
+        Reference(train=outputs, head=head)  # refuses a head that does not make the logits
 
 
 @pytest.mark.parametrize("name", COVERED)
@@ -201,9 +216,16 @@ def test_an_unknown_preset_a_foreign_setting_and_an_unknown_key_are_refused():
     with pytest.raises(ConfigError, match="no preset 'large'"):
         kind("large")
     with pytest.raises(ConfigError, match="takes Configuration"):
-        find_detector("ndcc")(kind.presets["paper"])
-    with pytest.raises(ValueError, match="temprature"):
-        type(kind.presets["paper"])(temprature=1)
+        find_detector("ndcc")(kind.resolve("paper"))
+    with pytest.raises(ConfigError, match="odin: wrong settings: temprature is not a setting"):
+        kind.resolve("paper", {"temprature": 1})
+
+
+def test_what_changes_no_number_is_in_no_key():
+    plain = find_detector("vgg_classifier").resolve("small")
+    changes = {"checkpoint_every": 3, "weights": "vgg.pth"}
+    changed = find_detector("vgg_classifier").resolve("small", changes)
+    assert changed.model_dump() == plain.model_dump() and changed.checkpoint_every == 3
 
 
 def test_training_on_novel_samples_is_refused(valid):
@@ -228,7 +250,7 @@ def test_scores_that_are_not_numbers_are_an_error(classifier, test_set):
     broken.restore(
         {n: v * float("nan") if v.is_floating_point() else v for n, v in classifier.state().items()}
     )
-    with pytest.raises(NoveltyError, match="35 scores are not finite, first 3/0"):
+    with pytest.raises(NoveltyError, match="logits of row 0 are not all finite"):
         broken.score(test_set)
 
 

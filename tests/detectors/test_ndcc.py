@@ -26,7 +26,7 @@ def test_defaults_are_the_papers():
 
 
 def test_features_lie_on_the_sphere(detector, test_set):
-    features = detector.outputs(test_set)["features"]
+    features = detector.outputs(test_set).features
     np.testing.assert_allclose(np.linalg.norm(features, axis=1), 16, rtol=1e-5)
 
 
@@ -35,7 +35,7 @@ def test_the_score_is_the_least_squared_mahalanobis_distance(detector, test_set)
     covariance = np.diag((state["sigma"] + state["delta"]) ** 2)
     inverse = np.linalg.inv(covariance)
     means = state["classifier.6.weight"] @ covariance
-    features = detector.outputs(test_set)["features"].astype(np.float64)
+    features = detector.outputs(test_set).features.astype(np.float64)
     assert np.ptp(np.diag(covariance)) > 0.01
     expected = [min((v - m) @ inverse @ (v - m) for m in means) for v in features]
     np.testing.assert_allclose(detector.score(test_set), expected, rtol=1e-9)
@@ -45,7 +45,7 @@ def test_released_scatter_is_one(detector, test_set):
     released = Ndcc(detector.settings.model_copy(update={"scatter": "released"}))
     released.restore(detector.state())
     weights = detector.state()["classifier.6.weight"].numpy()
-    features = detector.outputs(test_set)["features"]
+    features = detector.outputs(test_set).features
     expected = ((features[:, None].astype(float) - weights) ** 2).sum(2).min(1)
     np.testing.assert_allclose(released.score(test_set), expected, rtol=1e-6)
     assert not np.allclose(released.score(test_set), detector.score(test_set))
@@ -61,11 +61,11 @@ def test_the_loss_is_the_papers(train):
     detector = Ndcc(settings)
     history = detector.fit(train, seed=2, device="cpu")
     outputs = detector.outputs(train)
-    logits = torch.from_numpy(outputs["logits"]).double()
+    logits = torch.from_numpy(outputs.logits).double()
     entropy = torch.nn.functional.cross_entropy(logits, torch.from_numpy(train.labels)).item()
     means, variance = detector.gaussians()
     assert (variance == 1).all()
-    distance = ((outputs["features"] - means[train.labels]) ** 2).sum(1).mean() / 2
+    distance = ((outputs.features - means[train.labels]) ** 2).sum(1).mean() / 2
     # log sigma is 0 at the start, so NLL is the distance again.
     expected = entropy + 0.3 * (distance + 0.5 * distance)
     assert history["cross_entropy"][0] == pytest.approx(entropy, rel=1e-5)

@@ -18,14 +18,14 @@ def fitted(classifier, train, valid=None, **settings) -> Odin:
 
 
 def test_the_paper_chose_1000_and_0():
-    paper = Odin.presets["paper"]
+    paper = Odin.resolve("paper")
     assert (paper.temperature, paper.epsilon) == (1000, 0)
     assert len(paper.temperatures) * len(paper.epsilons) == 210
     assert (min(paper.epsilons), max(paper.epsilons)) == (0, 0.004)
 
 
 def test_without_a_step_it_is_a_softmax_of_the_logits(classifier, train, test_set):
-    logits = classifier.outputs(test_set)["logits"].astype(np.float64)
+    logits = classifier.outputs(test_set).logits.astype(np.float64)
     powers = np.exp(logits / 1000)
     expected = -(powers / powers.sum(1, keepdims=True)).max(1)
     np.testing.assert_allclose(fitted(classifier, train).score(test_set), expected, rtol=1e-12)
@@ -34,7 +34,7 @@ def test_without_a_step_it_is_a_softmax_of_the_logits(classifier, train, test_se
 def test_given_logits_are_enough_without_a_step(classifier, train, test_set):
     detector = fitted(classifier, train)
     outputs = classifier.outputs(test_set)
-    given = {name: outputs[name] for name in ("logits", "features")}
+    given = {"logits": outputs.logits, "features": outputs.features}
     without = Samples(test_set.ids, test_set.labels, given)
     np.testing.assert_array_equal(detector.score(without), detector.score(test_set))
 

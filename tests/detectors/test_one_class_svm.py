@@ -21,7 +21,7 @@ def unit(features, train_features):
 
 @pytest.mark.parametrize("gamma", [1e-5, 0.5])
 def test_both_variants_are_the_same_machine(classifier, train, test_set, gamma):
-    learned, new = (classifier.outputs(s)["features"].astype(np.float64) for s in (train, test_set))
+    learned, new = (classifier.outputs(s).features.astype(np.float64) for s in (train, test_set))
     machine = OneClassSVM(kernel="rbf", nu=0.8, gamma=gamma).fit(unit(learned, learned))
     corrected = fitted(classifier, train, gamma=gamma).score(test_set)
     released = fitted(classifier, train, gamma=gamma, variant="released").score(test_set)
@@ -31,7 +31,7 @@ def test_both_variants_are_the_same_machine(classifier, train, test_set, gamma):
 
 
 def test_defaults_are_the_papers():
-    paper = OneClassSvm.presets["paper"]
+    paper = OneClassSvm.resolve("paper")
     assert (paper.nu, paper.gamma, paper.variant) == (0.8, 1e-5, "corrected")
     np.testing.assert_allclose(paper.gammas, np.logspace(-5, 1, 9), rtol=1e-5)
 

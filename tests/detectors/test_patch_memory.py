@@ -123,7 +123,7 @@ def test_candidates_are_drawn_from_all_images():
 
 @pytest.mark.parametrize("preset", ["paper", "small"])
 def test_a_small_object_is_found_wherever_it_stands(preset):
-    settings = PatchMemory.presets[preset].model_copy(update={"item_bar_rows": 0, "coreset": 0.2})
+    settings = PatchMemory.resolve(preset, {"item_bar_rows": 0, "coreset": 0.2})
     detector = PatchMemory(settings)
     detector.fit(samples(textured(24, seed=0)), device="cpu")
     normal = textured(12, seed=1)

@@ -78,7 +78,7 @@ def fitted() -> tuple[SymbolicMlp, pl.DataFrame]:
 
 @pytest.mark.parametrize("order", [2, 5, 10])
 def test_the_network_is_the_papers(order):
-    paper = find_detector("symbolic_mlp").presets["paper"]
+    paper = find_detector("symbolic_mlp").resolve("paper")
     assert (paper.layers, paper.hidden, paper.dropout) == (2, 64, 0.2)
     assert (paper.optimizer, paper.learning_rate, paper.epochs) == ("adam", 1e-4, 50)
     detector = SymbolicMlp(paper.model_copy(update={"order": order}))
@@ -274,3 +274,15 @@ def test_windows_without_scores_are_refused():
         window_scores(frames.filter(pl.col("episode") == 0), windows)
     with pytest.raises(ConfigError, match="episode fence/0 has 19 scores up to position 19"):
         window_scores(frames.filter((pl.col("episode") == 1) | (pl.col("frame") != 4)), windows)
+
+
+def test_several_orders_are_a_run_each():
+    def orders(changes: dict) -> list[int]:
+        return [made.order for made in SymbolicMlp.variants("small", changes)]
+
+    assert orders({}) == [2, 5, 10]
+    assert orders({"orders": "2,5"}) == [2, 5] and orders({"order": "7"}) == [7]
+    one, other = SymbolicMlp.variants("small", {"orders": [2, 3]})
+    assert {n for n, v in one.model_dump().items() if v != other.model_dump()[n]} == {"order"}
+    with pytest.raises(ConfigError, match="symbolic_mlp: wrong settings: order"):
+        orders({"orders": [0]})

@@ -141,10 +141,10 @@ def test_options_become_settings(tmp_path):
     config.write_text(f"source: {tmp_path}\nsplits: {{seed: 1, permutations: 3}}\n")
     parser = argparse.ArgumentParser()
     add_options(parser, Config)
-    words = f"--config {config} --splits.seed 7 --detectors.names a,b --detectors.names c".split()
+    words = f"--config {config} --splits.seed 7 --models a,b --models c".split()
     words += ["--splits.roles", "my_class=novel_test", "--render.scene-maps"]
     chosen = chosen_values(parser.parse_args(words), Config)
     assert (chosen.splits.seed, chosen.splits.permutations) == (7, 3)
-    assert chosen.detectors.names == ("a", "b", "c")
+    assert chosen.models == {"a": {}, "b": {}, "c": {}}
     assert chosen.splits.roles == {"my_class": "novel_test"}
     assert chosen.render.scene_maps and chosen.source == tmp_path

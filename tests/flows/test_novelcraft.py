@@ -36,12 +36,42 @@ def made(capsys) -> dict[str, int]:
 
 
 def test_tables_agree_with_each_other(built):
-    frames, targets, splits = (table(built, name) for name in ("frames", "targets", "splits"))
+    frames, targets, roles = (table(built, name) for name in ("frames", "targets", "frame_roles"))
     assert frames["frame_id"].to_list() == targets["frame_id"].to_list()
-    assert sorted(frames["frame_id"]) == splits["frame_id"].to_list()
+    assert sorted(frames["frame_id"]) == roles["frame_id"].to_list()
     assert frames.select(pl.struct("class", "episode").n_unique()).item() == sum(EPISODES.values())
     assert table(built, "quarantine")["record"].to_list() == ["item_tnt/0/3"]
     assert not any(verify_version(version) for version in current_versions(built / "lake"))
+
+
+def test_protocols_are_made_of_samples(built):
+    samples, splits = table(built, "samples"), table(built, "splits")
+    roles, windows = table(built, "frame_roles"), table(built, "windows")
+    frames = samples.filter(modality="image")
+    assert frames["sample_id"].to_list() == sorted(roles["frame_id"])
+    states = samples.filter(modality="states")
+    assert sorted(states["sample_id"]) == sorted(windows["sample_id"])
+    assert set(splits["sample_id"]) <= set(samples["sample_id"])
+    assert table(built, "protocols")["protocol"].to_list() == [
+        "fused", "symbolic", "symbolic_windows", "visual",
+    ]  # fmt: skip
+    kept = roles.filter("kept").drop_nulls("split")
+    visual = splits.filter(protocol="visual")
+    assert sorted(visual["sample_id"]) == sorted(kept["frame_id"])
+    labels = dict(visual.drop_nulls("label").select("class", "label").unique().iter_rows())
+    assert labels == {"normal": 0, "fence": 1}
+    novel = visual.filter(role="novel")
+    assert set(novel["class"]) == {"item_tnt", "tree_easy"} and novel["label"].null_count()
+    fused = splits.filter(protocol="fused")
+    assert sorted(fused["sample_id"]) == sorted(
+        visual.filter(pl.col("split") != "train")["sample_id"]
+    )
+    symbolic = splits.filter(protocol="symbolic")
+    assert symbolic.height == roles.drop_nulls("split").height
+    # The first games in the folder tree_easy are unchanged.
+    early = symbolic.filter(pl.col("sample_id").str.starts_with("tree_easy/0/"))
+    assert set(early["role"]) == {"known"} and set(early["split"]) == {"test"}
+    assert set(splits.filter(protocol="symbolic_windows")["label"]) == {None}
 
 
 def test_labels_are_what_the_game_shows(built):
@@ -102,6 +132,7 @@ def test_nothing_is_made_twice_and_a_changed_episode_costs_one_shard(built, caps
         "render_targets": 1,
         "split_frames": 1,
         "cut_all_windows": 1,
+        "key_protocols": 0,  # no model sees the number of the step
     }
     path.write_bytes(original)
 
@@ -120,8 +151,9 @@ def test_official_targets_take_the_place_of_rendering(built, tmp_path):
     again = current_version(tmp_path / "lake", "novelcraft", "targets").read()
     assert again["renderer"].unique().to_list() == ["official"]
     assert again["novel_pixels"].to_list() == rows["novel_pixels"].to_list()
-    splits = current_version(tmp_path / "lake", "novelcraft", "splits").read()
-    assert splits.equals(table(built, "splits"))
+    for name in ("frame_roles", "splits", "protocols"):
+        same = current_version(tmp_path / "lake", "novelcraft", name).read()
+        assert same.equals(table(built, name))
 
 
 def test_lake_root_is_the_default(monkeypatch, tmp_path):

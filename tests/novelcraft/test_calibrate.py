@@ -51,7 +51,7 @@ def test_the_published_camera_wins_around_itself() -> None:
         row["frame"]: float(row["iou_published"])
         for row in csv.DictReader(shared_path("novelcraft/expected/camera_iou.csv").open())
     }
-    won = table.filter(fov=best.fov, offset=best.offset)
+    won = table.filter(fov=best.fov, eye_height=best.offset)
     for frame, iou in won.select("frame", "iou").iter_rows():
         assert iou == pytest.approx(expected[frame], abs=0.002), frame
 
@@ -66,7 +66,7 @@ def test_all_grids_give_the_published_winners() -> None:
         theirs = published(grid.name)
         means = (
             table.filter(grid=grid.name)
-            .group_by("fov", "offset", maintain_order=True)
+            .group_by("fov", "eye_height", maintain_order=True)
             .agg(pl.col("iou").mean())
         )
         won, row = means.row(means["iou"].arg_max()), theirs.row(theirs["Mean IoU"].arg_max())

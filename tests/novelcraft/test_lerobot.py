@@ -82,7 +82,7 @@ def make_lake(lake: Path, episodes: dict[str, int] = EPISODES) -> Path:
         pl.when(pl.col("episode") == 0).then(pl.lit("train")).alias("split"),
         pl.lit(True).alias("kept"),
     )
-    put_table(lake, "novelcraft", "splits", splits)
+    put_table(lake, "novelcraft", "frame_roles", splits)
     return lake
 
 

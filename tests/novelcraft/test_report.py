@@ -10,25 +10,28 @@ import pytest
 from schemas.config import Settings
 from schemas.novelcraft import (
     CALIBRATION,
+    FRAME_ROLES,
     FRAMES,
     IMAGES,
     LABEL_DRIFT,
     MASKS,
     NOVEL_OBJECTS,
-    SPLITS,
     TARGETS,
 )
-from schemas.older_tables import SCORES
+from schemas.runs import RunFacts
 from schemas.table import Table
+from schemas.tables import RUNS, SCORES, SPLITS
+from tasks.evaluation.runs import run_id, run_row
+from tasks.novelcraft.classes import NORMAL
 from tasks.novelcraft.frames_report import choose_frames
 from tasks.novelcraft.masks import bounding_box, encode_runs
 from tasks.novelcraft.report import PAPER_TABLE_1, is_official, sections
-from tasks.novelcraft.splits import assign_splits, table_1
+from tasks.novelcraft.splits import assign_splits, protocol_splits, table_1
 from tasks.report import write_report
 from tasks.stage import Build, Produced, Shard, stage
 from tests.novelcraft.test_splits import released_frames
 from tests.report.reading import read_of
-from tests.test_report import parsed, results, timeless, titles
+from tests.test_report import parsed, timeless, titles
 
 SIDE = 32
 CLASSES = ("normal", "fence", "item_tnt", "tree_easy")
@@ -36,7 +39,8 @@ EPISODES, LENGTH = 2, 6
 TABLES: dict[str, Table] = {
     table.name: table
     for table in (
-        FRAMES, IMAGES, TARGETS, MASKS, NOVEL_OBJECTS, SPLITS, LABEL_DRIFT, CALIBRATION, SCORES,
+        FRAMES, IMAGES, TARGETS, MASKS, NOVEL_OBJECTS, FRAME_ROLES, LABEL_DRIFT, CALIBRATION,
+        SPLITS, RUNS, SCORES,
     )
 }  # fmt: skip
 OWN_TITLES = [
@@ -91,7 +95,7 @@ def made_up() -> dict[str, pl.DataFrame]:
                     about = {"object": 0, "label": "<b>block", "pixels": int(mask.sum())}
                     rows["boxes"].append(name | about | box)
     targets = pl.DataFrame(rows["targets"])
-    splits = assign_splits(
+    roles = assign_splits(
         targets.select("class", "episode", "frame", "novel_fraction"), permutations=3
     )
     samples = targets.select(
@@ -124,11 +128,36 @@ def made_up() -> dict[str, pl.DataFrame]:
         "targets": targets,
         "masks": pl.DataFrame(rows["masks"]),
         "novel_objects": pl.DataFrame(rows["boxes"]),
-        "splits": splits,
+        "frame_roles": roles,
+        "splits": protocol_splits(roles, NORMAL),
         "label_drift": drift,
         "calibration": calibration,
-        "scores": results(samples, {"odin": 1.0, "ndcc": 2.0})["scores"],
+        **made_up_runs(samples),
     }
+
+
+def made_up_runs(samples: pl.DataFrame) -> dict[str, pl.DataFrame]:
+    """Two models, two seeds each, whose own score is higher for novel frames."""
+    runs, scores = [], []
+    for number, model in enumerate(("odin", "ndcc")):
+        for seed in range(2):
+            facts = RunFacts(
+                benchmark="novelcraft", protocol="visual", model=model, preset="small", seed=seed,
+                fit_key="k",
+            )  # fmt: skip
+            noise = np.random.default_rng([number, seed]).normal(size=samples.height)
+            value = (1 + number) * samples["novel"].to_numpy() + noise
+            about = {"run_id": run_id(facts), "score_id": "s", "score": "own", "view": "plain"}
+            about |= {"phase": "none", "step": 0, "split": "test", "predicted": None}
+            runs.append(run_row(facts))
+            scores.append(
+                SCORES.conform(
+                    samples.with_columns(
+                        pl.Series("value", value), *(pl.lit(v).alias(n) for n, v in about.items())
+                    )
+                )
+            )
+    return {"runs": pl.concat(runs), "scores": pl.concat(scores)}
 
 
 def _complete(frames: pl.DataFrame) -> pl.DataFrame:
@@ -189,7 +218,7 @@ def test_page_is_small_and_repeats(page, tmp_path, tables):
     ("absent", "gone"),
     [
         ({"images", "label_drift", "scores"}, {0, 4, 6}),
-        ({"masks", "splits", "calibration"}, {0, 3, 5}),
+        ({"masks", "frame_roles", "calibration"}, {0, 3, 5}),
         ({"targets"}, {0, 1, 2, 6}),
         ({"frames", "novel_objects"}, {0, 2}),
     ],
@@ -248,7 +277,7 @@ def test_papers_numbers_only_beside_the_full_release(page):
     splits = assign_splits(released_frames("labels/splits.csv"))
     assert is_official(splits)
     assert not is_official(splits.head(-1))
-    (section,) = sections(read_of({"splits": splits}))
+    (section,) = sections(read_of({"frame_roles": splits}))
     rows = [
         re.findall(r"<td.*?>(.*?)</td>", row)
         for row in re.findall(r"<tr>(<td.*?)</tr>", "".join(section.parts))

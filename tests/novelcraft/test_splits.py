@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.errors import ConfigError
-from schemas.novelcraft import SPLITS
+from schemas.novelcraft import FRAME_ROLES
 from tasks.novelcraft.classes import (
     DROPPED,
     LABELS,
@@ -109,7 +109,7 @@ def test_first_novel_episodes_agree_with_the_labels() -> None:
     early = frames.filter((pl.col("class") != STANDARD) & ~episode_is_novel(normal=(STANDARD,)))
     assert early["class"].unique().sort().to_list() == ["fence", "tree_easy"]
     assert early["episode"].max() == 14
-    # The spec calls these all zero; 35 frames hold specks, far below the 1 % line.
+    # These are said to be all zero; 35 frames hold specks, far below the 1 % line.
     assert (early["novel_fraction"] > 0).sum() == 35
     assert early["novel_fraction"].max() == 25 / 65536
 
@@ -133,7 +133,7 @@ def test_released_splits(name: str) -> None:
 
 def test_released_frame_counts() -> None:
     splits = assign_splits(released_frames("labels/splits.csv"))
-    assert splits.schema == SPLITS.polars_schema
+    assert splits.schema == FRAME_ROLES.polars_schema
     assert splits.height == 37241 + 4897
     used = splits.filter(pl.col("kept") & pl.col("split").is_not_null())
     counts = {

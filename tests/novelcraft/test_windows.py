@@ -96,6 +96,7 @@ def test_windows_follow_the_rule(
             first, last = (position + (episode == 0) for position in (start, stop - 1))
             expected.append(
                 (
+                    f"{mode}/{context}/fence/{episode}_{index}",
                     mode,
                     context,
                     f"fence/{episode}_{index}",

@@ -8,12 +8,13 @@ from tests.report.reading import read_of
 from tests.shared import shared_path
 
 
-def rows(detector: str, backbone: str, seed: int, layout, values: dict[str, float | None]):
+def rows(model: str, settings: str, seed: int, layout, values: dict[str, float | None]):
     return [
         {
             "protocol": layout.protocol,
-            "detector": detector,
-            "backbone": backbone,
+            "run_id": f"{model}{settings}{seed}",
+            "model": model,
+            "score": "own",
             "seed": seed,
             "split": "test",
             "convention": layout.convention,
@@ -24,13 +25,25 @@ def rows(detector: str, backbone: str, seed: int, layout, values: dict[str, floa
     ]
 
 
+def run(model: str, settings: str, seed: int) -> dict[str, str]:
+    """A row of `runs` whose settings all differ from the preset."""
+    return {
+        "run_id": f"{model}{settings}{seed}",
+        "settings": settings,
+        "preset": "small",
+        "changed": settings,
+        "config_id": settings,
+    }
+
+
 def test_ours_first_then_what_only_the_paper_has():
-    made = rows("odin", "small", 0, VISUAL, {"auroc": 0.5, "tnr_at_tpr95": None})
-    made += rows("odin", "small", 1, VISUAL, {"auroc": 0.7})
-    made += rows("colour_rarity", "small", 0, VISUAL, {"auroc": 0.9, "aupr": 0.25})
-    wide = beside(pl.DataFrame(made), VISUAL)
+    made = rows("odin", "{}", 0, VISUAL, {"auroc": 0.5, "tnr_at_tpr95": None})
+    made += rows("odin", "{}", 1, VISUAL, {"auroc": 0.7})
+    made += rows("colour_rarity", "{}", 0, VISUAL, {"auroc": 0.9, "aupr": 0.25})
+    runs = [run("odin", "{}", 0), run("odin", "{}", 1), run("colour_rarity", "{}", 0)]
+    wide = beside(pl.DataFrame(made), pl.DataFrame(runs), VISUAL)
     assert wide is not None and wide.height == 7
-    assert wide["detector"].to_list()[:3] == ["colour_rarity", "odin", "autoencoder_full"]
+    assert wide["model"].to_list()[:3] == ["colour_rarity", "odin", "autoencoder_full"]
     ours = wide.row(1, named=True)
     assert ours["AUROC here"] == "60.00 ± 14.14" and ours["AUROC paper"] == "65.54"
     assert ours["seeds"] == 2 and ours["TNR at TPR 95 here"] is None
@@ -40,12 +53,13 @@ def test_ours_first_then_what_only_the_paper_has():
 
 
 def test_symbolic_runs_are_told_apart_by_their_order():
-    made = rows("symbolic_mlp", "small,order=10", 0, SYMBOLIC, {"auroc": 0.5})
-    read = read_of({"metrics": pl.DataFrame(made)})
-    wide = beside(pl.DataFrame(made), SYMBOLIC)
+    settings = '{"order": 10}'
+    made = pl.DataFrame(rows("symbolic_mlp", settings, 0, SYMBOLIC, {"auroc": 0.5}))
+    runs = pl.DataFrame([run("symbolic_mlp", settings, 0)])
+    wide = beside(made, runs, SYMBOLIC)
     assert wide is not None and wide.height == 3
-    assert wide.row(0)[:5] == ("symbolic_mlp, order 10", "small,order=10", 1, "50.00", "70.66")
-    made_section = section(read)
+    assert wide.row(0)[:5] == ("symbolic_mlp, order 10", "small, order: 10", 1, "50.00", "70.66")
+    made_section = section(read_of({"metrics": made, "runs": runs}))
     assert made_section is not None and "Table 3" in made_section.parts[1]
     assert section(read_of({})) is None
 

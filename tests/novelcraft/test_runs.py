@@ -1,0 +1,176 @@
+"""Which runs a configuration asks for, what is in their keys, what is refused before any work."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas.errors import ConfigError, SourceError
+from schemas.novelcraft import Config
+from tasks.detectors import find_detector
+from tasks.novelcraft.runs import (
+    CONVENTIONS,
+    PlannedRun,
+    chosen_models,
+    fitting_scores,
+    plan_runs,
+    plan_window_runs,
+)
+
+KEYS = {name: {"fit_key": f"{name} fit", "data_key": f"{name} all"} for name in CONVENTIONS}
+MODELS: dict[str, dict[str, Any]] = {
+    "colour_rarity": {},
+    "vgg_classifier": {},
+    "odin": {},
+    "ndcc": {},
+    "symbolic_mlp": {"orders": [2, 5]},
+    "multimodal": {"visual": "colour_rarity"},
+}
+
+
+def planned(keys: Any = KEYS, **options: Any) -> list[PlannedRun]:
+    config = Config(source=Path("x"), **({"models": MODELS} | options))
+    return plan_runs(chosen_models(config), config.seeds, keys)
+
+
+def ids(keys: Any = KEYS, **options: Any) -> dict[str, str]:
+    """run_id of each model, and order where it has one."""
+    return {
+        f"{run.facts.model} {run.facts.settings.get('order', '')}".strip(): run.mark.run_id
+        for run in planned(keys, **options)
+    }
+
+
+def with_setting(model: str, **changes: Any) -> dict[str, Any]:
+    return MODELS | {model: MODELS[model] | changes}
+
+
+def changed(before: dict[str, str], after: dict[str, str]) -> set[str]:
+    assert before.keys() == after.keys()
+    return {name for name in before if before[name] != after[name]}
+
+
+FUSED = "multimodal 5"
+VISUAL = ("vgg_classifier", "odin", "ndcc")
+
+
+@pytest.mark.parametrize(
+    ("options", "other"),
+    [
+        ({"models": with_setting("vgg_classifier", epochs=11)}, {"vgg_classifier", "odin"}),
+        ({"models": with_setting("odin", temperature=10)}, {"odin"}),
+        ({"models": with_setting("colour_rarity", bits=4)}, {"colour_rarity", FUSED}),
+        ({"models": with_setting("vgg_classifier", checkpoint_every=3)}, set()),
+        ({"train": {"batch_size": 8}}, {*VISUAL, "symbolic_mlp 2", "symbolic_mlp 5", FUSED}),
+        ({"models": with_setting("ndcc", batch_size=32), "train": {"radius": 8}}, {"ndcc"}),
+        ({"device": "cpu"}, set()),
+    ],
+    ids=["vgg", "odin", "rarity", "checkpoints", "all", "specific", "device"],
+)  # fmt: skip
+def test_a_setting_changes_the_keys_of_exactly_its_runs(options, other):
+    assert changed(ids(), ids(**options)) == other
+
+
+def test_a_preset_a_version_and_rows_change_the_keys_of_exactly_their_runs(monkeypatch):
+    before = ids()
+    same_visual = with_setting("multimodal", visual="colour_rarity")
+    paper = ids(preset="paper", models=same_visual)
+    # These have the same settings under both names.
+    assert changed(before, paper) == before.keys() - {"colour_rarity"}
+    keys = KEYS | {"symbolic": {"fit_key": "other", "data_key": "other"}}
+    assert changed(before, ids(keys)) == {"symbolic_mlp 2", "symbolic_mlp 5", FUSED}
+    assert changed(before, ids(KEYS | {"visual": KEYS["visual"] | {"data_key": "more"}})) == set()
+    monkeypatch.setattr(find_detector("vgg_classifier"), "version", 2)
+    assert changed(before, ids()) == {"vgg_classifier", "odin"}
+    assert "tasks" not in str([run.facts for run in planned()])
+
+
+def test_weights_count_by_content_and_not_by_path(tmp_path):
+    one, two = tmp_path / "one.pth", tmp_path / "two.pth"
+    one.write_bytes(b"weights")
+    two.write_bytes(b"weights")
+    started = ids(vgg_weights=one)
+    assert changed(ids(), started) == {"vgg_classifier", "odin", "ndcc"}
+    assert changed(started, ids(vgg_weights=two)) == set()
+    two.write_bytes(b"others")
+    assert changed(started, ids(vgg_weights=two)) == {"vgg_classifier", "odin", "ndcc"}
+    with pytest.raises(SourceError, match="does not exist"):
+        ids(vgg_weights=tmp_path / "none.pth")
+
+
+def test_what_a_model_builds_on_comes_first_and_is_named():
+    runs = planned(models={"odin": {}, "multimodal": {"visual": "odin", "order": 10}}, seeds=(0, 1))
+    names = [run.facts.model for run in runs]
+    assert names.index("vgg_classifier") < names.index("odin") < names.index("multimodal")
+    by_id = {run.mark.run_id: run.facts for run in runs}
+    for run in runs:
+        if run.facts.model != "multimodal":
+            continue
+        visual, symbolic = (by_id[base] for base in run.facts.base_runs)
+        assert (visual.model, visual.seed) == ("odin", run.facts.seed)
+        assert (symbolic.settings["order"], symbolic.seed) == (10, run.facts.seed)
+    assert len(runs) == 2 * (1 + 1 + 3 + 1)
+
+
+def test_what_draws_nothing_has_one_run_without_a_seed():
+    runs = planned(models={"colour_rarity": {}, "ndcc": {}}, seeds=(0, 1, 2))
+    assert [(run.facts.model, run.facts.seed) for run in runs] == [
+        ("colour_rarity", None), ("ndcc", 0), ("ndcc", 1), ("ndcc", 2),
+    ]  # fmt: skip
+
+
+def test_windows_are_runs_of_their_own_on_those_of_frames():
+    runs = planned(models={"symbolic_mlp": {}})
+    windows = plan_window_runs(runs, KEYS)
+    assert [run.facts.settings["order"] for run in windows] == [2, 5, 10]
+    for run, frames in zip(windows, runs, strict=True):
+        assert run.facts.protocol == "symbolic_windows" and run.facts.model == "symbolic_mlp"
+        assert run.facts.base_runs == (frames.mark.run_id,)
+        assert run.mark.data_key == "symbolic_windows all"
+
+
+def test_all_are_all_that_fit():
+    assert {run.facts.model for run in planned(models={"all": {}}, protocols=("symbolic",))} == {
+        "symbolic_mlp"
+    }
+    everything = {run.facts.model for run in planned(models={"all": {}})}
+    assert everything == set(find_detector.__self__.names())  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"models": {"nonsense": {}}}, "no model 'nonsense'; there are: "),
+        ({"models": {"ndcc": {"epoch": 3}}}, "ndcc: wrong settings: epoch is not a setting"),
+        ({"models": {"ndcc": {"epochs": "x"}}}, "ndcc: wrong settings: epochs: "),
+        ({"models": {"ndcc": {}}, "preset": "huge"}, "ndcc has no preset 'huge'"),
+        ({"models": {"ndcc": {}}, "train": {"order": 3}}, "train.order: none of the models ndcc"),
+        ({"models": {}, "train": {"epochs": 3}}, "train.epochs: there is no model"),
+        ({"protocols": ("audio",)}, "novelcraft has no protocol 'audio'; there are: visual"),
+        ({"models": {"ndcc": {}}, "protocols": ("fused",)}, "ndcc has protocol visual, which is"),
+        ({"models": {"symbolic_mlp": {"order": 7}}}, "order 7 has no windows: windows.contexts"),
+        ({"models": {"multimodal": {"order": 4}}}, "one run of symbolic_mlp with order 4, found 0"),
+        ({"networks": {"dgcnn": {}}}, "networks dgcnn do not fit novelcraft"),
+        ({"predictors": {"evm": {}}}, "predictors evm do not fit novelcraft"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_one_sentence_before_any_work(options, said):
+    with pytest.raises(ConfigError, match=said) as found:
+        planned(**options)
+    assert "\n" not in str(found.value)
+
+
+def test_a_score_that_fits_no_model_is_refused():
+    config = Config(source=Path("x"), models={"colour_rarity": {}}, scores={"energy": {}})
+    with pytest.raises(ConfigError, match="score energy fits none of the models colour_rarity"):
+        fitting_scores(config, chosen_models(config))
+    both = config.model_copy(update={"models": {"colour_rarity": {}, "ndcc": {}}})
+    assert [choice.name for choice in fitting_scores(both, chosen_models(both))] == ["energy"]
+
+
+def test_a_model_of_another_modality_is_refused(monkeypatch):
+    monkeypatch.setattr(find_detector("colour_rarity"), "modality", "cloud")
+    with pytest.raises(ConfigError, match="colour_rarity does not fit novelcraft"):
+        planned(models={"colour_rarity": {}})
+    names = {run.facts.model for run in planned(models={"all": {}})}
+    assert "colour_rarity" not in names and "ndcc" in names
