@@ -36,6 +36,7 @@ from tasks import scores as score_files
 from tasks.evaluation.conventions import find_convention
 from tasks.evaluation.intervals import intervals
 from tasks.evaluation.metrics import curves, evaluate
+from tasks.evaluation.protocols import FITTED
 from tasks.evaluation.runs import ID_DIGITS, as_json, run_id, run_row
 from tasks.stage import Produced, Shard, stage
 
@@ -218,7 +219,11 @@ def score_outputs(shard: Shard, settings: Settings) -> Produced:
     fitted: tuple[int, Any] | None = None
     frames = [SCORES.empty()]
     for view, step, tested in evaluated_groups(rows):
-        train = rows.filter((pl.col("view") == PLAIN) & (pl.col("step") < max(step, 1)))
+        train = rows.filter(
+            (pl.col("view") == PLAIN)
+            & (pl.col("step") < max(step, 1))
+            & pl.col("split").is_in(FITTED)
+        )
         if fitted is None or fitted[0] != train.height:
             score = kind(kind.resolve(None, choice.settings))
             learnt = train.filter(pl.col("split") == "train")
