@@ -1,7 +1,7 @@
 """Linear algebra on one thread: the order of its sums, and so the last bits, depend on how many.
 
 Shards run side by side already, and a lake must get the same bytes from a laptop, from a worker of
-a cluster and from a machine with many cores. torch has a setting of its own (`use_threads`).
+a cluster and from a machine with many cores. Trainings have a setting of their own for torch.
 """
 
 import os
@@ -17,3 +17,10 @@ def one_blas_thread() -> None:
     from threadpoolctl import threadpool_limits
 
     threadpool_limits(1, user_api="blas")
+
+
+def one_torch_thread() -> None:
+    """For stages that use torch for linear algebra and have no setting of threads."""
+    import torch
+
+    torch.set_num_threads(1)

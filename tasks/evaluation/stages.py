@@ -39,6 +39,7 @@ from tasks.evaluation.metrics import curves, evaluate
 from tasks.evaluation.protocols import FITTED
 from tasks.evaluation.runs import ID_DIGITS, as_json, run_id, run_row
 from tasks.stage import Produced, Shard, stage
+from tasks.threads import one_torch_thread
 
 HEAD = "head.safetensors"
 CURVE_POINTS = 1000
@@ -207,6 +208,7 @@ def score_outputs(shard: Shard, settings: Settings) -> Produced:
     """One score of one run, for every valid and test row of its protocol."""
     from tasks.scores.base import Head, Reference
 
+    one_torch_thread()
     about = shard.about
     choice = ScoreChoice.model_validate(about["score"])
     kind = score_files.find(choice.name)
