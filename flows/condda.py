@@ -61,7 +61,7 @@ def build(config: Config) -> None:
         shards = plan_runs(tests, agents, config.run)
         led = build.run_each(run_agent, shards, Access(token=config.run.token))
         build.run(record_failure, plan_failures(build.failures), Settings())
-        runs += [tests.run_of(shard) for shard, _ in led]
+        runs += [tests.run_of(shard) for shard in shards]
         scored += [piece for _, piece in led]
         if config.state:
             exports = plan_exports(config.state, tests)

@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,7 @@ def chosen_agents(config: Config) -> list[ChosenAgent]:
                     name,
                     config.preset if kind.presets else "none",
                     {"agent": settings, **part_settings},
-                    {key: value for key, value in changes.items() if key != "seed"},
+                    {key: settings[key] for key in changes if key in settings and key != "seed"},
                     settings.pop("seed", None),
                     {"agent": kind.version, "run_loop": LOOP_VERSION, **part_versions},
                 )
@@ -280,6 +281,10 @@ class Tests:
         chosen = rows.filter(pl.Series(wanted, dtype=pl.Boolean))
         return cls(source, chosen, protocol_keys(build), parts)
 
+    @cached_property
+    def files(self) -> dict[str, RawFile]:
+        return {file.name: file for file in self.source.files()}
+
     def with_features(self) -> list[dict[str, Any]]:
         return self.rows.filter(pl.col("examples") > 0).rows(named=True)
 
@@ -296,11 +301,10 @@ class Tests:
     def shard(self, facts: RunFacts, row: Mapping[str, Any], name: str) -> Shard:
         """The shard that makes a run of a test with features; its id ends the name."""
         run = self.passed(facts)
-        files = {file.name: file for file in self.source.files()}
         names = [f"{row['whole']}{TRUTH}", f"{row['whole']}{METADATA}"]
         return Shard(
             f"{name}/{run.mark.run_id}",
-            files=tuple(files[one] for one in (*names, features_file(row["test_id"]))),
+            files=tuple(self.files[one] for one in (*names, features_file(row["test_id"]))),
             parts=self.parts[row["whole"]],
             source=self.source.root,
             about=facts.model_dump(mode="json"),

@@ -222,7 +222,7 @@ def test_a_setting_a_seed_and_a_version_make_their_own_runs_only(built, tmp_path
     build(config.model_copy(update={**one, "predictors": {"threshold": {"neighbours": "5"}}}))
     runs = table(lake, "runs").filter(model="threshold")
     assert [json.loads(text) for text in sorted(set(runs["changed"]))] == [
-        {"neighbours": "5"},
+        {"neighbours": 5},
         {},
     ]
     assert runs.height == 4 and runs["config_id"].n_unique() == 2
