@@ -590,19 +590,18 @@ def _serve(parsed: argparse.Namespace) -> None:
 
 def _run(parsed: argparse.Namespace) -> None:
     from flows.runner import run_flow
-    from schemas.condda import Config, RunSettings
+    from schemas.condda import Config
     from schemas.config import make_config
     from tasks.summary import show_tables
 
-    settings = {
-        "agents": (parsed.detector,),
+    run = {
         "red_light": "with" if parsed.red_light else "without",
         "baseline": parsed.detector,
         "url": parsed.url,
         "token": parsed.token,
         "name": parsed.name,
     }
-    config = {"tests": parsed.tests, "run": make_config(RunSettings, settings)}
+    config = {"tests": parsed.tests, "predictors": {parsed.detector: {}}, "run": run}
     run_flow("condda", make_config(Config, config | ({"lake": parsed.lake} if parsed.lake else {})))
     show_tables(parsed.lake, "condda")
 
@@ -616,17 +615,21 @@ def _make_tests(words: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="novelty make-tests", description="Make CONDDA/OND tests of a lake's tables."
     )
-    parser.add_argument("benchmark", choices=("kowl", "novelcraft", "semantic"))
+    parser.add_argument("benchmark", choices=benchmarks())
     parser.add_argument("--out", required=True, help="folder for tests and features")
-    parser.add_argument(
-        "--trial", action="append", help="semantic: held-out SUBSET/MEMBER (default: the first)"
-    )
+    parser.add_argument("--protocol", help="says who is known (default: the run's, or the first)")
+    parser.add_argument("--run", help="run that gives features, by the beginning of its id")
     parser.add_argument("--lake", help="folder or s3://… (default: NOVELTY_LAKE, else ./lake)")
     add_options(parser, TestSettings)
     parsed = parser.parse_args(words)
     settings = chosen_values(parsed, TestSettings)
     made = tests_of_lake(
-        lake_root(parsed.lake), parsed.benchmark, Path(parsed.out), settings, parsed.trial or ()
+        lake_root(parsed.lake),
+        parsed.benchmark,
+        Path(parsed.out),
+        settings,
+        protocol=parsed.protocol,
+        run=parsed.run,
     )
     show_frame(made.drop("novel_classes"))
     print(f"tests and features in {parsed.out}; try: novelty serve condda --tests {parsed.out}")

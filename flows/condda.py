@@ -5,34 +5,71 @@ from schemas.condda import Config
 from schemas.config import Settings
 from storage.layout import lake_root
 from tasks.condda.build import (
-    OneRun,
+    Access,
+    ExportSettings,
     ProgramSettings,
+    Tests,
+    chosen_agents,
     export_session,
+    fitting_scores,
     measure_program,
+    pass_features,
     plan_exports,
+    plan_features,
     plan_program,
     plan_runs,
+    plan_test_protocols,
     plan_tests,
     read_test,
     run_agent,
 )
+from tasks.condda.export import P_UNKNOWN
+from tasks.evaluation.protocols import key_protocols
+from tasks.evaluation.stages import (
+    EvaluationSettings,
+    describe_scores,
+    evaluate_scores,
+    plan_evaluation,
+    plan_failures,
+    plan_score_settings,
+    plan_scores,
+    record_failure,
+    score_outputs,
+)
 from tasks.stage import Build
+
+CONVENTIONS = ("openood",)
 
 
 @benchmark_flow
 def build(config: Config) -> None:
-    """Tests, agents with and without the red light, sessions of a server, measures of all."""
+    """Tests, scores of their features, agents, sessions of a server, measures of all."""
+    agents, scores = chosen_agents(config), fitting_scores(config)
     lake = lake_root(config.lake)
     with Build("condda", lake, config, config.max_reject_share) as build:
         source = build.source(config.tests)
-        build.run(read_test, plan_tests(source), Settings())
+        build.run(read_test, plan_tests(source, config.protocols), Settings())
+        build.run(key_protocols, plan_test_protocols(build), Settings())
+        build.publish()
+        tests = Tests.of(build, source, config.protocols)
 
-        runs = plan_runs(source, build.read("tests"), config.run)
-        if runs:
-            build.run(run_agent, runs, OneRun.of(config.run))
+        passed = build.run_each(pass_features, plan_features(tests), Settings())
+        runs = [tests.run_of(shard, piece.part("outputs")) for shard, piece in passed]
+        build.run(describe_scores, plan_score_settings([*scores, P_UNKNOWN]), Settings())
+        scored = build.run(score_outputs, plan_scores(runs, scores), Settings())
+
+        shards = plan_runs(tests, agents, config.run)
+        led = build.run_each(run_agent, shards, Access(token=config.run.token))
+        build.run(record_failure, plan_failures(build.failures), Settings())
+        runs += [tests.run_of(shard) for shard in shards]
+        scored += [piece for _, piece in led]
         if config.state:
-            build.run(export_session, plan_exports(config.state, source), Settings())
+            exports = plan_exports(config.state, tests)
+            state = ExportSettings(state=config.state)
+            scored += build.run(export_session, [shard for _, shard in exports], state)
+            runs += [run for run, _ in exports if run is not None]
+        build.run(evaluate_scores, plan_evaluation(runs, scored, CONVENTIONS), EvaluationSettings())
 
-        sessions = plan_program(build.table("sessions"), build.table("metrics"))
-        build.run(measure_program, sessions, ProgramSettings(baseline=config.run.baseline))
+        baseline = ProgramSettings(baseline=config.run.baseline)
+        build.run(measure_program, plan_program(build), baseline)
     publish_report(lake, "condda")

@@ -26,7 +26,7 @@ def stages_of(module: ModuleType) -> list[str]:
         for node in ast.walk(ast.parse(inspect.getsource(module)))
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
-        and node.func.attr == "run"
+        and node.func.attr in ("run", "run_each")
         and node.args
         and isinstance(node.args[0], ast.Name)
     ]

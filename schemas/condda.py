@@ -9,14 +9,15 @@ from typing import ClassVar, Literal
 import pyarrow as pa
 from pydantic import Field, model_validator
 
-from schemas.config import Settings
+from schemas.config import Choice, Settings
+from schemas.runs import RunChoices
 from schemas.table import Column, Table
 
 Protocol = Literal["CONDDA", "OND"]
 PROTOCOLS: tuple[Protocol, ...] = ("CONDDA", "OND")
 _PLACE = (
     Column("session_id", pa.string(), "Session"),
-    Column("test_id", pa.string(), "Test"),
+    Column("test_id", pa.string(), "Test; empty where the session has touched none"),
 )
 
 TESTS = Table(
@@ -26,7 +27,7 @@ TESTS = Table(
         Column("protocol", pa.string(), "Protocol", allowed=PROTOCOLS),
         Column("domain", pa.string(), "Domain, which says how the columns of results stand"),
         Column("test_id", pa.string(), "Test"),
-        Column("rows", pa.int32(), "Instances", minimum=0),
+        Column("instances", pa.int32(), "Instances", minimum=0),
         Column("round_size", pa.int32(), "Instances of a round", minimum=1),
         Column("rounds", pa.int32(), "Rounds", minimum=0),
         Column("known_classes", pa.int32(), "Known classes", minimum=1),
@@ -34,28 +35,37 @@ TESTS = Table(
         Column("novel_rows", pa.int32(), "Instances of novel classes", minimum=0),
         Column("change_row", pa.int32(), "First row of the changed world, from 0", nullable=True),
         Column("novel_row", pa.int32(), "First novel instance, from 0", nullable=True),
+        Column(
+            "examples",
+            pa.int32(),
+            "Training examples beside it; 0: it has no features, so nothing runs on it here",
+            minimum=0,
+        ),
     ),
     key=("protocol", "domain", "test_id"),
+    version=2,
 )
 
 SESSIONS = Table(
     name="sessions",
-    description="One row per session: who ran, under which protocol, and how far.",
+    description="One row per session and test: who ran, under which protocol, and how far.",
     columns=(
-        Column("session_id", pa.string(), "Session"),
-        Column("detector", pa.string(), "Agent, as it named itself"),
+        *_PLACE,
+        Column("run_id", pa.string(), "Run of a completed test, see `runs`", nullable=True),
+        Column("agent", pa.string(), "Agent, as it named itself"),
         Column("protocol", pa.string(), "Protocol"),
         Column("domain", pa.string(), "Domain"),
         Column("red_light", pa.bool_(), "Whether the agent was told when the world changes"),
         Column("hints", pa.string(), "All hints it asked for, with spaces between"),
         Column("threshold", pa.float64(), "Detection above it declares novelty"),
-        Column("tests", pa.int32(), "Tests it was opened with", minimum=0),
-        Column("finished", pa.int32(), "Tests completed", minimum=0),
+        Column("tests", pa.int32(), "Tests that the session was opened with", minimum=0),
+        Column("completed", pa.bool_(), "Whether this test is completed"),
         Column("opened", pa.string(), "Time of opening; null where the flow ran it", nullable=True),
         Column("terminated", pa.string(), "Time of its end; null while open", nullable=True),
-        Column("state", pa.string(), "State", allowed=("open", "terminated")),
+        Column("state", pa.string(), "State of the session", allowed=("open", "terminated")),
     ),
-    key=("session_id",),
+    key=("session_id", "test_id"),
+    version=2,
 )
 
 ROUNDS = Table(
@@ -67,10 +77,11 @@ ROUNDS = Table(
         Column("round", pa.int32(), "Round, from 0"),
         Column("served", pa.int32(), "Times its data was asked for", minimum=0),
         Column("posted", pa.string(), "Types of results posted, with spaces between"),
-        Column("rows", pa.int32(), "Result lines posted", minimum=0),
+        Column("result_lines", pa.int32(), "Result lines posted", minimum=0),
         Column("feedback_ids", pa.int32(), "Ids answered with feedback", minimum=0),
     ),
     key=("session_id", "test_id", "attempt", "round"),
+    version=2,
 )
 
 RESULTS = Table(
@@ -83,7 +94,7 @@ RESULTS = Table(
         Column("round", pa.int32(), "Round it was posted for"),
         Column("instance_id", pa.string(), "Instance"),
         Column(
-            "values",
+            "numbers",
             pa.list_(pa.float64()),
             "Numbers of the line: P(world changed), or a probability per class; null for text",
             nullable=True,
@@ -91,6 +102,7 @@ RESULTS = Table(
         Column("text", pa.string(), "Cells of a line that is not all numbers", nullable=True),
     ),
     key=("session_id", "test_id", "type", "position"),
+    version=2,
 )
 
 FEEDBACK = Table(
@@ -98,16 +110,17 @@ FEEDBACK = Table(
     description="Every answered request for feedback.",
     columns=(
         *_PLACE,
-        Column("number", pa.int32(), "Place among the session's requests", minimum=0),
+        Column("number", pa.int32(), "Place among the requests of this test", minimum=0),
         Column("round", pa.int32(), "Round it was charged to"),
         Column("type", pa.string(), "Type of feedback"),
         Column("ids", pa.int32(), "Ids answered", minimum=0),
     ),
     key=("session_id", "test_id", "number"),
+    version=2,
 )
 
-METRICS = Table(
-    name="metrics",
+SESSION_MEASURES = Table(
+    name="session_measures",
     description="Measures of each completed test, as the public evaluation has them and corrected.",
     columns=(
         *_PLACE,
@@ -141,17 +154,18 @@ PROGRAM = Table(
     name="program",
     description="Program metrics M1 to M6 of each agent over all its completed tests.",
     columns=(
-        Column("detector", pa.string(), "Agent"),
+        Column("agent", pa.string(), "Agent"),
         Column("protocol", pa.string(), "Protocol"),
         Column("domain", pa.string(), "Domain"),
         Column("metric", pa.string(), "M1, M2, M2.1, M3, M4, M5, M6_docs, M6_balanced"),
         Column("value", pa.float64(), "Its value; null if not applicable", nullable=True),
         Column("tests", pa.int32(), "Completed tests, with and without red light", minimum=0),
     ),
-    key=("detector", "protocol", "domain", "metric"),
+    key=("agent", "protocol", "domain", "metric"),
+    version=2,
 )
 
-TABLES = (TESTS, SESSIONS, ROUNDS, RESULTS, FEEDBACK, METRICS, CHARACTERIZATION, PROGRAM)
+TABLES = (TESTS, SESSIONS, ROUNDS, RESULTS, FEEDBACK, SESSION_MEASURES, CHARACTERIZATION, PROGRAM)
 
 
 class TestSettings(Settings):
@@ -159,7 +173,7 @@ class TestSettings(Settings):
 
     __test__: ClassVar[bool] = False  # not a test class, whatever pytest thinks of its name
 
-    protocol: Literal["CONDDA", "OND"] = "CONDDA"
+    kind: Literal["CONDDA", "OND"] = "CONDDA"
     """Protocol that the tests are for."""
     tests: int = Field(3, ge=1, le=10_000)
     """How many."""
@@ -207,15 +221,11 @@ class TestSettings(Settings):
         return max(1, round((self.rows - self.red_light_row) * self.novelty_mix))
 
 
-class RunSettings(Settings):
-    """How agents are run over the tests."""
+class SessionSettings(Settings):
+    """How agents are led through the tests."""
 
-    agents: tuple[str, ...] = ("threshold", "clustering")
-    """Agents by the names of their files in tasks/condda/agents."""
     red_light: Literal["without", "with", "both"] = "both"
     """Whether agents are told when the world changes."""
-    protocols: tuple[Protocol, ...] = PROTOCOLS
-    """Protocols whose tests are run."""
     detection_threshold: float = Field(0.5, ge=0, le=1)
     """P(world changed) above it declares novelty."""
     baseline: str = "threshold"
@@ -228,14 +238,18 @@ class RunSettings(Settings):
     """Its token, if it wants one."""
 
 
-class Config(Settings):
+class Config(RunChoices):
     """CONDDA and OND: agents run over test files, sessions of a server exported, both measured."""
 
     tests: Path
     """Folder of PROTOCOL/domain/ test files, with features/<test>.npz for the agents."""
     lake: Path | None = None
     """Lake: a folder or s3://bucket/prefix (default: NOVELTY_LAKE, else ./lake)."""
-    run: RunSettings = RunSettings()
+    predictors: Choice = Field({"threshold": {}, "clustering": {}})
+    """Agents by the names of their files in tasks/condda/agents, or all."""
+    protocols: tuple[str, ...] = ()
+    """Tests to run, such as OND, OND/novelty or OND/novelty/OND.1.0.0 (default: all)."""
+    run: SessionSettings = SessionSettings()
     state: Path | None = None
     """State folder of `novelty serve condda`: its sessions are exported too."""
     max_reject_share: float = Field(0.5, ge=0, le=1)

@@ -315,7 +315,8 @@ def test_the_command_needs_no_server_and_no_lake(tmp_path, sample):
     )
     assert done.returncode == 0, done.stderr
     assert "first build" in done.stdout
-    assert "after read_test, as its rows and the settings ask for: run_agent" in done.stdout
+    assert "after read_test, as its rows and the settings ask for: key_protocols" in done.stdout
+    assert "run_agent" in done.stdout
     assert not (tmp_path / "lake").exists()
 
 

@@ -1,59 +1,160 @@
 """The stages of CONDDA and OND: describe tests, run agents, export sessions, program metrics.
 
 Enters: a folder of test files with features, and perhaps the state of a server. Leaves: the tables
-of `schemas.condda`. One shard is one agent on one test, with or without the red light, so a cluster
-takes all tests at once; a killed run goes on in the middle of its test.
+of `schemas.condda` and the shared ones. A test is a protocol, an agent on a test is a run, with or
+without the red light: one shard, so a cluster takes all tests at once; a killed run goes on in the
+middle of its test. The features of a test are a run of their own, which all scores are made of.
 """
 
 import io
 import sys
 import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
 from pydantic import Field
 
-from schemas.condda import (
-    CHARACTERIZATION,
-    FEEDBACK,
-    METRICS,
-    PROGRAM,
-    RESULTS,
-    ROUNDS,
-    SESSIONS,
-    TESTS,
-    RunSettings,
-)
+from schemas.condda import PROGRAM, SESSION_MEASURES, SESSIONS, TESTS, Config, SessionSettings
 from schemas.config import Settings
-from schemas.errors import ChangedSource, NoveltyError, SourceError
+from schemas.errors import ChangedSource, ConfigError, NoveltyError, SourceError, TrainingError
+from schemas.runs import RunFacts
+from schemas.tables import OUTPUTS, PLAIN, RUNS, SAMPLES, SPLITS
 from storage.pieces import Part
 from storage.raw import RawFile, RawSource, open_raw
-from tasks.condda.agents import make_agent
+from tasks import scores as score_files
+from tasks.condda.agents import chosen_names, find_agent, make_agent
 from tasks.condda.agents.base import FeatureLookup, Training
-from tasks.condda.domains import DOMAINS, domain_named
-from tasks.condda.export import NO_TIME, describe_test, session_frames
+from tasks.condda.domains import DOMAINS, RED_LIGHT, domain_named
+from tasks.condda.export import (
+    NO_TIME,
+    P_UNKNOWN,
+    SESSION_TABLES,
+    describe_test,
+    session_frames,
+)
 from tasks.condda.harness import Harness
+from tasks.condda.instances import (
+    example_ids,
+    features_file,
+    instance_rows,
+    protocol_name,
+    sample_frames,
+)
 from tasks.condda.metrics import Trial, program_metrics
 from tasks.condda.mirror import Mirrored
 from tasks.condda.rules import ProtocolRefusal
-from tasks.condda.run import run_session
+from tasks.condda.run import LOOP_VERSION, run_session
+from tasks.condda.session import open_state
 from tasks.condda.store import EventStore
 from tasks.condda.test_files import METADATA, TRUTH, TestLibrary
-from tasks.stage import Produced, Reject, Shard, stage
+from tasks.evaluation.protocols import plan_protocols, protocol_keys
+from tasks.evaluation.runs import run_id, run_mark, run_row
+from tasks.evaluation.stages import PassedRun, ScoreChoice, chosen_scores
+from tasks.stage import Build, Produced, Reject, Shard, stage
 
-SESSION_TABLES = (SESSIONS, ROUNDS, RESULTS, FEEDBACK, METRICS, CHARACTERIZATION)
-FEATURES = "features"
+BENCHMARK = "condda"
+GIVEN_FEATURES = "given_features"
+GIVEN = frozenset({"features", "train", "valid"})
 FEATURE_BYTES = 1 << 30
 EVENTS = "events.sqlite"
+
+
+# ---------------------------------------------------------------- choices
+
+
+@dataclass(frozen=True)
+class ChosenAgent:
+    """An agent with all its settings; `settings` lack the seed, which is `seed`."""
+
+    name: str
+    preset: str
+    settings: dict[str, Any]
+    changed: dict[str, Any]
+    seed: int | None
+    versions: dict[str, int]
+
+    def facts(self, protocol: str, red_light: bool, run: SessionSettings, key: str) -> RunFacts:
+        """The run of this agent on a test."""
+        session = {
+            "red_light": red_light,
+            "detection_threshold": run.detection_threshold,
+            "url": run.url,
+            "name": run.name,
+        }
+        return RunFacts(
+            benchmark=BENCHMARK,
+            protocol=protocol,
+            model=self.name,
+            preset=self.preset,
+            settings={**self.settings, "session": session},
+            changed=self.changed,
+            seed=self.seed,
+            versions=self.versions,
+            fit_key=key,
+        )
+
+
+def chosen_agents(config: Config) -> list[ChosenAgent]:
+    """Agents with resolved settings, one for each seed; whatever does not fit is refused."""
+    for name in ("models", "networks"):
+        if wrong := sorted(set(getattr(config, name)) - {"all"}):
+            raise ConfigError(
+                f"{name} {wrong[0]} does not fit condda: its tests come with features; choose "
+                "agents by --predictors and scores by --scores"
+            )
+    if config.train:
+        raise ConfigError(f"train.{min(config.train)}: condda trains no model that has it")
+    agents = []
+    for name, changes in chosen_names(config.predictors).items():
+        kind = find_agent(name)
+        seeds: Sequence[int | None] = (None,)
+        if "seed" in kind.configuration.model_fields:
+            seeds = (None,) if "seed" in changes else config.seeds
+        for seed in seeds:
+            drawn = {} if seed is None else {"seed": seed}
+            agent = kind(kind.resolve(config.preset, {**changes, **drawn}))
+            part_settings, part_versions = agent.parts()
+            settings = agent.settings.model_dump(mode="json")
+            agents.append(
+                ChosenAgent(
+                    name,
+                    config.preset if kind.presets else "none",
+                    {"agent": settings, **part_settings},
+                    {key: settings[key] for key in changes if key in settings and key != "seed"},
+                    settings.pop("seed", None),
+                    {"agent": kind.version, "run_loop": LOOP_VERSION, **part_versions},
+                )
+            )
+    return agents
+
+
+def fitting_scores(config: Config) -> list[ScoreChoice]:
+    """Scores that can be made of features alone; another one is refused if it is named.
+
+    `p_unknown` is made of what agents post, whether it is named or not.
+    """
+    choices = chosen_scores(config.scores, config.preset)
+    lacking = {choice.name: score_files.find(choice.name).needs - GIVEN for choice in choices}
+    for name, needs in lacking.items():
+        if needs and name in config.scores and name != P_UNKNOWN.name:
+            raise ConfigError(
+                f"score {name} does not fit condda: it needs {', '.join(sorted(needs))}, and tests "
+                "come with features alone"
+            )
+    return [choice for choice in choices if not lacking[choice.name]]
 
 
 # ---------------------------------------------------------------- tests
 
 
-def plan_tests(source: RawSource) -> list[Shard]:
-    """One shard for each test of a known domain."""
+def plan_tests(source: RawSource, protocols: Sequence[str] = ()) -> list[Shard]:
+    """One shard for each test of a known domain; `protocols` must each name one or more."""
     files = {file.name: file for file in source.files()}
     shards = []
     for name in sorted(files):
@@ -62,11 +163,12 @@ def plan_tests(source: RawSource) -> list[Shard]:
         if not file.endswith(TRUTH) or domain not in DOMAINS or "/" in file:
             continue
         test = file.removesuffix(TRUTH)
-        found = [name, f"{protocol}/{domain}/{test}{METADATA}"]
+        whole = protocol_name(protocol, domain, test)
+        names = [name, f"{whole}{METADATA}", features_file(test)]
         shards.append(
             Shard(
-                f"{protocol}/{domain}/{test}",
-                files=tuple(files[one] for one in found if one in files),
+                whole,
+                files=tuple(files[one] for one in names if one in files),
                 source=source.root,
                 about={"protocol": protocol, "domain": domain, "test": test},
             )
@@ -76,127 +178,59 @@ def plan_tests(source: RawSource) -> list[Shard]:
             f"no test in {source.root}; expected PROTOCOL/domain/<test>{TRUTH} of a domain among "
             f"{', '.join(DOMAINS)}"
         )
+    for wanted in protocols:
+        if not any(is_part_of(shard.name, wanted) for shard in shards):
+            raise ConfigError(
+                f"no test is of protocol {wanted!r}; there are: "
+                + ", ".join(sorted({shard.name.rpartition("/")[0] for shard in shards}))
+            )
     return shards
 
 
-@stage(writes=(TESTS,), version=1)
+def is_part_of(protocol: str, wanted: str) -> bool:
+    """Whether a protocol is the wanted one or below it, such as OND/novelty/t below OND."""
+    return f"{protocol}/".startswith(f"{wanted}/")
+
+
+@stage(writes=(TESTS, SAMPLES, SPLITS), version=2)
 def read_test(shard: Shard, settings: Settings) -> Produced:
-    """Describe one test: its size, its classes, when its world changes."""
-    place = shard.about
+    """Describe one test: its size, its classes, when its world changes, and every instance."""
+    place, root = shard.about, Path(shard.source or "")
+    given, rejects = None, []
     try:
-        test = TestLibrary(Path(shard.source or "")).load(
-            place["test"], place["protocol"], place["domain"]
-        )
+        test = TestLibrary(root).load(place["test"], place["protocol"], place["domain"])
         row = describe_test(test)
     except ChangedSource:
         raise
     except NoveltyError as error:
         return Produced({}, 1, [Reject(shard.name, "unusable_test", str(error))])
-    return Produced({"tests": pl.DataFrame([row], schema=TESTS.polars_schema)}, 1)
-
-
-# ---------------------------------------------------------------- runs
-
-
-def plan_runs(source: RawSource, tests: pl.DataFrame, settings: RunSettings) -> list[Shard]:
-    """One shard for each agent, test and way of detection.
-
-    A test without its file of features is not run, and that is said.
-    """
-    files = {file.name: file for file in source.files()}
-    told = {"without": (False,), "with": (True,), "both": (False, True)}[settings.red_light]
-    shards, lacking = [], []
-    for row in tests.filter(pl.col("protocol").is_in(settings.protocols)).iter_rows(named=True):
-        protocol, domain, test = row["protocol"], row["domain"], row["test_id"]
-        names = [f"{protocol}/{domain}/{test}{end}" for end in (TRUTH, METADATA)]
-        names.append(f"{FEATURES}/{test}.npz")
-        if names[-1] not in files:
-            lacking.append(names[-1])
+    for file in shard.files:
+        if file.name != features_file(test.test_id):
             continue
-        for agent in settings.agents:
-            for red_light in told:
-                shard = Shard(
-                    f"{agent}/{protocol}/{domain}/{test}/{'given' if red_light else 'system'}",
-                    files=tuple(files[name] for name in names),
-                    source=source.root,
-                    about={
-                        "agent": agent,
-                        "protocol": protocol,
-                        "domain": domain,
-                        "test": test,
-                        "red_light": red_light,
-                    },
-                )
-                shards.append(shard)
-    if lacking and settings.agents:
-        print(
-            f"agents do not run {len(lacking)} tests, which have no features, such as {lacking[0]}",
-            file=sys.stderr,
-        )
+        try:
+            given = read_features(root, file, test.domain.unknown)
+            given[1].of(test.names)
+        except ChangedSource:
+            raise
+        except NoveltyError as error:
+            given = None
+            rejects.append(Reject(file.name, "unusable_features", str(error), SAMPLES.name))
+    row["examples"] = 0 if given is None else len(given[0].labels)
+    tests = pl.DataFrame([row], schema=TESTS.polars_schema)
+    return Produced({"tests": tests, **sample_frames(test, given)}, 1, rejects)
+
+
+def plan_test_protocols(build: Build) -> list[Shard]:
+    """One shard for each test that could be read."""
+    samples = {part.shard: part for part in build.table(SAMPLES.name)}
+    splits = {part.shard: part for part in build.table(SPLITS.name)}
+    shards = []
+    for row in build.read(TESTS.name).iter_rows(named=True):
+        name = protocol_name(row["protocol"], row["domain"], row["test_id"])
+        sizes = ("instances", "round_size", "rounds", "known_classes", "examples")
+        definition = {size: row[size] for size in sizes}
+        shards += plan_protocols((splits[name],), (samples[name],), {name: definition})
     return shards
-
-
-class OneRun(Settings):
-    """What one run depends on: naming another agent or test makes no other run anew."""
-
-    detection_threshold: float
-    url: str | None
-    name: str
-    token: str | None = Field(None, exclude=True)
-
-    @classmethod
-    def of(cls, run: RunSettings) -> "OneRun":
-        return cls(**{name: getattr(run, name) for name in cls.model_fields})
-
-
-@stage(writes=SESSION_TABLES, version=1)
-def run_agent(shard: Shard, settings: OneRun) -> Produced:
-    """Lead one agent through one test, in this process or against a server, and measure it."""
-    about, root = shard.about, Path(shard.source or "")
-    training, features = read_features(root, shard.files[-1], domain_named(about["domain"]).unknown)
-    agent = make_agent(about["agent"])
-    agent.fit(training)
-    if shard.work is None:
-        raise ValueError("a run needs a folder of work")
-    shard.work.mkdir(parents=True, exist_ok=True)
-    store = EventStore(shard.work / EVENTS)
-    try:
-        library = TestLibrary(root)
-        # The same run must give the same bytes: no clock, and an id out of what was run.
-        session = str(uuid.uuid5(uuid.NAMESPACE_URL, f"novelty:{shard.name}"))
-        never = datetime.fromisoformat(NO_TIME).astimezone(UTC)
-        harness = Harness(library, store, "compat", clock=lambda: never, new_id=lambda: session)
-        target = harness
-        if settings.url:
-            target = _mirrored(settings, library, store)
-            harness = target.local
-        started = store.sessions()
-        found = run_session(
-            target,
-            [about["test"]],
-            agent,
-            features,
-            protocol=about["protocol"],
-            domain=about["domain"],
-            red_light=about["red_light"],
-            detection_threshold=settings.detection_threshold,
-            resume=started[0] if started else None,
-            journal=shard.work,
-        )
-        frames, rejects = session_frames(harness, found.session_id)
-    except ProtocolRefusal as refusal:
-        raise SourceError(
-            f"{shard.name}: the protocol refused the run: {refusal.reason}, {refusal.message}"
-        ) from refusal
-    finally:
-        store.close()
-    return Produced(frames, 1, rejects)
-
-
-def _mirrored(settings: OneRun, library: TestLibrary, store: EventStore) -> Mirrored:
-    from tasks.condda.server.client import HttpHarness
-
-    return Mirrored(HttpHarness(settings.url, token=settings.token), library, store)
 
 
 def read_features(root: Path, file: RawFile, unknown: str) -> tuple[Training, FeatureLookup]:
@@ -221,36 +255,274 @@ def read_features(root: Path, file: RawFile, unknown: str) -> tuple[Training, Fe
     return Training(names, examples, labels, known), FeatureLookup(ids, vectors)
 
 
+# ---------------------------------------------------------------- features as a run
+
+
+@dataclass(frozen=True)
+class Tests:
+    """Tests of a build as protocols: their files, keys and rows."""
+
+    source: RawSource
+    rows: pl.DataFrame
+    keys: Mapping[str, Mapping[str, str]]
+    parts: Mapping[str, tuple[Part, Part]]
+    """Rows of `tests` and of `splits`, by protocol."""
+
+    __test__ = False
+
+    @classmethod
+    def of(cls, build: Build, source: RawSource, protocols: Sequence[str]) -> "Tests":
+        """Those of the build that are wanted."""
+        rows = build.read(TESTS.name).with_columns(
+            pl.concat_str("protocol", "domain", "test_id", separator="/").alias("whole")
+        )
+        wanted = [
+            not protocols or any(is_part_of(name, one) for one in protocols)
+            for name in rows["whole"]
+        ]
+        pairs = zip(build.table(TESTS.name), build.table(SPLITS.name), strict=True)
+        parts = {test.shard: (test, splits) for test, splits in pairs}
+        chosen = rows.filter(pl.Series(wanted, dtype=pl.Boolean))
+        return cls(source, chosen, protocol_keys(build), parts)
+
+    @cached_property
+    def files(self) -> dict[str, RawFile]:
+        return {file.name: file for file in self.source.files()}
+
+    def with_features(self) -> list[dict[str, Any]]:
+        return self.rows.filter(pl.col("examples") > 0).rows(named=True)
+
+    def passed(self, facts: RunFacts, outputs: tuple[Part, ...] = ()) -> PassedRun:
+        """A run on one of these tests."""
+        name = str(facts.protocol)
+        mark = run_mark(facts, self.keys[name]["data_key"])
+        return PassedRun(facts, mark, outputs, self.parts[name][1:])
+
+    def run_of(self, shard: Shard, *outputs: Part) -> PassedRun:
+        """The run that a shard made."""
+        return self.passed(RunFacts.model_validate(shard.about), outputs)
+
+    def shard(self, facts: RunFacts, row: Mapping[str, Any], name: str) -> Shard:
+        """The shard that makes a run of a test with features; its id ends the name."""
+        run = self.passed(facts)
+        names = [f"{row['whole']}{TRUTH}", f"{row['whole']}{METADATA}"]
+        return Shard(
+            f"{name}/{run.mark.run_id}",
+            files=tuple(self.files[one] for one in (*names, features_file(row["test_id"]))),
+            parts=self.parts[row["whole"]],
+            source=self.source.root,
+            about=facts.model_dump(mode="json"),
+            depends={"run": run.mark.run_id, "rows": run.mark.data_key},
+            run=run.mark,
+        )
+
+
+def plan_features(tests: Tests) -> list[Shard]:
+    """The features of each test as a run."""
+    shards = []
+    for row in tests.with_features():
+        facts = RunFacts(
+            benchmark=BENCHMARK,
+            protocol=row["whole"],
+            model=GIVEN_FEATURES,
+            origin="frozen",
+            versions={"model": 1},
+            fit_key=tests.keys[row["whole"]]["fit_key"],
+        )
+        shards.append(tests.shard(facts, row, row["whole"]))
+    return shards
+
+
+@stage(writes=(OUTPUTS, RUNS), version=1)
+def pass_features(shard: Shard, settings: Settings) -> Produced:
+    """The vectors of a test's examples and instances, as they were given."""
+    facts, root = RunFacts.model_validate(shard.about), Path(shard.source or "")
+    place = shard.read(TESTS.name).row(0, named=True)
+    test = TestLibrary(root).load(place["test_id"], place["protocol"], place["domain"])
+    training, features = read_features(root, shard.files[-1], test.domain.unknown)
+    ids = [*example_ids(test, len(training.labels)), *instance_rows(test)["sample_id"]]
+    vectors = np.vstack([training.features, features.of(test.names)]).astype(np.float32)
+    rows = pl.DataFrame(
+        {"sample_id": ids, "features": pl.Series(vectors).cast(pl.List(pl.Float32))}
+    ).unique("sample_id", keep="first", maintain_order=True)
+    outputs = rows.with_columns(
+        pl.lit(run_id(facts)).alias("run_id"),
+        pl.lit(PLAIN).alias("view"),
+        pl.lit(None, pl.List(pl.Float32)).alias("logits"),
+        pl.lit(None, pl.Float64).alias("novelty"),
+        pl.lit(None, pl.String).alias("predicted"),
+    )
+    return Produced({"outputs": outputs, "runs": run_row(facts)}, outputs.height)
+
+
+# ---------------------------------------------------------------- runs of agents
+
+
+def plan_runs(
+    tests: Tests, agents: Sequence[ChosenAgent], settings: SessionSettings
+) -> list[Shard]:
+    """One run for each agent, test and way of detection.
+
+    A test without its file of features is not run, and that is said.
+    """
+    ways = {"without": (False,), "with": (True,), "both": (False, True)}[settings.red_light]
+    shards = []
+    for row in tests.with_features():
+        key = tests.keys[row["whole"]]["fit_key"]
+        for agent in agents:
+            for red_light in ways:
+                facts = agent.facts(row["whole"], red_light, settings, key)
+                way = "given" if red_light else "system"
+                shards.append(tests.shard(facts, row, f"{agent.name}/{row['whole']}/{way}"))
+    lacking = tests.rows.filter(examples=0)["test_id"]
+    if len(lacking):
+        print(
+            f"agents do not run {len(lacking)} tests, which have no features, such as "
+            f"{features_file(lacking[0])}",
+            file=sys.stderr,
+        )
+    return shards
+
+
+class Access(Settings):
+    """What a run needs that changes none of its numbers."""
+
+    token: str | None = Field(None, exclude=True)
+
+
+@stage(writes=SESSION_TABLES, version=2)
+def run_agent(shard: Shard, settings: Access) -> Produced:
+    """Lead one agent through one test, in this process or against a server, and measure it."""
+    facts, root = RunFacts.model_validate(shard.about), Path(shard.source or "")
+    place, way = shard.read(TESTS.name).row(0, named=True), facts.settings["session"]
+    training, features = read_features(root, shard.files[-1], domain_named(place["domain"]).unknown)
+    drawn = {} if facts.seed is None else {"seed": facts.seed}
+    agent = make_agent(facts.model, {**facts.settings["agent"], **drawn})
+    if shard.work is None:
+        raise ValueError("a run needs a folder of work")
+    shard.work.mkdir(parents=True, exist_ok=True)
+    store = EventStore(shard.work / EVENTS)
+    try:
+        agent.fit(training)
+        library = TestLibrary(root)
+        # The same run must give the same bytes: no clock, and an id out of what was run.
+        session = str(uuid.uuid5(uuid.NAMESPACE_URL, f"novelty:{run_id(facts)}"))
+        never = datetime.fromisoformat(NO_TIME).astimezone(UTC)
+        harness = Harness(library, store, "compat", clock=lambda: never, new_id=lambda: session)
+        target: Any = harness
+        if way["url"]:
+            target = _mirrored(way["url"], settings.token, library, store)
+            harness = target.local
+        started = store.sessions()
+        found = run_session(
+            target,
+            [place["test_id"]],
+            agent,
+            features,
+            protocol=place["protocol"],
+            domain=place["domain"],
+            red_light=way["red_light"],
+            detection_threshold=way["detection_threshold"],
+            resume=started[0] if started else None,
+            journal=shard.work,
+        )
+        frames, rejects = session_frames(harness, found.session_id, place["test_id"], facts)
+    except ConfigError as error:
+        raise TrainingError(f"{facts.model} cannot run {facts.protocol}: {error}") from error
+    except ProtocolRefusal as refusal:
+        raise SourceError(
+            f"{shard.name}: the protocol refused the run: {refusal.reason}, {refusal.message}"
+        ) from refusal
+    finally:
+        store.close()
+    if way["url"]:
+        # The server's own account of the session may be exported, too.
+        mirrored = pl.format("{}/mirror", pl.col("session_id")).alias("session_id")
+        frames = {
+            name: rows.with_columns(mirrored) if "session_id" in rows.columns else rows
+            for name, rows in frames.items()
+        }
+    return Produced(frames, 1, rejects)
+
+
+def _mirrored(url: str, token: str | None, library: TestLibrary, store: EventStore) -> Mirrored:
+    from tasks.condda.server.client import HttpHarness
+
+    return Mirrored(HttpHarness(url, token=token), library, store)
+
+
 # ---------------------------------------------------------------- sessions of a server
 
 
-def plan_exports(state: Path, source: RawSource) -> list[Shard]:
-    """One shard for each session; one that has had no event since is not exported again."""
+class ExportSettings(Settings):
+    """Where the events are."""
+
+    state: Path = Field(exclude=True)
+
+
+def plan_exports(state: Path, tests: Tests) -> list[tuple[PassedRun | None, Shard]]:
+    """One shard for each test of a session; one that has had no event since stays as it is.
+
+    A completed test that is among `tests` is a run, named by the digest of its events.
+    """
     path = state / EVENTS
     if not path.is_file():
         raise SourceError(f"{state} holds no {EVENTS}; name the state folder of a server")
+    planned: list[tuple[PassedRun | None, Shard]] = []
     store = EventStore(path)
     try:
-        return [
-            Shard(
-                f"served/{session}",
-                files=(RawFile(f"{path}#{session}", *store.fingerprint(session), path=""),),
-                source=source.root,
-                about={"session": session},
-            )
-            for session in store.sessions()
-        ]
+        for session in store.sessions():
+            opened = open_state(session, store.load(session, kind="opened")[0].event)
+            ended = [stored.event.time for stored in store.load(session, kind="terminated")]
+            for test in store.tests(session) or [""]:
+                size, digest = store.fingerprint(session, test)
+                protocol = protocol_name(opened.protocol, opened.domain, test)
+                facts = run = None
+                if protocol in tests.keys:
+                    facts = RunFacts(
+                        benchmark=BENCHMARK,
+                        protocol=protocol,
+                        model=opened.detector,
+                        settings={
+                            "session": {
+                                "red_light": RED_LIGHT in opened.hints,
+                                "detection_threshold": opened.threshold,
+                                "hints": list(opened.hints),
+                            }
+                        },
+                        origin="imported",
+                        weights={"events": digest},
+                        fit_key=tests.keys[protocol]["fit_key"],
+                    )
+                    run = tests.passed(facts)
+                shard = Shard(
+                    f"served/{session}/{test}",
+                    files=(RawFile(f"{EVENTS}#{session}/{test}", size, digest, path=""),),
+                    parts=tests.parts.get(protocol, ()),
+                    source=tests.source.root,
+                    about={
+                        "session": session,
+                        "test": test,
+                        "facts": facts and facts.model_dump(mode="json"),
+                    },
+                    depends={"ended": ended, "rows": tests.keys.get(protocol)},
+                    run=None if run is None else run.mark,
+                )
+                planned.append((run, shard))
+        return planned
     finally:
         store.close()
 
 
-@stage(writes=SESSION_TABLES, version=2)
-def export_session(shard: Shard, settings: Settings) -> Produced:
-    """Rows of one session of a server, with measures of its completed tests."""
-    store = EventStore(Path(shard.files[0].name.rpartition("#")[0]))
+@stage(writes=SESSION_TABLES, version=3)
+def export_session(shard: Shard, settings: ExportSettings) -> Produced:
+    """Rows of one test of a server's session, measured if it is completed."""
+    facts = shard.about["facts"] and RunFacts.model_validate(shard.about["facts"])
+    store = EventStore(settings.state / EVENTS)
     try:
         harness = Harness(TestLibrary(Path(shard.source or "")), store, "compat")
-        frames, rejects = session_frames(harness, shard.about["session"])
+        about = shard.about
+        frames, rejects = session_frames(harness, about["session"], about["test"], facts)
         return Produced(frames, 1, rejects)
     finally:
         store.close()
@@ -265,37 +537,43 @@ class ProgramSettings(Settings):
     baseline: str
 
 
-def plan_program(sessions: tuple[Part, ...], metrics: tuple[Part, ...]) -> list[Shard]:
-    if not sessions:
+def plan_program(build: Build) -> list[Shard]:
+    """All sessions that the tables will hold, those of earlier builds too."""
+    pieces = [piece for piece in (*build.pieces, *build.carried()) if piece.has(SESSIONS.name)]
+    if not pieces and not build.table(OUTPUTS.name):
         raise SourceError(
             "there is no session to measure: no test has its features/<test>.npz for an agent to "
             "run (novelty make-tests writes them), and no state of a server with sessions is named"
         )
-    return [Shard("all", parts=sessions + metrics)]
+    pieces.sort(key=lambda piece: piece.manifest.address)
+    tables = (SESSIONS.name, SESSION_MEASURES.name)
+    return [Shard("all", parts=tuple(piece.part(name) for name in tables for piece in pieces))]
 
 
-@stage(writes=(PROGRAM,), version=2)
+@stage(writes=(PROGRAM,), version=3)
 def measure_program(shard: Shard, settings: ProgramSettings) -> Produced:
     """M1 to M6 of each agent over its completed tests, each session's own.
 
     Of several sessions of the baseline the newest counts; one without detection is no agent.
     """
-    sessions, metrics = shard.read("sessions"), shard.read("metrics")
+    if not shard.parts:
+        return Produced({}, 0)
+    sessions, measures = shard.read(SESSIONS.name), shard.read(SESSION_MEASURES.name)
     corrected = (
-        metrics.filter(form="corrected")
-        .join(sessions, on="session_id")
+        measures.filter(form="corrected")
+        .join(sessions, on=["session_id", "test_id"])
         .sort("opened", "session_id", "test_id", maintain_order=True)
     )
     trials: dict[tuple[str, str, str], list[tuple[str, bool, dict]]] = {}
-    place = ("detector", "protocol", "domain", "test_id", "red_light", "session_id")
-    for key, rows in corrected.group_by(*place, maintain_order=True):
-        detector, protocol, domain, test, red_light, _ = key
+    place = ("agent", "protocol", "domain", "test_id", "red_light", "session_id")
+    for key, of_test in corrected.group_by(*place, maintain_order=True):
+        agent, protocol, domain, test, red_light, _ = key
         nested: dict[str, dict[str, float | None]] = {}
-        for metric, name, value in rows.select("metric", "name", "value").iter_rows():
+        for metric, name, value in of_test.select("metric", "name", "value").iter_rows():
             nested.setdefault(metric, {})[name] = value
-        trials.setdefault((detector, protocol, domain), []).append((test, red_light, nested))
+        trials.setdefault((agent, protocol, domain), []).append((test, red_light, nested))
     rows = []
-    for (detector, protocol, domain), found in sorted(trials.items()):
+    for (agent, protocol, domain), found in sorted(trials.items()):
         base = {
             test: nested["m_acc"]
             for (other, *place), theirs in trials.items()
@@ -312,7 +590,7 @@ def measure_program(shard: Shard, settings: ProgramSettings) -> Produced:
         if not every:
             continue
         rows += [
-            (detector, protocol, domain, metric, value, len(every))
+            (agent, protocol, domain, metric, value, len(every))
             for metric, value in program_metrics(every).items()
         ]
     table = pl.DataFrame(rows, schema=PROGRAM.polars_schema, orient="row")

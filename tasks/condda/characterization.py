@@ -3,7 +3,7 @@
 In: probabilities (N, 1 + K + D), or one block for each round (later blocks may have more discovered
 columns), true labels and novel flags. Out: a frame of `MEASURES`, one row for each part of the test
 (`all` rows, `post`: from the first novel flag on), metric and, where it is per class, novel class;
-value is null where there is none. Upstream has no such evaluation (spec condda 3.3); the choice of
+value is null where there is none. Upstream has no such evaluation (CONDDA rule 13); the choice of
 measures is ours:
 
 - nmi, ari, homogeneity, completeness: labels against chosen columns, all rows of the part;

@@ -1,11 +1,11 @@
 """The domains of the SAIL-ON protocol as data: columns, encodings, result types, feedback.
 
-One `Domain` per name; nothing here computes. Facts: spec condda 1.3 (columns, result files), 1.6
+One `Domain` per name; nothing here computes. Facts: CONDDA rules 3 (columns, result files), 6
 (feedback). `novelty` is our own domain, for tests made from our tables: it has both flags (this
 sample is novel, the world has changed) and otherwise follows image_classification.
 
-Spec condda is silent about two things of nlt, decided here: its feedback is not gated on a posted
-detection and has no budget of ids (a label costs a point instead, see `feedback.py`).
+Nothing public tells two things of nlt, which are decided here: its feedback is not gated on a
+posted detection and has no budget of ids (a label costs a point instead, see `feedback.py`).
 """
 
 from collections.abc import Mapping

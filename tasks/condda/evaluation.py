@@ -1,4 +1,4 @@
-"""Posted lines and ground truth of one test, into the public server's metrics (spec condda 3.1).
+"""Posted lines and ground truth of one test, into the public server's metrics (CONDDA rule 11).
 
 Lines are brought into the order of the test by instance id; of several for one instance the last
 counts. The metrics themselves are in `metrics_upstream.py`.

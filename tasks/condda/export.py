@@ -1,7 +1,8 @@
-"""Sessions of an event store as frames for the lake, with what was measured of completed tests.
+"""Tests of sessions as frames for the lake: what happened, what was predicted, what was measured.
 
-Enters: a harness over tests and a store. Leaves: frames of `schemas.condda`, one session at a time,
-so that an export costs what is new: a session that has not changed since is not read again.
+Enters: a harness over tests and a store. Leaves: frames of `schemas.condda` and, of a completed
+test, a run with `predictions` and `scores`, one test of one session at a time, so that an export
+costs what is new: a test that has not changed since is not read again.
 """
 
 from collections import defaultdict
@@ -14,23 +15,35 @@ import polars as pl
 from schemas.condda import (
     CHARACTERIZATION,
     FEEDBACK,
-    METRICS,
     RESULTS,
     ROUNDS,
+    SESSION_MEASURES,
     SESSIONS,
 )
-from schemas.errors import NoveltyError
+from schemas.errors import NoveltyError, RecordError
+from schemas.runs import RunFacts
 from schemas.table import Table
+from schemas.tables import PLAIN, PREDICTIONS, RUNS, SCORES
 from tasks.condda import metrics, metrics_upstream
 from tasks.condda.characterization import characterize, pad_blocks
 from tasks.condda.domains import RED_LIGHT
 from tasks.condda.evaluation import aligned, matrix
 from tasks.condda.harness import Harness
-from tasks.condda.lookup import known_classes, round_size
+from tasks.condda.instances import class_text, count_known, instance_rows
+from tasks.condda.lookup import round_size
 from tasks.condda.metrics import Columns
 from tasks.condda.session import Event, SessionState
 from tasks.condda.test_files import TestFile
+from tasks.evaluation.runs import run_id, run_row
+from tasks.evaluation.stages import ScoreChoice
 from tasks.stage import Reject
+
+SESSION_TABLES = (
+    *(SESSIONS, RUNS, PREDICTIONS, SCORES),
+    *(ROUNDS, RESULTS, FEEDBACK, SESSION_MEASURES, CHARACTERIZATION),
+)
+P_UNKNOWN = ScoreChoice(name="p_unknown", version=1, settings={})
+UNKNOWN = "unknown"
 
 # Times of sessions that the flow ran itself: the same run must give the same bytes.
 NO_TIME = "1970-01-01T00:00:00+00:00"
@@ -49,7 +62,7 @@ def describe_test(test: TestFile) -> dict[str, Any]:
         "protocol": test.protocol,
         "domain": test.domain.name,
         "test_id": test.test_id,
-        "rows": len(test.ids),
+        "instances": len(test.ids),
         "round_size": size,
         "rounds": -(-len(test.ids) // size),
         "known_classes": known,
@@ -60,56 +73,124 @@ def describe_test(test: TestFile) -> dict[str, Any]:
     }
 
 
-def count_known(test: TestFile) -> int:
-    """K, the number of known classes: what the metadata says, else the labels."""
-    said = known_classes(test.metadata)
-    if said is None:
-        largest = int(test.labels.max(initial=0))
-        return max(1, largest if test.domain.unknown == "first" else largest + 1)
-    return max(1, said - test.domain.unknown_counted)
-
-
 def _first(flags: np.ndarray) -> int | None:
     return int(flags.argmax()) if flags.any() else None
 
 
-def session_frames(harness: Harness, session: str) -> tuple[dict[str, pl.DataFrame], list[Reject]]:
-    """SESSIONS, ROUNDS, RESULTS, FEEDBACK, METRICS and CHARACTERIZATION of one session.
+def session_frames(
+    harness: Harness, session: str, test: str, facts: RunFacts | None
+) -> tuple[dict[str, pl.DataFrame], list[Reject]]:
+    """Rows of `SESSION_TABLES` for one test of a session; `test` is empty where it touched none.
 
     A mode that takes what the published client posts takes results that cannot be measured, and
-    completions of tests that are not there: each is refused with a sentence, the rest stays.
+    completions of tests that are not there: each is refused with a sentence, the rest stays. A
+    completed test is a run if it has `facts`; one that cannot be measured is a failed run.
     """
-    events = [stored.event for stored in harness.store.load(session)]
+    events = [stored.event for stored in harness.store.load(session, test=test)]
     with harness.states.get(session) as state:
-        about = _session(state)
-        finished, place = list(state.finished), (state.protocol, state.domain)
-        posted = {test: sorted(progress.columns) for test, progress in state.progress.items()}
-    results = {
-        (test, kind): harness.results(session, test, kind)
-        for test, kinds in posted.items()
-        for kind in kinds
-    }
-    measured, described = [METRICS.empty()], [CHARACTERIZATION.empty()]
-    rejects = []
-    for test in finished:
-        of_test = {kind: rows for (name, kind), rows in results.items() if name == test}
+        completed = test in state.finished
+        run = facts if completed else None
+        about = _session(state, test, None if run is None else run_id(run))
+        place = (state.protocol, state.domain)
+        types = sorted(state.test(test).columns)
+    results = {kind: harness.results(session, test, kind) for kind in types}
+    measured, described = [SESSION_MEASURES.empty()], [CHARACTERIZATION.empty()]
+    runs, predictions, scores = RUNS.empty(), PREDICTIONS.empty(), SCORES.empty()
+    rejects, failed = [], None
+    if completed:
         try:
-            long, shape = measure_test(harness.library.load(test, *place), of_test)
+            file = harness.library.load(test, *place)
+            long, shape = measure_test(file, results)
+            measured.append(_placed(SESSION_MEASURES, long, session, test))
+            described.append(_placed(CHARACTERIZATION, shape, session, test))
         except NoveltyError as error:
-            name = f"{session}/{test}"
-            rejects.append(Reject(name, "not_measurable", str(error), METRICS.name))
-            continue
-        measured.append(_placed(METRICS, long, session, test))
-        described.append(_placed(CHARACTERIZATION, shape, session, test))
+            name, failed = f"{session}/{test}", str(error)
+            rejects.append(Reject(name, "not_measurable", failed, SESSION_MEASURES.name))
+    if run is not None:
+        if failed is None:
+            try:
+                predictions, scores = prediction_frames(file, results, run_id(run))
+            except NoveltyError as error:
+                failed = str(error)
+        runs = run_row(run, failed=failed)
     frames = {
         "sessions": pl.DataFrame([about], schema=SESSIONS.polars_schema),
+        "runs": runs,
+        "predictions": predictions,
+        "scores": scores,
         "rounds": pl.DataFrame(_rounds(session, events), schema=ROUNDS.polars_schema),
-        "results": pl.concat([RESULTS.empty(), *(_lines(session, *r) for r in results.items())]),
+        "results": pl.concat(
+            [RESULTS.empty(), *(_lines(session, test, *posted) for posted in results.items())]
+        ),
         "feedback": pl.DataFrame(_feedback(session, events), schema=FEEDBACK.polars_schema),
-        "metrics": pl.concat(measured),
+        "session_measures": pl.concat(measured),
         "characterization": pl.concat(described),
     }
     return frames, rejects
+
+
+def prediction_frames(
+    test: TestFile, results: dict[str, pl.DataFrame], run: str
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """`predictions` and `scores` of each instance out of its last posted line of classes.
+
+    The likeliest column is the prediction, the first of equals. P(unknown) is what the unknown and
+    the discovered columns have together; lines without such columns have no score.
+    """
+    kind = "classification" if "classification" in results else "characterization"
+    if kind not in results:
+        raise RecordError("no_classes", f"no classes were posted for test {test.test_id}")
+    columns = columns_of(test, results[kind])
+    posted = results[kind]
+    if kind == "characterization":
+        posted = _as_wide_as_the_last(posted, columns)
+    chances = aligned(test, posted, kind)
+    if not np.isfinite(chances).all():
+        raise RecordError("not_finite", f"{kind} of {test.test_id} is not all finite")
+    width = chances.shape[1]
+    known = columns.is_known(np.arange(width))
+    names = np.array(_column_names(test, columns, width))
+    best = chances.argmax(1)
+    rows = instance_rows(test).with_columns(
+        pl.lit(run).alias("run_id"),
+        pl.lit("none").alias("phase"),
+        pl.lit(PLAIN).alias("view"),
+        pl.lit("test").alias("split"),
+        pl.Series("predicted", names[best].tolist(), dtype=pl.String),
+        pl.Series("probability", chances[np.arange(len(best)), best]),
+        pl.Series("p_unknown", chances[:, ~known].sum(1)),
+        pl.Series("nearest", names[known][chances[:, known].argmax(1)].tolist(), dtype=pl.String),
+    )
+    rows = rows.unique("sample_id", keep="first", maintain_order=True)
+    if known.all():
+        rows = rows.with_columns(pl.lit(None, pl.Float64).alias("p_unknown"))
+    predictions = PREDICTIONS.conform(
+        rows.with_columns(rank=pl.lit(1)).select(column.name for column in PREDICTIONS.columns)
+    )
+    scores = rows.drop("predicted").with_columns(
+        pl.lit(P_UNKNOWN.score_id).alias("score_id"),
+        pl.lit(P_UNKNOWN.name).alias("score"),
+        (pl.col("role") == "novel").alias("novel"),
+        pl.col("p_unknown").alias("value"),
+        pl.col("nearest").alias("predicted"),
+    )
+    scores = scores.select(column.name for column in SCORES.columns).drop_nulls("value")
+    return predictions, SCORES.conform(scores)
+
+
+def _column_names(test: TestFile, columns: Columns, width: int) -> list[str]:
+    """What each column of posted lines stands for; discovered ones are `unknown_0`, ..."""
+    unknown, discovered = columns.unknown_column(width), 0
+    names = []
+    for column in range(width):
+        if columns.is_known(np.array(column)):
+            names.append(class_text(test, column))
+        elif column == unknown:
+            names.append(UNKNOWN)
+        else:
+            names.append(f"{UNKNOWN}_{discovered}")
+            discovered += 1
+    return names
 
 
 def measure_test(
@@ -121,7 +202,7 @@ def measure_test(
     columns count as unknown. A reaction baseline posts no detection: it has its accuracy alone.
     """
     kind = "classification" if "classification" in results else "characterization"
-    nothing = METRICS.empty().drop("session_id", "test_id"), CHARACTERIZATION.empty()
+    nothing = SESSION_MEASURES.empty().drop("session_id", "test_id"), CHARACTERIZATION.empty()
     if kind not in results:
         return nothing[0], nothing[1].drop("session_id", "test_id")
     novel = (test.truth[test.domain.novel].to_numpy() != 0).astype(np.int64)
@@ -176,17 +257,19 @@ def _blocks(values: pl.Series) -> Iterator[np.ndarray]:
         yield matrix(rows["values"], "characterization")
 
 
-def _session(state: SessionState) -> dict[str, Any]:
+def _session(state: SessionState, test: str, run: str | None) -> dict[str, Any]:
     return {
         "session_id": state.session,
-        "detector": state.detector,
+        "test_id": test,
+        "run_id": run,
+        "agent": state.detector,
         "protocol": state.protocol,
         "domain": state.domain,
         "red_light": RED_LIGHT in state.hints,
         "hints": " ".join(state.hints),
         "threshold": state.threshold,
         "tests": len(state.tests),
-        "finished": len(state.finished),
+        "completed": test in state.finished,
         "opened": None if state.opened == NO_TIME else state.opened,
         "terminated": None if state.terminated == NO_TIME else state.terminated,
         "state": "terminated" if state.terminated else "open",
@@ -195,7 +278,7 @@ def _session(state: SessionState) -> dict[str, Any]:
 
 def _rounds(session: str, events: Sequence[Event]) -> list[dict[str, Any]]:
     rounds: dict[tuple[str, int, int], dict[str, Any]] = defaultdict(
-        lambda: {"served": 0, "posted": set(), "rows": 0, "feedback_ids": 0}
+        lambda: {"served": 0, "posted": set(), "result_lines": 0, "feedback_ids": 0}
     )
     for event in events:
         if event.test is None or event.round is None:
@@ -205,7 +288,7 @@ def _rounds(session: str, events: Sequence[Event]) -> list[dict[str, Any]]:
             entry["served"] += 1
         elif event.kind == "posted":
             entry["posted"].add(event.type)
-            entry["rows"] += len(event.detail["rows"])
+            entry["result_lines"] += len(event.detail["rows"])
         elif event.kind == "feedback":
             entry["feedback_ids"] += event.detail["count"]
     return [
@@ -236,8 +319,7 @@ def _feedback(session: str, events: Sequence[Event]) -> list[dict[str, Any]]:
     ]
 
 
-def _lines(session: str, named: tuple[str, str], rows: pl.DataFrame) -> pl.DataFrame:
-    test, kind = named
+def _lines(session: str, test: str, kind: str, rows: pl.DataFrame) -> pl.DataFrame:
     return RESULTS.conform(
         rows.with_row_index("position").select(
             pl.lit(session).alias("session_id"),
@@ -246,7 +328,7 @@ def _lines(session: str, named: tuple[str, str], rows: pl.DataFrame) -> pl.DataF
             "position",
             "round",
             "instance_id",
-            "values",
+            pl.col("values").alias("numbers"),
             pl.col("cells").list.join(",").alias("text"),
         )
     )

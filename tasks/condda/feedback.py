@@ -1,4 +1,4 @@
-"""Feedback (spec condda 1.6): which rows of a test an agent is told about, and what.
+"""Feedback (docs/condda.md, rule 6): which rows of a test an agent is told about, and what.
 
 `give_feedback` decides a request in the order of the public server's checks; `gate` says whether
 novelty has been declared, `answer` gives the lines and what they cost. Rows are rows of the test,

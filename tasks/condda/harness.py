@@ -1,6 +1,6 @@
 """The harness: the protocol's calls in one process, each answered from tests and an event store.
 
-One method per call of spec condda 1.2 and per endpoint of 2.1, keyword arguments only, bytes and
+One method per call of CONDDA rule 2 and per endpoint of rule 9, keyword arguments only, bytes and
 dicts out; every refusal is a `ProtocolRefusal`. An HTTP layer only translates. States of sessions
 are kept in memory and brought up to date from the store before each command, so a restarted
 process, or another one on the same store, answers the same.

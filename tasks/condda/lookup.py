@@ -1,7 +1,7 @@
 """What a command looks up: the rules it is decided by, its test, and that test's metadata.
 
 Metadata as a session sees it is the test's file with the session's hints of the form "key=number"
-put over it (spec condda 1.4), made anew each time, so that no session changes another's.
+put over it (docs/condda.md, rule 4), made anew each time, so that no session changes another's.
 """
 
 from collections.abc import Mapping

@@ -1,9 +1,9 @@
 """CONDDA and OND tests out of our own tables: labelled samples in, test files in domain `novelty`.
 
 In: a frame with sample_id, class, split and role (`known` or `novel`; other roles are left out), as
-the shared `splits` table has it; `from_novelcraft`, `from_kowl` and `from_semantic` make one. Out:
-`<out>/<PROTOCOL>/novelty/` with `test_ids.csv`, `<test>_single_df.csv` and `<test>_metadata.json`
-(spec condda 1.3, 1.4), readable by `test_files.TestLibrary`, and a frame of `MADE`.
+`from_lake` makes it of the shared `splits`. Out: `<out>/<PROTOCOL>/novelty/` with `test_ids.csv`,
+`<test>_single_df.csv` and `<test>_metadata.json` in the published layout (docs/condda.md, rule 3),
+readable by `test_files.TestLibrary`, and a frame of `MADE`.
 
 A test: rows of known classes up to the red light, from there on known and novel rows mixed. Known
 classes in alphabetical order are the labels 1..K, novel ones -1, -2, ... the same in every test.
@@ -13,7 +13,6 @@ no sample stands twice in a test. Draws depend on seed, number of the test and s
 
 import hashlib
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,48 +40,6 @@ MADE = {
 }
 
 
-def from_novelcraft(splits: pl.DataFrame) -> pl.DataFrame:
-    """Labelled samples of NovelCraft's `splits`: frames that pass the filter and have a split."""
-    role = pl.when(pl.col("role") == "normal").then(pl.lit("known")).otherwise(pl.lit("novel"))
-    return splits.filter(
-        pl.col("kept") & pl.col("split").is_not_null() & pl.col("role").is_not_null()
-    ).select(pl.col("frame_id").alias("sample_id"), "class", "split", role.alias("role"))
-
-
-def from_kowl(increments: pl.DataFrame, last_known: int = 0) -> pl.DataFrame:
-    """Labelled samples of KOWL's `increments`: labels of train up to `last_known` are known."""
-    train = increments.filter((pl.col("split") == "train") & (pl.col("increment") <= last_known))
-    known = pl.col("label").is_in(train["label"].unique().implode())
-    role = pl.when(known).then(pl.lit("known")).otherwise(pl.lit("novel"))
-    return increments.select(
-        "sample_id", pl.col("label").alias("class"), "split", role.alias("role")
-    )
-
-
-def from_semantic(trials: pl.DataFrame, held_out: Sequence[str]) -> pl.DataFrame:
-    """Labelled images of semantic anomalies: trials `subset/member` of one subset are the novelty.
-
-    With several members held out, a class is known if no trial of theirs holds it out.
-    """
-    names = trials.select("subset", "trial").unique().sort("subset", "trial")
-    offered = [f"{subset}/{trial}" for subset, trial in names.rows()]
-    wanted = list(held_out) or offered[:1]
-    wrong = [name for name in wanted if name not in offered]
-    if wrong or not wanted:
-        shown = ", ".join(offered[:12]) + (", ..." if len(offered) > 12 else "")
-        raise ConfigError(f"no trial {', '.join(wrong)}; there are: {shown}")
-    subsets = {name.rpartition("/")[0] for name in wanted}
-    if len(subsets) > 1:
-        raise ConfigError(f"trials {', '.join(wanted)} are of several subsets; name one subset's")
-    chosen = trials.filter(pl.concat_str("subset", "trial", separator="/").is_in(wanted))
-    novel = pl.col("class").is_in(chosen.filter(role="anomaly")["class"].unique().implode())
-    role = pl.when(novel).then(pl.lit("novel")).otherwise(pl.lit("known"))
-    rows = chosen.select(
-        pl.col("image_id").alias("sample_id"), "class", "split", role.alias("role")
-    )
-    return rows.unique().sort("sample_id")
-
-
 def known_class_names(labelled: pl.DataFrame) -> tuple[str, ...]:
     """Known classes in the order of their columns: label 1 is the first."""
     return _class_names(labelled, "known")
@@ -106,10 +63,10 @@ def make_tests(labelled: pl.DataFrame, out: Path, settings: TestSettings) -> pl.
         pl.col("class").replace_strict(codes, return_dtype=pl.Int64).alias("label")
     )
     tests = [_draw(drawn_from, number, settings) for number in range(settings.tests)]
-    folder = Path(out) / settings.protocol / NOVELTY.name
+    folder = Path(out) / settings.kind / NOVELTY.name
     made = []
     for number, truth in enumerate(tests):
-        test = f"{settings.protocol}.{settings.group}.{number}.{settings.seed}"
+        test = f"{settings.kind}.{settings.group}.{number}.{settings.seed}"
         metadata = _metadata(truth, known, novel, settings)
         text = truth.write_csv(quote_style="never")
         write_bytes(folder / f"{test}{TRUTH}", text.encode())
@@ -219,7 +176,7 @@ def _metadata(
     present = truth.filter(pl.col("novel") == 1)["classification"].unique().sort(descending=True)
     start = settings.red_light_row
     return {
-        "protocol": settings.protocol,
+        "protocol": settings.kind,
         "domain": NOVELTY.name,
         "known_classes": len(known),
         "known_class_names": list(known),

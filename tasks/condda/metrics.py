@@ -3,7 +3,7 @@
 In: P(world changed) of N rows, class probabilities (N, C), the places of their columns (`Columns`),
 novel flags and labels. Out: dicts under the published names with None for "no value"; `long_form`
 puts them beside those of `metrics_upstream.py`. Shares keep upstream's 5 decimals, so that a
-difference between the two forms is a repair. Repairs, by the numbers of spec condda 3.4:
+difference between the two forms is a repair. Repairs, by the numbers of docs/condda.md, rule 14:
 
 1. m_num is None, not 1, where novelty is never detected.
 2. The first novel row is the first row after novelty, not the last before it.
@@ -59,7 +59,7 @@ LONG_FORM = {
 
 @dataclass(frozen=True)
 class Columns:
-    """Where the columns of a (N, 1 + K + D) result stand; spec condda 1.3 says it per domain.
+    """Where the columns of a (N, 1 + K + D) result stand; CONDDA rule 3 says it per domain.
 
     first: unknown, K known, D discovered, so known labels are 1..K (images, the CONDDA docs);
     after_known: K known, unknown, D discovered; last: K known, D discovered, unknown; none: no
@@ -269,7 +269,7 @@ class Trial:
 
 
 def program_metrics(trials: Sequence[Trial], k: Literal[1, 3] = 1) -> Metric:
-    """M1 to M6 (spec condda 3.2) with top-k accuracy as the task performance; None is N/A.
+    """M1 to M6 (docs/condda.md, rule 12) with top-k accuracy as the task performance; None is N/A.
 
     M1, M2, M2.1 take system-detection trials: with a red light the answer is given. M1: mean rows
     from novelty to detection over the correctly detected; M2: percent of trials with novelty that

@@ -1,8 +1,8 @@
 """The SAIL-ON metrics of one test as the public evaluators compute them, their bugs included.
 
 In: P(novel) of N rows, class probabilities (N, C), novel flags and labels. Out: dicts of numbers
-under the published names (spec condda 3.1). Use these to compare with published results; the bugs
-(spec condda 3.4) are mended in `metrics.py`. -1 stands for "no value" where upstream says so, NaN
+under the published names (CONDDA rule 11). Use these to compare with published results; the bugs
+(CONDDA rule 14) are mended in `metrics.py`. -1 stands for "no value" where upstream says so, NaN
 for a rolling mean without a full window, or an accuracy of no rows.
 
 Ties of the top-k sort: `stable` lets the earlier column win; `numpy` is what the installed numpy's

@@ -1,4 +1,4 @@
-"""Taking results (spec condda 1.3, 2.2): a post of one or several types becomes events.
+"""Taking results (docs/condda.md, rules 3 and 10): a post of one or several types becomes events.
 
 All files of a post are taken or none. The same file again, for the same round and type, is a
 repeated request and makes no event.

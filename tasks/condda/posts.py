@@ -1,6 +1,6 @@
 """One posted result file: CSV bytes in, what the protocol must remember of it out.
 
-A result file has no header; the instance id comes first, then values (spec condda 1.3). `parse`
+A result file has no header; the instance id comes first, then values (CONDDA rule 3). `parse`
 reads any number of values on a line; `remember` reduces a file to whole numbers per row, so that a
 session can be rebuilt without its files; `check_strict` refuses what the protocol forbids.
 """
@@ -240,7 +240,7 @@ def _columns_allowed(
 ) -> tuple[int, int | None]:
     """Least and greatest number of values on a line.
 
-    known_classes is not to be trusted to one (spec condda 1.3): a classification may have K or K+1
+    known_classes is not to be trusted to one (CONDDA rule 3): a classification may have K or K+1
     columns, but always as many as in its first round.
     """
     if values in ("detection", "text", "labels"):

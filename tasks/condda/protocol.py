@@ -1,7 +1,7 @@
 """The CONDDA/OND protocol as a pure machine: state and command in, events and answer out.
 
 `decide` does no input or output and has no clock; what it lets happen it returns as events, which
-`session.evolve` adds to the state. Rules: spec condda 1 (life cycle, rounds, feedback) and 2.2
+`session.evolve` adds to the state. CONDDA rules 1 to 7 (life cycle, rounds, feedback) and 10
 (errors); `serving`, `posting` and `feedback` hold those of the three long commands.
 
 Modes. `compat` takes all that the published client sends and answers as the public server was seen

@@ -1,6 +1,7 @@
 """What only CONDDA and OND show: tests, when agents noticed the change, what they discovered.
 
-Enters: the tables tests, sessions, results, metrics, characterization, program. Leaves: sections.
+Enters: the tables tests, sessions, results, session_measures, characterization, program. Leaves:
+sections.
 """
 
 import polars as pl
@@ -9,6 +10,7 @@ from tasks.plots import COLOURS, DASHES, marked_lines
 from tasks.report import Html, Read, Section, figure, paragraph, table
 
 SHOWN_TESTS = 8
+PLACE = ["session_id", "test_id"]
 SIDE_BY_SIDE = (
     ("m_num_stats", "GT_indx"),
     ("m_num_stats", "P_indx_0.5"),
@@ -29,31 +31,12 @@ DISCOVERY = (
     "clusters_used",
     "novel_classes",
 )
-DETECTION = {"M2": "detected % (M2)", "M1": "delay, rows (M1)", "M2.1": "false alarms % (M2.1)"}
 
 
 def sections(read: Read) -> list[Section]:
     """Tests, detection, program metrics, both forms of the metrics, discovery."""
     found = [_tests(read), _detection(read), _program(read), _both_forms(read), _discovery(read)]
     return [section for section in found if section is not None]
-
-
-def results(read: Read) -> pl.DataFrame | None:
-    """Detection by the program metrics, in the form of the shared metrics table."""
-    program = read("program", None, pl.col("metric").is_in(list(DETECTION)))
-    if program is None or program.is_empty():
-        return None
-    return program.select(
-        pl.concat_str("protocol", "domain", separator=" ").alias("protocol"),
-        "detector",
-        pl.lit("none").alias("backbone"),
-        pl.lit(0).alias("seed"),
-        pl.lit("test").alias("split"),
-        pl.lit("program metrics").alias("convention"),
-        pl.col("metric").replace_strict(DETECTION),
-        "value",
-        pl.col("tests").cast(pl.Int64).alias("n"),
-    )
 
 
 def _tests(read: Read) -> Section | None:
@@ -79,19 +62,19 @@ def _detection(read: Read) -> Section | None:
     if posted_tests is None or posted_tests.is_empty():
         return None
     shown = posted_tests["test_id"].unique().sort()[:SHOWN_TESTS]
-    columns = ["session_id", "test_id", "position", "values"]
+    columns = ["session_id", "test_id", "position", "numbers"]
     results = read("results", columns, posted & pl.col("test_id").is_in(shown.implode()))
     assert results is not None
     chosen = (
-        results.join(free.select("session_id", "detector", "protocol"), on="session_id")
-        .with_columns(pl.col("values").list.first().alias("y"))
+        results.join(free.select(*PLACE, "agent", "protocol"), on=PLACE)
+        .with_columns(pl.col("numbers").list.first().alias("y"))
         .drop_nulls("y")
     )
     if chosen.is_empty():
         return None
-    points = chosen.sort("test_id", "detector", "position").select(
+    points = chosen.sort("test_id", "agent", "position").select(
         pl.col("test_id").alias("panel"),
-        pl.col("detector").alias("line"),
+        pl.col("agent").alias("line"),
         pl.col("position").cast(pl.Float64).alias("x"),
         "y",
     )
@@ -110,8 +93,8 @@ def _program(read: Read) -> Section | None:
     if program is None or program.is_empty():
         return None
     wide = program.pivot(
-        "metric", index=["detector", "protocol", "domain", "tests"], values="value"
-    ).sort("protocol", "domain", "detector")
+        "metric", index=["agent", "protocol", "domain", "tests"], values="value"
+    ).sort("protocol", "domain", "agent")
     said = paragraph(
         "M1 rows from novelty to detection, M2 percent of tests correctly detected, M2.1 percent "
         "with an alarm before novelty; M3 and M4 accuracy after novelty over the baseline's before "
@@ -122,24 +105,24 @@ def _program(read: Read) -> Section | None:
 
 
 def _both_forms(read: Read) -> Section | None:
-    metrics, sessions = read("metrics"), read("sessions")
-    if metrics is None or sessions is None or metrics.is_empty():
+    measures, sessions = read("session_measures"), read("sessions")
+    if measures is None or sessions is None or measures.is_empty():
         return None
     wanted = pl.DataFrame(list(SIDE_BY_SIDE), schema=["metric", "name"], orient="row")
-    chosen = metrics.join(wanted, on=["metric", "name"], maintain_order="right").join(
+    chosen = measures.join(wanted, on=["metric", "name"], maintain_order="right").join(
         sessions.filter(~pl.col("red_light") & (pl.col("protocol") == "OND")).select(
-            "session_id", "detector"
+            *PLACE, "agent"
         ),
-        on="session_id",
+        on=PLACE,
     )
     if chosen.is_empty():
         return None
     both = (
         chosen.with_columns(pl.concat_str("metric", pl.lit(" "), "name").alias("measure"))
-        .group_by("detector", "measure", "form", maintain_order=True)
+        .group_by("agent", "measure", "form", maintain_order=True)
         .agg(pl.col("value").mean())
-        .pivot("form", index=["detector", "measure"], values="value")
-        .sort("detector", maintain_order=True)
+        .pivot("form", index=["agent", "measure"], values="value")
+        .sort("agent", maintain_order=True)
     )
     said = paragraph(
         "OND, without the red light, means over tests. `upstream` is the public evaluation fault "
@@ -155,23 +138,23 @@ def _discovery(read: Read) -> Section | None:
     if found is None or sessions is None or found.is_empty():
         return None
     rows = found.filter((pl.col("part") == "post") & pl.col("metric").is_in(DISCOVERY)).join(
-        sessions.select("session_id", "detector", "domain", "red_light"), on="session_id"
+        sessions.select(*PLACE, "agent", "domain", "red_light"), on=PLACE
     )
-    means = rows.group_by("detector", "domain", "red_light", "metric").agg(pl.col("value").mean())
-    wide = means.pivot("metric", index=["detector", "domain", "red_light"], values="value").sort(
-        "domain", "detector", "red_light"
+    means = rows.group_by("agent", "domain", "red_light", "metric").agg(pl.col("value").mean())
+    wide = means.pivot("metric", index=["agent", "domain", "red_light"], values="value").sort(
+        "domain", "agent", "red_light"
     )
-    wide = wide.select("detector", "domain", "red_light", *(m for m in DISCOVERY if m in wide))
+    wide = wide.select("agent", "domain", "red_light", *(m for m in DISCOVERY if m in wide))
     delays = (
         found.filter(pl.col("metric") == "discovery_delay")
-        .join(sessions.select("session_id", "detector", "red_light"), on="session_id")
-        .group_by("detector", "red_light")
+        .join(sessions.select(*PLACE, "agent", "red_light"), on=PLACE)
+        .group_by("agent", "red_light")
         .agg(
             pl.len().alias("novel_classes_in_tests"),
             pl.col("value").is_not_null().sum().alias("discovered"),
             pl.col("value").mean().alias("mean_delay_rows"),
         )
-        .sort("detector", "red_light")
+        .sort("agent", "red_light")
     )
     parts: list[Html] = [
         paragraph(

@@ -1,4 +1,4 @@
-"""What a request may be at most, and how one is refused (spec condda 2.2)."""
+"""What a request may be at most, and how one is refused (docs/condda.md, rule 10)."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""The run loop: an agent through the tests of a session, by the life cycle of spec condda 1.1.
+"""The run loop: an agent through the tests of a session, by the life cycle of CONDDA rule 1.
 
 In: a harness (in process, or a client of a server with the same keyword calls), an agent and its
 features. Out: results posted to the harness, and what was done (`SessionRun`). Per round detection,
@@ -7,8 +7,8 @@ ends at the refusal 204.
 
 Resuming: rounds that are posted are led past the agent again, without posts, so it is in the state
 it had; the last one is posted again, because an interruption may have come between its files (the
-same file twice is kept once). Where the harness begins a started test anew (mode compat, spec
-1.7), so does the run. Labels told cannot be asked for twice, so an OND run that is to be resumable
+same file twice is kept once). Where the harness begins a started test anew (mode compat, rule
+7), so does the run. Labels told cannot be asked for twice, so an OND run that is to be resumable
 keeps them in a journal, a folder with one file a test.
 """
 
@@ -35,6 +35,8 @@ from tasks.condda.rules import ProtocolRefusal
 from tasks.condda.test_files import CELL_EDGES
 from tasks.progress import progress
 
+LOOP_VERSION = 1
+"""Raise it when the same agent posts other results to the same test."""
 # Decimals of a posted value: what another machine's arithmetic changes lies beyond.
 DECIMALS = 9
 

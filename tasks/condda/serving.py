@@ -1,7 +1,7 @@
-"""Rounds of a test (spec condda 1.5): round r is rows [r*size, (r+1)*size), the last may be short.
+"""Rounds of a test (CONDDA rule 5): round r is rows [r*size, (r+1)*size), the last may be short.
 
 A served dataset has one line per instance and no header; the domain says which columns and which
-encoding (spec condda 1.3).
+encoding (docs/condda.md, rule 3).
 """
 
 from tasks.condda.commands import Dataset, Decision

@@ -1,6 +1,6 @@
 """Sessions as files and frames: posted lines, the status list, the zip archive.
 
-The archive has the members of the public server's result folder (spec condda 1.8): a log per
+The archive has the members of the public server's result folder (docs/condda.md, rule 8): a log per
 session and per test, and one CSV per test and result type.
 """
 

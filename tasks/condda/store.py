@@ -144,14 +144,22 @@ class EventStore:
         rows = self._query("select session from events where kind = 'opened' order by id", [])
         return [row[0] for row in rows]
 
-    def fingerprint(self, session: str) -> tuple[int, str]:
-        """Number of a session's events and a digest of them: equal if nothing has happened."""
+    def tests(self, session: str) -> list[str]:
+        """Tests that a session has touched, by name."""
         rows = self._query(
-            "select seq, time, kind, coalesce(sha256, '') from events where session = ? "
-            "order by seq",
+            "select distinct test from events where session = ? and test is not null order by test",
             [session],
         )
-        return len(rows), hashlib.sha256(repr([session, rows]).encode()).hexdigest()
+        return [row[0] for row in rows]
+
+    def fingerprint(self, session: str, test: str) -> tuple[int, str]:
+        """Number and digest of a test's events in a session: equal if nothing has happened."""
+        rows = self._query(
+            "select seq, time, kind, coalesce(sha256, '') from events "
+            "where session = ? and test = ? order by seq",
+            [session, test],
+        )
+        return len(rows), hashlib.sha256(repr([session, test, rows]).encode()).hexdigest()
 
     def session_count(self) -> int:
         """Number of sessions."""

@@ -1,7 +1,7 @@
 """Test files of the published layout: out of a data directory, into immutable `TestFile`s.
 
 `<root>/<PROTOCOL>/<domain>/` holds `test_ids.csv`, `<test>_single_df.csv` (ground truth) and
-`<test>_metadata.json` (spec condda 1.3). A test id is looked up in the listing of a folder and
+`<test>_metadata.json` (CONDDA rule 3). A test id is looked up in the listing of a folder and
 never joined to a path, so no id can point outside it. Files are read when first asked for and again
 when their size or modification time changed.
 """

@@ -37,6 +37,7 @@ from tasks import scores as score_files
 from tasks.evaluation.conventions import find_convention
 from tasks.evaluation.intervals import intervals
 from tasks.evaluation.metrics import curves, evaluate
+from tasks.evaluation.protocols import FITTED
 from tasks.evaluation.runs import ID_DIGITS, as_json, run_id, run_row
 from tasks.stage import Produced, Shard, stage
 from tasks.threads import one_torch_thread
@@ -229,7 +230,11 @@ def score_outputs(shard: Shard, settings: Settings) -> Produced:
     frames = [SCORES.empty()]
     for view, step, tested in evaluated_groups(rows):
         fit_view = view if view in with_train else PLAIN
-        train = rows.filter((pl.col("view") == fit_view) & (pl.col("step") < max(step, 1)))
+        train = rows.filter(
+            (pl.col("view") == fit_view)
+            & (pl.col("step") < max(step, 1))
+            & pl.col("split").is_in(FITTED)
+        )
         if fitted is None or fitted[0] != (fit_view, train.height):
             score = kind(kind.resolve(None, choice.settings))
             learnt = train.filter(pl.col("split") == "train")

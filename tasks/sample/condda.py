@@ -1,7 +1,7 @@
 """Sample SAIL-ON tests: out of a seed, into a server data directory with features to detect with.
 
 `<root>/<PROTOCOL>/<domain>/` holds `test_ids.csv`, `<test>_single_df.csv` (ground truth) and
-`<test>_metadata.json`, columns and odd spellings as in the public fixtures (spec condda 1.3, 1.4):
+`<test>_metadata.json`, columns and odd spellings as in the public fixtures (CONDDA rules 3 and 4):
 activity tests say `novel` and `detection` apart and give novel rows the label K, image tests give
 them a negative label; the first row with detection 1 is the red light. `<root>/features/<test>.npz`
 holds `instance_id`, `features`, `train_features` and `train_labels` (known classes only): known

@@ -17,9 +17,6 @@ from tasks.condda.make_tests import (
     MADE,
     TestSettings,
     anonymous_id,
-    from_kowl,
-    from_novelcraft,
-    from_semantic,
     known_class_names,
     make_tests,
 )
@@ -49,7 +46,7 @@ def files(root: Path) -> dict[str, bytes]:
 @st.composite
 def possible_settings(draw: st.DrawFn) -> TestSettings:
     values = {
-        "protocol": draw(st.sampled_from(["CONDDA", "OND"])),
+        "kind": draw(st.sampled_from(["CONDDA", "OND"])),
         "tests": draw(st.integers(1, 3)),
         "rows": draw(st.integers(12, 150)),
         "round_size": draw(st.integers(1, 40)),
@@ -71,8 +68,8 @@ def test_made_tests_keep_their_promises(settings: TestSettings) -> None:
     with TemporaryDirectory() as folder:
         made = make_tests(samples, Path(folder), settings)
         library = TestLibrary(Path(folder))
-        assert library.test_ids(settings.protocol, "novelty") == made["test_id"].to_list()
-        tests = [library.load(test, settings.protocol, "novelty") for test in made["test_id"]]
+        assert library.test_ids(settings.kind, "novelty") == made["test_id"].to_list()
+        tests = [library.load(test, settings.kind, "novelty") for test in made["test_id"]]
     assert made.schema == pl.Schema(MADE) and made.height == settings.tests
     classes = {
         anonymous_id(name, settings.seed) if settings.anonymous else name: (kind, split)
@@ -118,7 +115,7 @@ def test_row_order_does_not_matter_and_the_seed_does(tmp_path: Path) -> None:
 
 def test_numbers_of_one_test(tmp_path: Path) -> None:
     settings = TestSettings(
-        protocol="OND", tests=1, rows=100, round_size=30, pre_novelty=0.4, novelty_mix=0.25,
+        kind="OND", tests=1, rows=100, round_size=30, pre_novelty=0.4, novelty_mix=0.25,
         novel_classes=2, feedback_max_ids=7, group=5, seed=9,
     )  # fmt: skip
     row = make_tests(labelled(), tmp_path, settings).row(0, named=True)
@@ -184,70 +181,6 @@ def test_ids_that_a_csv_would_change_need_anonymous_tests(tmp_path: Path, bad: s
     made = make_tests(samples, tmp_path, TestSettings(rows=60, anonymous=True))
     test = TestLibrary(tmp_path).load(made["test_id"][0], "CONDDA", "novelty")
     assert not [name for name in test.ids if "known" in name or "novel" in name]
-
-
-def test_novelcraft_splits_are_taken_as_they_are() -> None:
-    splits = pl.DataFrame(
-        {
-            "frame_id": ["a", "b", "c", "d", "e"],
-            "class": ["normal", "fence", "tnt", "normal", "x"],
-            "role": ["normal", "novel_valid", "novel_test", "normal", None],
-            "split": ["train", "valid", "test", None, None],
-            "kept": [True, True, True, True, True],
-        }
-    )
-    frame = from_novelcraft(splits.with_columns(kept=pl.Series([True, False, True, True, True])))
-    assert frame.rows() == [("a", "normal", "train", "known"), ("c", "tnt", "test", "novel")]
-
-
-def trials_of(members: str) -> pl.DataFrame:
-    """A subset `letters` of classes with two train and two test images, each held out in turn."""
-    rows = []
-    for out in members:
-        for name in members:
-            for split in ("train", "test"):
-                if name == out and split == "train":
-                    continue
-                role = "anomaly" if name == out else "normal"
-                rows += [("letters", out, split, f"{name}{split}{i}", name, role) for i in (0, 1)]
-    columns = ["subset", "trial", "split", "image_id", "class", "role"]
-    return pl.DataFrame(rows, schema=columns, orient="row")
-
-
-def test_semantic_trials_make_the_held_out_members_novel() -> None:
-    trials = trials_of("abc")
-    one = from_semantic(trials, ["letters/b"])
-    assert set(one.filter(role="novel")["class"]) == {"b"}
-    assert set(one.filter(role="known", split="train")["class"]) == {"a", "c"}
-    two = from_semantic(trials, ["letters/b", "letters/c"])
-    assert set(two.filter(role="novel")["class"]) == {"b", "c"}
-    assert set(two.filter(role="known")["class"]) == {"a"}
-    assert two["sample_id"].is_unique().all()
-    assert from_semantic(trials, []).equals(from_semantic(trials, ["letters/a"]))
-
-
-def test_semantic_trials_by_a_wrong_name() -> None:
-    with pytest.raises(ConfigError, match="no trial letters/x; there are: letters/a, letters/b"):
-        from_semantic(trials_of("ab"), ["letters/x"])
-    both = pl.concat([trials_of("ab"), trials_of("ab").with_columns(subset=pl.lit("other"))])
-    with pytest.raises(ConfigError, match="several subsets"):
-        from_semantic(both, ["letters/a", "other/b"])
-
-
-def test_kowl_classes_are_known_by_the_train_labels_up_to_an_increment() -> None:
-    increments = pl.DataFrame(
-        {
-            "sample_id": ["a", "b", "c", "d", "e"],
-            "label": ["x", "y", "y", "x", "z"],
-            "split": ["train", "train", "test", "test", "test"],
-            "increment": [0, 1, 2, 2, 0],
-            "role": ["novel", "novel", "known", "known", "novel"],
-        }
-    )
-    roles = dict(from_kowl(increments).select("sample_id", "role").rows())
-    assert roles == {"a": "known", "b": "novel", "c": "novel", "d": "known", "e": "novel"}
-    later = dict(from_kowl(increments, last_known=1).select("sample_id", "role").rows())
-    assert later == {"a": "known", "b": "known", "c": "known", "d": "known", "e": "novel"}
 
 
 def test_known_rows_are_drawn_from_all_known_samples_alike(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The machine: what strict refuses, what compat answers (table 2.2 of the spec), feedback, cost."""
+"""The machine: what strict refuses, what compat answers (CONDDA rule 10), feedback, cost."""
 
 import sys
 from collections.abc import Callable

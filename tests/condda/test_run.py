@@ -52,7 +52,7 @@ class World:
         }  # fmt: skip
         self.tests = {
             protocol: make_tests(
-                self.labelled, root, TestSettings(protocol=protocol, **shared)
+                self.labelled, root, TestSettings(kind=protocol, **shared)
             )["test_id"].to_list()
             for protocol in ("CONDDA", "OND")
         }  # fmt: skip
@@ -282,7 +282,7 @@ def test_a_journal_that_was_cut_off_is_mended(world: World, agent: Agent, tmp_pa
 def test_a_harness_that_begins_anew_is_followed(
     world: World, agent: Agent, tmp_path: Path, protocol: str
 ) -> None:
-    """Mode compat wipes a started test when its round 0 is asked for again (spec condda 1.7)."""
+    """Mode compat wipes a started test when its round 0 is asked for again (CONDDA rule 7)."""
     (tmp_path / "whole").mkdir()
     harness = world.harness(tmp_path / "whole", "compat")
     expected = posted(harness, world.run(harness, protocol, agent), world, protocol)

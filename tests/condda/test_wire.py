@@ -151,7 +151,7 @@ def test_requests_library_as_the_published_client_uses_it(wire: Wire) -> None:
     assert requests.post(f"{wire.url}/session", files=files).json()["session_id"]
 
 
-# Every row of spec condda 2.2 -------------------------------------------------------------------
+# Every row of CONDDA rule 10 -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -570,7 +570,7 @@ def test_strict_by_option(tmp_path: Path) -> None:
 
 # Bad input --------------------------------------------------------------------------------------
 
-# Reasons that may come with 500 (spec condda 2.2); all other refusals are 400.
+# Reasons that may come with 500 (docs/condda.md, rule 10); all other refusals are 400.
 LISTED = {
     *("test_id_invalid", "JSONDecodeError", "KeyError", "metadata_not_found", "ValueError"),
     "result_file_not_found",
@@ -582,7 +582,7 @@ TRAVERSAL = (
 
 
 def tame(response: httpx.Response) -> None:
-    """An answer that the published client survives, with a 500 only where the spec has one."""
+    """An answer that the published client survives, with a 500 only where rule 10 has one."""
     assert response.status_code in (200, 204, 400, 500), response.content
     assert b"Traceback" not in response.content and b"/tasks/condda" not in response.content
     if response.status_code >= 400:

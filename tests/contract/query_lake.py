@@ -270,7 +270,15 @@ def make_query_lake(lake: Path) -> Path:
         lake,
         "condda",
         "sessions",
-        [{"session_id": "s1", "detector": "threshold", "tests": 2, "finished": 1}],
+        [
+            {
+                "session_id": "s1",
+                "test_id": "t1",
+                "agent": "threshold",
+                "tests": 2,
+                "completed": True,
+            }
+        ],
     )
     at = {"session_id": "s1", "test_id": "t1"}
     put_table(
@@ -292,5 +300,33 @@ def make_query_lake(lake: Path) -> Path:
         ],
     )
     put_table(lake, "condda", "feedback", [at | {"number": i, "ids": 5} for i in range(2)])
+    _put_condda_predictions(lake)
     refresh_catalog(lake)
     return lake
+
+
+def _put_condda_predictions(lake: Path) -> None:
+    """A novel instance taken for class 3, one noticed, and a known one."""
+    run = {"run_id": "c1", "protocol": "OND/d/t1"}
+    put_table(lake, "condda", "runs", [run | {"model": "threshold"}])
+    rows = [
+        {"sample_id": name, "step": 1, "class": kind, "role": role, "split": "test"}
+        for name, kind, role in (("a", "-1", "novel"), ("b", "-1", "novel"), ("c", "3", "known"))
+    ]
+    put_table(
+        lake, "condda", "samples",
+        [{"sample_id": row["sample_id"], "position": 9 + n} for n, row in enumerate(rows)],
+    )  # fmt: skip
+    put_table(lake, "condda", "splits", [row | {"protocol": "OND/d/t1"} for row in rows])
+    put_table(
+        lake,
+        "condda",
+        "predictions",
+        [
+            {"run_id": "c1", "step": 1, "sample_id": row["sample_id"], "class": row["class"],
+             "view": "plain", "rank": 1, "split": "test", "predicted": said, "p_unknown": chance}
+            for row, said, chance in zip(
+                rows, ("3", "unknown_0", "3"), (0.25, 0.9, 0.1), strict=True
+            )
+        ],
+    )  # fmt: skip

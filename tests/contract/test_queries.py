@@ -165,6 +165,11 @@ ANSWERS = [
              "types", "feedback_requests", "feedback_ids"],
             [("s1", "1 of 2", "t1", 2, 2, 3, "classification, detection", 2, 10)],
         ),
+        (
+            "condda_missed",
+            ["agent", "protocol", "round", "test_row", "class", "predicted", "p_unknown"],
+            [("threshold", "OND/d/t1", 1, 9, "-1", "3", 0.25)],
+        ),
     ]  # fmt: skip
 
 

@@ -1,17 +1,27 @@
 """The CONDDA flow end to end: in process, against a server, and out of a server's state."""
 
+import json
 import shutil
+from collections import Counter
 
+import numpy as np
 import polars as pl
 import pytest
 
-from schemas.condda import Config, RunSettings
-from schemas.errors import SourceError
+from schemas.condda import Config, SessionSettings
+from schemas.errors import ConfigError, RunsFailed, SourceError
 from storage.tables import current_version
 from tasks.condda.server.serve import make_harness, running
+from tasks.condda.test_files import TestLibrary
 from tasks.sample.condda import bad_condda_records, write_condda
 
-SESSION_TABLES = ("rounds", "results", "feedback", "metrics", "characterization")
+SESSION_TABLES = ("rounds", "results", "feedback", "session_measures", "characterization")
+RUN_TABLES = ("predictions", "scores")
+FEW = {
+    "predictors": {},
+    "scores": {"nearest": {}},
+    "protocols": ("OND/image_classification",),
+}
 
 
 def table(lake, name: str) -> pl.DataFrame:
@@ -33,10 +43,10 @@ def test_every_good_test_is_run_by_every_agent_with_and_without_the_red_light(bu
     lake = built[0] / "lake"
     tests, sessions = table(lake, "tests"), table(lake, "sessions")
     assert sessions.height == tests.height * 2 * 2
-    assert (sessions["finished"] == sessions["tests"]).all()
+    assert sessions["completed"].all() and set(sessions["tests"]) == {1}
     assert set(sessions["state"]) == {"terminated"}
     rows = table(lake, "results").filter(pl.col("type") == "detection").height
-    assert rows == tests["rows"].sum() * 4
+    assert rows == tests["instances"].sum() * 4
 
 
 def test_the_bad_test_is_quarantined(built):
@@ -57,9 +67,9 @@ def test_agents_notice_the_change_and_discover_classes(built):
     found = (
         table(lake, "characterization")
         .filter((pl.col("metric") == "discovery_accuracy") & (pl.col("part") == "post"))
-        .join(table(lake, "sessions"), on="session_id")
+        .join(table(lake, "sessions"), on=["session_id", "test_id"])
         .filter(pl.col("domain") == "image_classification")
-        .group_by("detector")
+        .group_by("agent")
         .agg(pl.col("value").mean())
     )
     scores = dict(found.iter_rows())
@@ -74,16 +84,197 @@ def test_a_second_run_does_nothing(built, capsys):
     assert lines and all(": 0 of" in line for line in lines if line.startswith("condda/"))
 
 
-def test_a_run_of_fewer_agents_makes_none_again(built, capsys):
+def test_every_instance_is_a_sample_with_its_truth(built):
+    lake = built[0] / "lake"
+    tests, samples, splits = (table(lake, name) for name in ("tests", "samples", "splits"))
+    assert samples.height == tests["instances"].sum() + tests["examples"].sum() == splits.height
+    assert samples["digest"].null_count() == 0 and set(samples["modality"]) == {"features"}
+    assert set(splits.filter(split="train").select("step", "role").unique().rows()) == {
+        (0, "known")
+    }
+    library = TestLibrary(built[0] / "tests")
+    for name in ("OND/activity_recognition/OND.10.90001.2100554",
+                 "CONDDA/image_classification/CONDDA.1.1.1234"):  # fmt: skip
+        protocol, domain, test = name.split("/")
+        file = library.load(test, protocol, domain)
+        rows = samples.filter(sequence=name).sort("position")
+        assert rows["sample_id"].to_list() == [f"{name}/{one}" for one in file.names]
+        placed = rows.select("sample_id").join(
+            splits.filter(protocol=name), on="sample_id", maintain_order="left"
+        )
+        assert placed["step"].to_list() == [row // 32 for row in range(len(file.names))]
+        novel = file.labels < 0 if domain[0] == "i" else file.truth["novel"].to_numpy() == 1
+        assert (placed["role"] == "novel").to_list() == novel.tolist()
+        assert placed["class"].to_list() == [str(label) for label in file.labels]
+        assert placed.filter(role="novel")["label"].is_null().all()
+
+
+def test_every_run_predicts_and_scores_each_instance_of_its_test(built):
+    lake = built[0] / "lake"
+    runs, splits = table(lake, "runs"), table(lake, "splits").filter(split="test")
+    agents = runs.filter(pl.col("model") != "given_features")
+    assert set(agents["origin"]) == {"trained"} and agents.height == table(lake, "sessions").height
+    expected = (
+        splits.join(agents.select("protocol", "run_id"), on="protocol")
+        .group_by("run_id", "step")
+        .len()
+        .sort("run_id", "step")
+    )
+    for name in RUN_TABLES:
+        rows = table(lake, name).join(agents, on="run_id", how="semi")
+        assert rows.group_by("run_id", "step").len().sort("run_id", "step").equals(expected)
+    predictions, scores = (table(lake, name) for name in RUN_TABLES)
+    both = predictions.join(scores.filter(score="p_unknown"), on=["run_id", "sample_id"])
+    assert both["value"].equals(both["p_unknown"].alias("value"))
+    called = (
+        predictions.join(agents, on="run_id")
+        .group_by("model")
+        .agg(pl.col("predicted").str.contains("^unknown_").any().alias("discovered"))
+    )
+    assert dict(called.iter_rows()) == {"threshold": False, "clustering": True}
+
+
+def test_predictions_are_the_posted_lines(built):
+    """Column by column: unknown first in image tests, last in activity tests."""
+    lake = built[0] / "lake"
+    sessions = table(lake, "sessions").filter(protocol="CONDDA", agent="clustering-1")
+    for domain, first in (("image_classification", True), ("activity_recognition", False)):
+        session = sessions.filter(domain=domain, red_light=False).row(0, named=True)
+        lines = table(lake, "results").filter(
+            session_id=session["session_id"], type="characterization"
+        )
+        known = 10 if first else 12
+        rows = table(lake, "predictions").filter(run_id=session["run_id"])
+        found = {row["sample_id"].split("/", 3)[-1]: row for row in rows.to_dicts()}
+        for name, numbers in lines.select("instance_id", "numbers").iter_rows():
+            values = np.array(numbers)
+            classes = values[1 : 1 + known] if first else values[:known]
+            row = found[name]
+            assert row["probability"] == values.max()
+            assert row["p_unknown"] == pytest.approx(values.sum() - classes.sum(), abs=1e-12)
+            if row["predicted"].startswith("unknown_"):
+                place = int(row["predicted"].removeprefix("unknown_"))
+                assert values[known + int(first) + place] == values.max()
+            elif row["predicted"] != "unknown":
+                assert classes[int(row["predicted"]) - int(first)] == values.max()
+
+
+def test_every_test_has_areas_by_round_and_over_all(built):
+    lake = built[0] / "lake"
+    metrics, tests = table(lake, "metrics"), table(lake, "tests")
+    assert set(metrics["convention"]) == {"openood"} and metrics["protocol"].n_unique() == 8
+    scores = set(metrics.filter(model="given_features")["score"])
+    assert scores >= {"nearest", "cosine", "mahalanobis"}
+    assert set(metrics.filter(model="clustering")["score"]) == {"p_unknown"}
+    for metric in ("auroc", "fpr95"):
+        whole = metrics.filter(metric=metric, step=-1)
+        assert whole.height == 8 * (len(scores) + 4) and whole["value"].null_count() == 0
+        assert (whole["low"] < whole["high"]).any()
+        assert metrics.filter(metric=metric, step=0)["value"].is_null().all()  # nothing novel yet
+    assert metrics.filter(metric="auroc", step=-1)["value"].min() > 0.9
+    steps = metrics.filter(metric="auroc").group_by("run_id", "score").agg(pl.col("step").max())
+    assert set(steps["step"]) == {tests["rounds"][0] - 1}
+
+
+def test_a_later_build_of_fewer_agents_keeps_what_was_there(built, capsys):
     from flows.condda import build
 
     root, config = built
-    run = RunSettings(agents=("threshold",), red_light="with", protocols=("OND",))
-    build(config.model_copy(update={"run": run}))
+    names = (*SESSION_TABLES, *RUN_TABLES, "runs", "sessions", "program", "metrics")
+    before = {name: table(root / "lake", name) for name in names}
+    run = SessionSettings(red_light="with")
+    fewer = {"run": run, "predictors": {"threshold": {}}, "protocols": ("OND",)}
+    build(config.model_copy(update=fewer))
     lines = capsys.readouterr().err.splitlines()
     assert any(line.startswith("condda/run_agent: 0 of 4 ") for line in lines)
-    assert set(table(root / "lake", "sessions")["detector"]) == {"threshold-1"}
-    build(config)
+    assert all(table(root / "lake", name).equals(before[name]) for name in names)
+
+
+def test_a_setting_a_seed_and_a_version_make_their_own_runs_only(built, tmp_path, monkeypatch):
+    from flows.condda import build
+    from tasks.condda.agents.threshold import ThresholdAgent
+    from tasks.condda.build import chosen_agents
+
+    _, config = built
+    asked = {"predictors": {"threshold": {"neighbours": 5}, "clustering": {}}}
+    keys = lambda config: {  # noqa: E731
+        (a.name, a.facts("p", False, config.run, "k").model_dump_json())
+        for a in chosen_agents(config)
+    }
+    plain = keys(config)
+    changed = keys(config.model_copy(update=asked))
+    assert Counter(name for name, _ in plain - changed) == {"threshold": 1}
+    assert len(keys(config.model_copy(update={"seeds": (0, 1)})) & plain) == 2
+    assert not keys(config.model_copy(update={"seeds": (1,)})) & plain
+    own = {"predictors": {"threshold": {"seed": 3}}, "seeds": (0, 1)}
+    assert [a.seed for a in chosen_agents(config.model_copy(update=own))] == [3]
+    scorer = {"predictors": {"threshold": {"scorer": "evm"}}}
+    (agent,) = chosen_agents(config.model_copy(update=scorer))
+    assert agent.settings["scorer_settings"] and agent.versions["scorer"] == 1
+    monkeypatch.setattr(ThresholdAgent, "version", 2)
+    assert keys(config) & plain == set()  # clustering is one, too
+    monkeypatch.undo()
+
+    lake = tmp_path / "lake"
+    one = {"lake": lake, "run": SessionSettings(red_light="without"), "scores": {"nearest": {}}}
+    one |= {"protocols": ("OND/activity_recognition",)}
+    build(config.model_copy(update={**one, "predictors": {"threshold": {}}}))
+    build(config.model_copy(update={**one, "predictors": {"threshold": {"neighbours": "5"}}}))
+    runs = table(lake, "runs").filter(model="threshold")
+    assert [json.loads(text) for text in sorted(set(runs["changed"]))] == [
+        {"neighbours": 5},
+        {},
+    ]
+    assert runs.height == 4 and runs["config_id"].n_unique() == 2
+    assert table(lake, "sessions").height == 4 and set(table(lake, "program")["tests"]) == {4}
+
+
+def test_another_test_makes_no_run_anew_and_a_changed_one_its_own(built, tmp_path, capsys):
+    from flows.condda import build
+
+    root, config = built
+    shutil.copytree(root / "tests", tmp_path / "tests")
+    here = {"tests": tmp_path / "tests", "lake": tmp_path / "lake", "predictors": {"threshold": {}}}
+    here |= {"run": SessionSettings(red_light="without"), "scores": {"nearest": {}}}
+    config = config.model_copy(update=here)
+    one = config.model_copy(update={"protocols": ("OND/image_classification",)})
+    build(one)
+    test = tmp_path / "tests" / "CONDDA" / "image_classification" / "CONDDA.1.1.1234_single_df.csv"
+    test.write_text(test.read_text().replace(", -2\n", ", -1\n"))
+    capsys.readouterr()
+    build(one)
+    err = capsys.readouterr().err
+    assert "condda/read_test: 1 of 9 " in err and "condda/run_agent: 0 of 2 " in err
+    test = tmp_path / "tests" / "OND" / "image_classification" / "OND.1.1.1234_single_df.csv"
+    test.write_text(test.read_text().replace(", -2\n", ", -1\n"))
+    build(one)
+    err = capsys.readouterr().err
+    assert "condda/run_agent: 1 of 2 " in err and "condda/pass_features: 1 of 2 " in err
+    assert table(tmp_path / "lake", "sessions").height == 2
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        ({"predictors": {"ann": {}}}, "no agent 'ann'; there are: clustering, threshold"),
+        ({"predictors": {"threshold": {"depth": 1}}}, "threshold: .*depth is not a setting"),
+        ({"predictors": {"threshold": {"held_out": 2}}}, "threshold: .*held_out.* less than 1"),
+        ({"predictors": {"threshold": {"scorer": "x"}}}, "no predictor 'x'"),
+        ({"preset": "huge"}, "has no preset 'huge'; there are: small, paper"),
+        ({"scores": {"msp": {}}}, "score msp does not fit condda: it needs logits"),
+        ({"scores": {"nearest": {"depth": 1}}}, "nearest: .*depth is not a setting"),
+        ({"models": {"ndcc": {}}}, "models ndcc does not fit condda"),
+        ({"train": {"epochs": 3}}, "train.epochs: condda trains no model"),
+        ({"protocols": ("OND/none",)}, "no test is of protocol 'OND/none'; there are: CONDDA/"),
+    ],
+)
+def test_a_choice_that_does_not_fit_is_a_sentence_before_any_work(built, tmp_path, choice, message):
+    from flows.condda import build
+
+    update = {"lake": tmp_path / "lake", **choice}
+    with pytest.raises(ConfigError, match=message):
+        build(built[1].model_copy(update=update))
+    assert not list(tmp_path.rglob("*.parquet"))
 
 
 def test_report_has_its_sections(built):
@@ -99,17 +290,13 @@ def served(built, tmp_path_factory):
 
     root, config = built
     place = tmp_path_factory.mktemp("served")
-    run = RunSettings(agents=("clustering",), red_light="without")
+    run = SessionSettings(red_light="without")
+    one = {"predictors": {"clustering": {}}, "scores": {"nearest": {}}}
     with running(root / "tests", place / "state") as url:
         against = run.model_copy(update={"url": url})
-        build(config.model_copy(update={"lake": place / "lake", "run": against}))
-    exported = config.model_copy(
-        update={
-            "lake": place / "exported",
-            "state": place / "state",
-            "run": run.model_copy(update={"agents": ()}),
-        }
-    )
+        build(config.model_copy(update={**one, "lake": place / "lake", "run": against}))
+    update = {"lake": place / "exported", "state": place / "state", "predictors": {}}
+    exported = config.model_copy(update={**one, **update})
     build(exported)
     return place, exported
 
@@ -117,18 +304,32 @@ def served(built, tmp_path_factory):
 def alike(lake, name: str) -> pl.DataFrame:
     """Rows of one agent without the red light, with ids of sessions left out."""
     sessions = table(lake, "sessions").filter(
-        (pl.col("detector") == "clustering-1") & ~pl.col("red_light")
+        (pl.col("agent") == "clustering-1") & ~pl.col("red_light")
     )
-    rows = table(lake, name).join(sessions.select("session_id"), on="session_id", how="semi")
-    return rows.drop("session_id").sort(pl.all().exclude("values"))
+    key = "run_id" if name in RUN_TABLES else "session_id"
+    rows = table(lake, name).join(sessions.select(key), on=key, how="semi")
+    return rows.drop(key).sort(pl.all().exclude("numbers"))
 
 
-@pytest.mark.parametrize("name", SESSION_TABLES)
+@pytest.mark.parametrize("name", [*SESSION_TABLES, *RUN_TABLES])
 def test_a_server_gives_what_the_process_gives(built, served, name):
     expected = alike(built[0] / "lake", name)
     assert expected.height
     assert alike(served[0] / "lake", name).equals(expected)
     assert alike(served[0] / "exported", name).equals(expected)
+
+
+def test_sessions_of_a_server_are_imported_runs(built, served):
+    lake = served[0] / "exported"
+    runs, sessions = table(lake, "runs"), table(lake, "sessions")
+    imported = runs.filter(origin="imported")
+    assert set(imported["model"]) == {"clustering-1"} and imported.height == sessions.height == 8
+    assert set(sessions["run_id"]) == set(imported["run_id"])
+    areas = table(lake, "metrics").filter(metric="auroc", step=-1, model="clustering-1")
+    trained = table(built[0] / "lake", "metrics").filter(metric="auroc", step=-1)
+    assert set(areas["value"]) <= set(trained["value"]) and areas.height == 8
+    mirrored = table(served[0] / "lake", "sessions")["session_id"]
+    assert set(mirrored) == {f"{session}/mirror" for session in sessions["session_id"]}
 
 
 def test_exporting_again_reads_only_sessions_that_changed(served, capsys):
@@ -159,16 +360,58 @@ def test_sessions_that_cannot_be_measured_are_exported_and_named(built, tmp_path
         harness.post_results(result_files=posted, round_id=0, **place)
         harness.complete_test(**place)
     harness.store.close()
-    run = RunSettings(agents=())
-    update = {"lake": tmp_path / "lake", "state": tmp_path / "state", "run": run}
+    update = {**FEW, "lake": tmp_path / "lake", "state": tmp_path / "state"}
     build(config.model_copy(update=update))
     assert set(table(tmp_path / "lake", "sessions")["session_id"]) == {foreign, narrow, short}
     assert table(tmp_path / "lake", "results").height == 2 * (len(names) + 4)
-    refused = table(tmp_path / "lake", "quarantine").filter(table_name="metrics")
+    refused = table(tmp_path / "lake", "quarantine").filter(table_name="session_measures")
     assert set(refused["rule"]) == {"not_measurable"}
     said = dict(refused.select("record", "message").iter_rows())
     assert "no ground truth" in said[f"{foreign}/OND.10.90001.2100554"]
     assert "cannot hold" in said[f"{narrow}/{test}"] and "lacks" in said[f"{short}/{test}"]
+    runs = table(tmp_path / "lake", "runs").filter(origin="imported")
+    assert set(runs["state"]) == {"failed"} and runs.height == 2
+    assert set(runs["reason"]) == {said[f"{narrow}/{test}"], said[f"{short}/{test}"]}
+    found = dict(table(tmp_path / "lake", "sessions").select("session_id", "run_id").iter_rows())
+    assert found[foreign] is None and {found[narrow], found[short]} == set(runs["run_id"])
+
+
+def test_a_session_of_several_tests_is_a_run_for_each_that_is_completed(built, tmp_path, capsys):
+    from flows.condda import build
+
+    root, config = built
+    domain, tests = "image_classification", ["OND.1.1.1234", "OND.54011215.0000.1236"]
+    harness = make_harness(root / "tests", tmp_path / "state")
+    about = {"protocol": "OND", "domain": domain, "novelty_detector_version": "client-1"}
+    session = harness.session_request(test_ids=tests, **about)
+    harness.session_request(test_ids=tests, **about)  # touches none of them
+    update = {**FEW, "lake": tmp_path / "lake", "state": tmp_path / "state"}
+    config = config.model_copy(update=update)
+    for number, test in enumerate(tests):
+        names = harness.library.load(test, "OND", domain).names
+        values = ",".join(["0.2", "0.8", *["0"] * 9])
+        harness.post_results(
+            result_files={"classification": "".join(f"{n},{values}\n" for n in names).encode()},
+            round_id=0,
+            session_id=session,
+            test_id=test,
+        )
+        harness.complete_test(session_id=session, test_id=test)
+        capsys.readouterr()
+        build(config)
+        made = f"condda/export_session: {2 - number} of {2 + number} "
+        assert made in capsys.readouterr().err
+    harness.store.close()
+    sessions = table(tmp_path / "lake", "sessions")
+    assert sessions.filter(session_id=session)["test_id"].to_list() == tests
+    assert sessions.filter(test_id="")["run_id"].to_list() == [None] and sessions.height == 3
+    runs = table(tmp_path / "lake", "runs").filter(origin="imported")
+    assert set(runs["state"]) == {"done"} and set(runs["model"]) == {"client-1"}
+    assert set(table(tmp_path / "lake", "predictions")["predicted"]) == {"1"}
+    build(config.model_copy(update={"state": None}))
+    kept = table(tmp_path / "lake", "sessions")
+    assert kept.equals(sessions.filter(session_id=session))
+    assert table(tmp_path / "lake", "predictions").height == 2 * 192
 
 
 def test_each_session_counts_and_a_baseline_needs_no_detection(built, tmp_path):
@@ -204,14 +447,15 @@ def test_each_session_counts_and_a_baseline_needs_no_detection(built, tmp_path):
         harness.post_results(result_files=posted, round_id=0, **place)
         harness.complete_test(**place)
     harness.store.close()
-    run = RunSettings(agents=(), baseline="reaction-base")
-    update = {"lake": tmp_path / "lake", "state": tmp_path / "state", "run": run}
+    run = SessionSettings(baseline="reaction-base")
+    update = {**FEW, "lake": tmp_path / "lake", "state": tmp_path / "state", "run": run}
     build(config.model_copy(update=update))
     program = table(tmp_path / "lake", "program")
-    assert set(program["detector"]) == {"client-1"} and set(program["tests"]) == {2}
+    assert set(program["agent"]) == {"client-1"} and set(program["tests"]) == {2}
     values = dict(program.select("metric", "value").iter_rows())
     assert values["M2"] == 100 and values["M1"] == 4.5 and values["M3"] == 1.0
-    measured = table(tmp_path / "lake", "metrics").group_by("session_id").agg(pl.col("metric"))
+    measured = table(tmp_path / "lake", "session_measures")
+    measured = measured.group_by("session_id").agg(pl.col("metric"))
     assert sorted(len(set(names)) for names in measured["metric"]) == [1, 8, 8]
 
 
@@ -227,3 +471,33 @@ def test_tests_without_features_are_said(built, tmp_path, capsys):
         with pytest.raises(SourceError, match="no session to measure"):
             build(config)
         assert "agents do not run 8 tests" in capsys.readouterr().err
+
+
+def test_an_agent_that_cannot_run_a_test_is_a_failed_run(built, tmp_path):
+    from flows.condda import build
+
+    update = {**FEW, "lake": tmp_path / "lake", "run": SessionSettings(red_light="without")}
+    update |= {"predictors": {"threshold": {"row_false_alarms": 0.001}, "clustering": {}}}
+    with pytest.raises(
+        RunsFailed, match=r"2 runs of condda failed .*threshold cannot run OND/image"
+    ):
+        build(built[1].model_copy(update=update))
+    runs = table(tmp_path / "lake", "runs")
+    assert set(runs.filter(state="failed")["model"]) == {"threshold"}
+    assert set(table(tmp_path / "lake", "sessions")["agent"]) == {"clustering-1"}
+
+
+def test_a_file_of_features_that_does_not_fit_is_quarantined(built, tmp_path, capsys):
+    from flows.condda import build
+
+    shutil.copytree(built[0] / "tests", tmp_path / "tests")
+    file = tmp_path / "tests" / "features" / "OND.1.1.1234.npz"
+    file.write_bytes(b"no arrays")
+    update = {**FEW, "tests": tmp_path / "tests", "lake": tmp_path / "lake"}
+    update |= {"predictors": {"threshold": {}}, "run": SessionSettings(red_light="without")}
+    build(built[1].model_copy(update=update))
+    assert "agents do not run 1 tests" in capsys.readouterr().err
+    refused = table(tmp_path / "lake", "quarantine").filter(rule="unusable_features")
+    assert refused["record"].to_list() == ["features/OND.1.1.1234.npz"]
+    bare = table(tmp_path / "lake", "samples").filter(pl.col("digest").is_null())
+    assert bare.height == 192 and table(tmp_path / "lake", "sessions").height == 1

@@ -24,7 +24,7 @@ from tasks.sample.condda import write_condda
 from tests import s3
 from tests.toy import build_toy, write_raw
 
-QUICK = {"agents": ["threshold"], "red_light": "without", "protocols": ["OND"]}
+QUICK = {"predictors": ["threshold"], "protocols": ["OND"], "run": {"red_light": "without"}}
 
 
 @pytest.fixture(autouse=True)
@@ -380,7 +380,7 @@ def test_the_command_of_a_note_goes_on(tmp_path, prefect_api, monkeypatch):
 
     lake, tests = tmp_path / "lake", tmp_path / "tests"
     tests.mkdir()
-    config = Config(tests=tests, lake=lake, run=QUICK, max_reject_share=0.4)
+    config = Config(tests=tests, lake=lake, **QUICK, max_reject_share=0.4)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SourceError) as failure:
         build(config.model_copy(update={"tests": Path("tests"), "lake": Path("lake")}))
@@ -412,7 +412,7 @@ def test_the_note_of_a_lake_in_a_bucket_stands_in_the_bucket(tmp_path, prefect_a
             monkeypatch.setenv(name, value)
         address = f"s3://{s3.BUCKET}/notes"
         with pytest.raises(SourceError):
-            build(Config(tests=tmp_path / "tests", lake=address, run=QUICK))
+            build(Config(tests=tmp_path / "tests", lake=address, **QUICK))
         lake = lake_root(address)
         (note,) = notes_in(lake)
         there = bucket_of(lake)
@@ -491,7 +491,7 @@ def scheduled_run(root: Path, capsys, **database) -> None:
     """From a fresh state: up, a scheduled run, its tables and report, down, no process left."""
     tests, lake, state = root / "tests", root / "lake", root / "state"
     write_condda(tests, rows=192)
-    entry = {"config": {"tests": "tests", "run": QUICK}, "every": 15}
+    entry = {"config": {"tests": "tests", **QUICK}, "every": 15}
     path = service_file(
         root, lake="lake", state="state", port=free_port(), benchmarks={"condda": entry}, **database
     )
@@ -537,7 +537,7 @@ def test_a_killed_run_and_a_killed_worker_leave_notes_and_the_next_run_goes_on(
 ):
     monkeypatch.setenv("PREFECT_WORKER_QUERY_SECONDS", "2")
     write_condda(tmp_path / "tests", rows=192)
-    entry = {"config": {"tests": "tests", "run": QUICK}, "every": 15}
+    entry = {"config": {"tests": "tests", **QUICK}, "every": 15}
     path = service_file(
         tmp_path, lake="lake", state="state", port=free_port(), benchmarks={"condda": entry}
     )

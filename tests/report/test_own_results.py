@@ -3,7 +3,6 @@
 import polars as pl
 
 from schemas.kowl import CONFUSION, MEASURES
-from tasks.condda import report as condda_report
 from tasks.kowl import results_report
 from tasks.report.leaderboard import ranked
 from tests.report.reading import read_of
@@ -67,19 +66,3 @@ def test_kowl_confusions_are_first_guesses_after_feedback():
     assert '<td>a</td><td>unknown</td><td class="n">3</td><td class="n">0.500</td>' in shown
     assert "<td>z</td>" not in shown
     assert results_report.confusions(read_of({"confusion": table.clear()})) is None
-
-
-def test_condda_is_ranked_by_tests_detected():
-    rows = [
-        (name, "OND", "images", metric, value, 4)
-        for name, values in (("late", (9.0, 50.0, 0.0)), ("good", (2.0, 100.0, 0.0)))
-        for metric, value in zip(("M1", "M2", "M2.1"), values, strict=True)
-    ]
-    rows.append(("late", "OND", "images", "M3", 1.0, 4))
-    names = ["detector", "protocol", "domain", "metric", "value", "tests"]
-    program = pl.DataFrame(rows, schema=names, orient="row")
-    found = condda_report.results(read_of({"program": program}))
-    assert found is not None and found.height == 6
-    best = ranked(found)
-    assert best["detector"].to_list() == ["good", "late"]
-    assert set(best["metric"]) == {"detected % (M2)"} and set(best["protocol"]) == {"OND images"}

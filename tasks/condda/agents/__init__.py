@@ -7,16 +7,16 @@ with an underscore.
 from collections.abc import Mapping
 from typing import Any
 
-from schemas.config import make_config
 from tasks.condda.agents.base import Agent
 from tasks.plugins import Plugins
 
 _FILES = Plugins(__name__, __path__, "agent", Agent)
 agent_names = _FILES.names
 find_agent = _FILES.find
+chosen_names = _FILES.chosen
 
 
 def make_agent(name: str, settings: Mapping[str, Any] | None = None) -> Agent:
     """The agent called `name`, with settings by name over its defaults."""
     kind = find_agent(name)
-    return kind(make_config(kind.settings_type, dict(settings or {})))
+    return kind(kind.resolve(None, settings))

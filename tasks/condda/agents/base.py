@@ -4,7 +4,7 @@ An agent is fitted once on examples of the known classes. For each test the run 
 calls `start`, then for each round, in order, `detect` and then `characterize` (CONDDA) or
 `classify`, `wanted` and `learn` (OND); after the last OND round `characterize_test`. Vectors are
 [unknown, K known, D discovered] whatever the domain; the run loop puts unknown where the domain has
-it (spec condda 1.3). What an agent answers in a test must depend on its settings, its examples and
+it (CONDDA rule 3). What an agent answers in a test must depend on its settings, its examples and
 that test only: a run is resumed by leading the agent through the earlier rounds again.
 """
 
@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -22,6 +22,7 @@ import polars as pl
 from schemas.config import Settings
 from schemas.errors import ConfigError, SourceError
 from tasks.condda.make_tests import anonymous_id, known_class_names
+from tasks.plugins import Plugin
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,23 +134,27 @@ class TestInfo:
     """Instance with which the world changes; None where the agent has to find out."""
 
 
-class Agent(ABC):
-    """Subclasses set the class variables and implement the abstract methods."""
+class Agent(Plugin, ABC):
+    """Subclasses set `name` and `configuration` and implement the abstract methods.
 
-    name: ClassVar[str]
-    version: ClassVar[str] = "1"
-    settings_type: ClassVar[type[Settings]]
+    Raise `version` when the same test gives other answers.
+    """
+
     known: int = 0
     """Number of known classes; `fit` sets it."""
 
     def __init__(self, settings: Settings | None = None) -> None:
-        settings = settings or self.settings_type()
-        if type(settings) is not self.settings_type:
+        settings = settings or self.configuration()
+        if type(settings) is not self.configuration:
             raise ConfigError(
-                f"agent {self.name} takes {self.settings_type.__name__}, "
+                f"agent {self.name} takes {self.configuration.__name__}, "
                 f"not {type(settings).__name__}"
             )
-        self.settings = settings
+        self.settings: Any = settings
+
+    def parts(self) -> tuple[dict[str, Any], dict[str, int]]:
+        """(settings, versions) of the plug-ins that it leads, by what they are to it."""
+        return {}, {}
 
     @property
     def detector(self) -> str:

@@ -7,7 +7,7 @@ examples, comes closest (adjusted Rand index) to the known classes. So new class
 known ones. Once a class is discovered, rows below the threshold that are nearer to one of its rows
 than to any example are taken into it as well; they are not gathered.
 
-A cluster of enough rows gets a column of its own. Columns are stable (spec condda 1.1, D clusters):
+A cluster of enough rows gets a column of its own. Columns are stable (CONDDA rule 1, D clusters):
 a cluster goes on in the column with which it shares most rows, a new one is appended until there
 are `max_novel_classes`, and a column never gets another meaning; one whose cluster was merged into
 another is empty until the cluster comes back.
@@ -46,7 +46,7 @@ class ClusteringSettings(ThresholdSettings):
 
 class ClusteringAgent(ThresholdAgent):
     name: ClassVar[str] = "clustering"
-    settings_type: ClassVar[type[Settings]] = ClusteringSettings
+    configuration: ClassVar[type[Settings]] = ClusteringSettings
 
     def fit(self, training: Training) -> None:
         super().fit(training)

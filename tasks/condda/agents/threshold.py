@@ -219,10 +219,26 @@ class Look:
 
 class ThresholdAgent(Agent):
     name: ClassVar[str] = "threshold"
-    settings_type: ClassVar[type[Settings]] = ThresholdSettings
-    settings: Any
+    configuration: ClassVar[type[Settings]] = ThresholdSettings
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        name: {"preset": name} for name in ("small", "paper")
+    }
 
     space: Space | None = None
+
+    def parts(self) -> tuple[dict[str, Any], dict[str, int]]:
+        if self.settings.scorer == "nearest":
+            return {}, {}
+        from tasks.predictors import find_predictor
+
+        kind = find_predictor(self.settings.scorer)
+        if self.settings.preset not in kind.presets:
+            raise ConfigError(
+                f"agent {self.name}: scorer {kind.name} has no preset {self.settings.preset!r}; "
+                f"there are: {', '.join(kind.presets)}"
+            )
+        settings = {"scorer_settings": dict(kind.presets[self.settings.preset])}
+        return settings, {"scorer": getattr(kind, "version", 1)}
 
     def fit(self, training: Training) -> None:
         examples = training.by_id()

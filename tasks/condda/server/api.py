@@ -1,8 +1,8 @@
 """The /v1 JSON API: sessions, tests, rounds, results, feedback and metrics as resources.
 
-Our own counterpart of the wire API, over the same harness calls (spec condda 1.2), always strict.
+Our own counterpart of the wire API, over the same harness calls (CONDDA rule 2), always strict.
 PUT and DELETE may be repeated: the same content again changes nothing and is answered the same.
-Feedback spends a budget each time it is asked for (spec condda 1.6). Refusals are
+Feedback spends a budget each time it is asked for (docs/condda.md, rule 6). Refusals are
 {"reason", "message"} with 404, 409, 413 or 422.
 """
 

@@ -1,6 +1,6 @@
 """The web application: published wire API, /v1, operators' page, and the guard before them.
 
-The wire API answers in the mode of the harness it is given (spec condda 2). /v1 is our own and is
+The wire API answers in the mode of its harness (CONDDA rules 9 and 10). /v1 is our own and is
 always strict, so that reading a round is never a restart; both write to one store. `Guard` lets a
 request in: token, host, origin, size of the body.
 """

@@ -1,4 +1,4 @@
-"""What a wire request carries: a body in parts, a form or JSON, and a query (spec condda 2.1).
+"""What a wire request carries: a body in parts, a form or JSON, and a query (CONDDA rule 9).
 
 Here bytes from outside become checked texts, lists and objects; what is wrong is refused.
 `public_message` is what a refusal says to the outside.

@@ -1,6 +1,6 @@
 """The published REST API: requests of the sail-on client in, the public server's answers out.
 
-Rules: spec condda 2.1 (endpoints, parts, content types) and 2.2 (errors). The client takes any
+CONDDA rules 9 (endpoints, parts, content types) and 10 (errors). The client takes any
 status but 200, 204, 400 and 500 for a success and needs three keys in an error, so nothing else
 leaves here. Each handler gets what a request carries and calls one method of the harness.
 """
@@ -30,7 +30,7 @@ from tasks.condda.test_files import CELL_EDGES
 # Literally so on the public server, whatever the encoding of the body.
 DATASET_TYPE = "Content-Type: text/csv; charset=utf-16"
 _DEFAULT_DOMAIN = "image_classification"
-# The harness calls these 500; spec condda 2.2 has no such row, and the agent can mend them.
+# The harness calls these 500; docs/condda.md, rule 10 has no such row, and the agent can mend them.
 _MENDABLE = {"UnicodeDecodeError", "InvalidResults", "IncompleteResults"}
 
 
@@ -184,7 +184,7 @@ def _feedback(
     asked: dict[str, Any],
     number: object = None,
 ) -> Response:
-    """Lines of one type as CSV; of several as multipart, one part each (spec condda 2.1)."""
+    """Lines of one type as CSV; of several as multipart, one part each (docs/condda.md, rule 9)."""
     told = {
         kind: harness.get_feedback_request(
             feedback_type=kind, test_id=test, session_id=session, **asked
