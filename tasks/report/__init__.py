@@ -2,8 +2,8 @@
 
 Every benchmark gets what was built, data quality, balance, leaderboard, curves and confusions; what
 only one benchmark shows comes from `sections(read)` in `tasks/<benchmark>/report.py`, if there is
-one. Metrics in a form of its own become the shared form by `results(read)` there. The page needs no
-network, escapes all text, is whole without its script, and is the same for the same lake.
+one. The page needs no network, escapes all text, is whole without its script, and is the same for
+the same lake.
 """
 
 from tasks.report.blocks import (
@@ -24,6 +24,7 @@ from tasks.report.blocks import (
 from tasks.report.confusion import confused
 from tasks.report.page import Section
 from tasks.report.reading import Read, Tables
+from tasks.report.runs import named
 from tasks.report.write import REPORTS, render_report, write_report
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "folded",
     "gallery",
     "heading",
+    "named",
     "number_text",
     "paragraph",
     "render_report",

@@ -90,6 +90,7 @@ def table(
                 "n": name in right,
                 "best": (number, name) in marked,
                 "long": isinstance(value, str) and len(value) > 40,
+                "two": isinstance(value, str) and "\n" in value,
             }
             shown = " ".join(kind for kind, holds in kinds.items() if holds)
             cells.append(f"<td{_class(shown, shown)}>{_cell(value)}</td>")

@@ -100,18 +100,19 @@ def _sources_and_settings(read: Tables) -> list[Html]:
                 "Raw sources; the digest covers every file name and content",
             )
         )
-    settings = [(name, value) for name, value in _flat(record.settings) if name != "lake"]
+    settings = [(name, value) for name, value in flat(record.settings) if name != "lake"]
     if settings:
         frame = pl.DataFrame(settings, schema=["setting", "value"], orient="row")
         parts.append(folded("Settings of the build", table(frame)))
     return parts
 
 
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+def flat(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Names with dots and values as text; of a path only its name."""
     rows = []
     for name, value in settings.items():
         if isinstance(value, Mapping) and value:
-            rows += _flat(value, f"{prefix}{name}.")
+            rows += flat(value, f"{prefix}{name}.")
         elif isinstance(value, str) and PurePath(value).is_absolute():
             rows.append((prefix + name, PurePath(value).name))
         else:

@@ -1,6 +1,6 @@
 """Which known classes are taken for which: drawn row by row as shares, the worst pairs as a table.
 
-Enters: SCORES with a predicted class, or counts of (target, predicted). Leaves: a section.
+Enters: `predictions` of the first rank, or counts of (target, predicted). Leaves: a section.
 """
 
 from collections.abc import Sequence
@@ -8,66 +8,62 @@ from collections.abc import Sequence
 import numpy as np
 import polars as pl
 
+from schemas.tables import PLAIN
 from tasks import plots
 from tasks.report.blocks import Html, counted, figure, folded, paragraph, table
 from tasks.report.leaderboard import in_order
 from tasks.report.page import Section
 from tasks.report.reading import Tables
+from tasks.report.runs import named
 
 MOST_LABELS = 40
 MOST_PAIRS = 15
 MOST_FIGURES = 6
 OTHERS = "(others)"
-_RUN = ["protocol", "split", "detector", "backbone"]
+_RUN = ["protocol", "split", "run"]
 
 
 def confusion(read: Tables) -> list[Section]:
     """Of each protocol the run that tells its known classes apart best, all seeds together."""
-    rows = read.scan("scores")
-    if rows is None or not {*_RUN, "class", "novel", "predicted"} <= set(read.columns("scores")):
+    rows, splits, runs = (read.scan(name) for name in ("predictions", "splits", "runs"))
+    if rows is None or splits is None or runs is None:
         return []
-    known = rows.filter(~pl.col("novel") & pl.col("predicted").is_not_null())
+    known = splits.filter(role="known").select("protocol", "sample_id", "step")
     counts = read.collect(
-        "scores",
-        known.group_by(*_RUN, pl.col("class").alias("target"), "predicted").agg(
-            pl.len().cast(pl.Int64).alias("count")
-        ),
+        "predictions",
+        rows.filter((pl.col("phase") != "before") & (pl.col("view") == PLAIN), rank=1)
+        .join(runs.select("run_id", "protocol"), on="run_id")
+        .join(known, on=["protocol", "sample_id", "step"], how="semi")
+        .group_by("protocol", "split", "run_id", pl.col("class").alias("target"), "predicted")
+        .agg(pl.len().cast(pl.Int64).alias("count")),
     )
     if counts.is_empty():
         return []
+    counts = named(read, counts).group_by(*_RUN, "target", "predicted").agg(pl.col("count").sum())
     best = _most_accurate(counts)
     parts: list[Html] = [
         paragraph(
-            "Known samples only. Of each protocol the detector whose network classifies them best; "
-            "detectors on the same network share its predictions. All seeds together."
+            "Known samples only. Of each protocol the model that classifies them best, all seeds "
+            "together."
         )
     ]
-    for protocol, split, detector, backbone, accuracy in best.head(MOST_FIGURES).iter_rows():
-        chosen = counts.filter(
-            protocol=protocol, split=split, detector=detector, backbone=backbone
-        ).select("target", "predicted", "count")
-        run = detector if backbone == "none" else f"{detector} · {backbone}"
+    for protocol, split, run, accuracy in best.head(MOST_FIGURES).iter_rows():
+        chosen = counts.filter(protocol=protocol, split=split, run=run)
         said = f"Protocol {protocol}, split {split}, {run}: accuracy {accuracy:.1%}"
-        parts += confused(chosen, said)
+        parts += confused(chosen.select("target", "predicted", "count"), said)
     if best.height > MOST_FIGURES:
         parts.append(paragraph(f"Drawn are {MOST_FIGURES} of {best.height} protocols."))
     return [Section("Confusion of known classes", parts)]
 
 
 def _most_accurate(counts: pl.DataFrame) -> pl.DataFrame:
-    """protocol, split, detector, backbone, accuracy: one row a protocol, the test split if any."""
+    """protocol, split, run, accuracy: one row a protocol, of the test split if there is one."""
     order = {split: number for number, split in enumerate(in_order(set(counts["split"])))}
     right = pl.col("count").filter(pl.col("target") == pl.col("predicted")).sum()
     return (
         counts.group_by(_RUN)
         .agg((right / pl.col("count").sum()).alias("accuracy"))
-        .sort(
-            "protocol",
-            pl.col("split").replace_strict(order),
-            -pl.col("accuracy"),
-            "detector",
-            "backbone",
-        )
+        .sort("protocol", pl.col("split").replace_strict(order), -pl.col("accuracy"), "run")
         .group_by("protocol", maintain_order=True)
         .first()
         .select(*_RUN, "accuracy")

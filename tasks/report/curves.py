@@ -6,34 +6,35 @@ import polars as pl
 
 from tasks import plots
 from tasks.evaluation.conventions import CONVENTIONS
-from tasks.report.blocks import figure, folded, paragraph, run_name
-from tasks.report.leaderboard import GENERAL_CONVENTIONS, in_order, ranked, results
+from tasks.report.blocks import figure, folded, paragraph
+from tasks.report.leaderboard import GENERAL_CONVENTIONS, in_order, ranked, results, styles, whole
 from tasks.report.page import Section
 from tasks.report.reading import Tables
+from tasks.report.runs import named
 
 MOST_RUNS = 8
 MOST_OPEN = 4
 MOST_FIGURES = 12
-_SET = ["protocol", "split", "convention"]
-_RUN = ["protocol", "split", "detector", "backbone"]
+_RUN = ["protocol", "split", "run"]
+_LINE = ["protocol", "split", "run_id", "score_id", "view", "phase", "step", "subset"]
 
 
 def curves(read: Tables) -> list[Section]:
     rows = read.scan("curves")
-    if rows is None or not read.rows("curves"):
+    if rows is None or not read.rows("curves") or "run_id" not in read.columns("curves"):
         return []
-    keys = read.collect("curves", rows.select(*_SET, "detector", "backbone").unique())
+    kinds = rows.select(*_LINE, "score", "convention").unique()
+    keys = named(read, whole(read.collect("curves", kinds)))
     sets = _sets(keys)
     runs = _best(read, keys)
-    lines = _styles(runs)
+    lines = styles(runs["run"])
     parts, rest = [], []
     if runs.height < keys.select(_RUN).n_unique():
         parts.append(paragraph(f"Drawn are the {MOST_RUNS} best runs of each protocol and split."))
     shown = 0
     for split, protocol, names in sets[:MOST_FIGURES]:
-        one_set = (pl.col("protocol") == protocol) & (pl.col("split") == split)
-        chosen = rows.filter(one_set & (pl.col("convention") == names[0]))
-        points = read.collect("curves", _thinned(chosen, runs.lazy()))
+        drawn = keys.filter(protocol=protocol, split=split, convention=names[0])
+        points = read.collect("curves", _thinned(rows, drawn.join(runs, on=_RUN), names[0]))
         caption = f"Protocol {protocol}, split {split}, convention {', '.join(names)}"
         first = split == sets[0][0] and _is_general(names) == _is_general(sets[0][2])
         open_ = first and shown < MOST_OPEN
@@ -51,28 +52,30 @@ def curves(read: Tables) -> list[Section]:
     return [Section("ROC and precision-recall curves", parts)]
 
 
-def _thinned(rows: pl.LazyFrame, runs: pl.LazyFrame) -> pl.LazyFrame:
-    """run, seed, curve, x, y of the runs: points evenly along each curve, with its last one.
+def _thinned(rows: pl.LazyFrame, drawn: pl.DataFrame, convention: str) -> pl.LazyFrame:
+    """run, seed, curve, x, y of the keys `drawn`: points evenly along each curve, and its last.
 
     A curve may have a point for each sample; here most of them are left behind before they are read
     into memory, as none of them would be seen.
     """
-    curve = [*_RUN, "seed", "curve"]
-    wanted = rows.join(runs, on=_RUN, maintain_order="left")
-    last = rows.group_by(curve).agg(pl.col("point").max().alias("last"))
+    curve = [*_LINE, "curve"]
+    wanted = rows.filter(pl.col("convention") == convention).join(
+        drawn.lazy().select(*_LINE, "run"), on=_LINE, maintain_order="left"
+    )
+    last = wanted.group_by(curve).agg(pl.col("point").max().alias("last"))
     every = pl.col("last") // plots.MOST_CURVE_POINTS + 1
-    drawn = (pl.col("point") % every == 0) | (pl.col("point") == pl.col("last"))
+    kept = (pl.col("point") % every == 0) | (pl.col("point") == pl.col("last"))
     return (
         wanted.join(last, on=curve, maintain_order="left")
-        .filter(drawn)
-        .select("run", "seed", "curve", "x", "y")
+        .filter(kept)
+        .select("run", pl.col("run_id").alias("seed"), "curve", "x", "y")
     )
 
 
 def _sets(keys: pl.DataFrame) -> list[tuple[str, str, list[str]]]:
     """Split, protocol and the conventions that share its curves; the test split first."""
     alike: dict[tuple[Any, ...], list[str]] = {}
-    for protocol, split, name in keys.select(_SET).unique().rows():
+    for protocol, split, name in keys.select("protocol", "split", "convention").unique().rows():
         alike.setdefault((protocol, split, *_curve_rules(name)), []).append(name)
     order = in_order(set(keys["split"]))
     found = [(key[1], key[0], sorted(names)) for key, names in alike.items()]
@@ -90,25 +93,16 @@ def _curve_rules(name: str) -> tuple[Any, ...]:
 
 
 def _best(read: Tables, keys: pl.DataFrame) -> pl.DataFrame:
-    """The runs to draw, with their names; those without metrics come after those with."""
+    """protocol, split, run of those to draw; those without metrics come after those with."""
     runs = keys.select(_RUN).unique()
     metrics = results(read)
+    place = pl.DataFrame(schema=dict.fromkeys(_RUN, pl.String) | {"place": pl.Int64})
     if metrics is not None:
-        runs = runs.join(ranked(metrics).select(*_RUN, "place"), on=_RUN, how="left")
-    else:
-        runs = runs.with_columns(pl.lit(None, pl.Int64).alias("place"))
+        place = ranked(whole(metrics)).select(*_RUN, "place")
     return (
-        runs.sort("protocol", "split", "place", "detector", "backbone", nulls_last=True)
+        runs.join(place, on=_RUN, how="left")
+        .sort("protocol", "split", "place", "run", nulls_last=True)
         .group_by("protocol", "split", maintain_order=True)
         .head(MOST_RUNS)
-        .select(*_RUN, run_name().alias("run"))
+        .select(_RUN)
     )
-
-
-def _styles(runs: pl.DataFrame) -> dict[str, tuple[str, str]]:
-    """Colour and dash of each run, the same in every figure."""
-    colours, dashes = plots.COLOURS, plots.DASHES
-    return {
-        run: (colours[number % len(colours)], dashes[number // len(colours) % len(dashes)])
-        for number, run in enumerate(sorted(set(runs["run"])))
-    }

@@ -1,20 +1,22 @@
-"""Runs side by side: every metric of every convention, best detector first; curves ask it too.
+"""Runs side by side: every metric of every convention, best first; curves and the index ask it too.
 
-Enters: rows of METRICS (schemas/tables.py). A benchmark that measures in another form gives them by
-`results(read)` in its own report module. Leaves: a section, and the ranking behind it.
+Enters: `metrics`, with the names of tasks/report/runs.py. Leaves: a section, and the ranking.
 """
 
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import polars as pl
 
+from schemas.tables import ALL_STEPS, PLAIN
+from tasks import plots
 from tasks.evaluation.conventions import CONVENTIONS
-from tasks.report.blocks import folded, number_text, paragraph, table
+from tasks.report.blocks import Html, figure, folded, number_text, paragraph, table
 from tasks.report.page import Section
-from tasks.report.reading import Tables, module
+from tasks.report.reading import Tables
+from tasks.report.runs import named
 
 METRIC_ORDER = (
     *("auroc", "aupr", "aupr_in", "aupr_out", "average_precision", "acc", "oscr"),
@@ -26,48 +28,70 @@ NOT_RANKED = frozenset({"skew"})
 FIRST_METRIC = {"semantic": "average_precision"}
 GENERAL_CONVENTIONS = frozenset({"openood"})  # after those of the benchmark's own paper
 MOST_NAMED = 4
-RUN = ("protocol", "detector", "backbone", "split")
+MOST_ROWS = 500
+MOST_LINES = 6
+MOST_PANELS = 12
+WHERE = ("protocol", "split")
+OLDER = (
+    "The table `metrics` is of an older version, which this report does not read. "
+    "Build again to see the results."
+)
+CHOSEN = (
+    "The best of several runs is chosen after looking, so its number is too good. Beside it stands "
+    "the same model with the score that is best on the validation split; a dash: it has one score "
+    "only, or validation gives no number."
+)
 
 
 def results(read: Tables) -> pl.DataFrame | None:
-    """Metrics of all runs in the shared form, or None where there are none."""
-    if "convention" in read.columns("metrics"):
-        found = read("metrics")
-    else:
-        own = module(f"tasks.{read.benchmark}.report")
-        found = own.results(read) if hasattr(own, "results") else None
-    return None if found is None or found.is_empty() else found
+    """Metrics of all runs with their names, or None where there are none."""
+    found = read("metrics") if "run_id" in read.columns("metrics") else None
+    return None if found is None or found.is_empty() else named(read, found)
+
+
+def whole(rows: pl.DataFrame) -> pl.DataFrame:
+    """All samples of a protocol as they are, before labels were given; all steps together."""
+    plain = (pl.col("view") == PLAIN) & (pl.col("subset") == "all")
+    rows = rows.filter(plain, pl.col("phase") != "after", pl.col("step") <= 0)
+    return rows.filter(pl.col("step") == pl.col("step").min().over("protocol"))
+
+
+def cells(metrics: pl.DataFrame, where: Sequence[str] = WHERE) -> pl.DataFrame:
+    """Each metric of each run over its seeds; the interval where there is one seed."""
+    value = pl.col("value")
+    # In table order, as the last digit of a mean depends on the order of its terms.
+    return metrics.group_by(*where, "run", "convention", "metric", maintain_order=True).agg(
+        value.mean().alias("mean"),
+        value.std().alias("deviation"),
+        *(pl.when(pl.len() == 1).then(pl.first(bound)).alias(bound) for bound in ("low", "high")),
+        value.count().alias("found"),
+        pl.len().cast(pl.Int64).alias("seeds"),
+        pl.col("n").max().alias("samples"),
+        pl.first("config_id"),
+    )
 
 
 def ranked(metrics: pl.DataFrame) -> pl.DataFrame:
-    """Runs of each protocol and split by their first metric, best first; `place` counts from 0.
-
-    Columns: protocol, split, detector, backbone, convention, metric, mean, deviation, seeds, place.
-    """
-    where = ["protocol", "split"]
+    """`cells` of the first metric of each protocol and split, best first; `place` from 0."""
     rated = metrics.filter(~pl.col("metric").is_in(list(NOT_RANKED)))
-    kinds = rated.select(*where, "convention", "metric").unique().rows()
+    kinds = rated.select(*WHERE, "convention", "metric").unique().rows()
     first = pl.DataFrame(
         list({kind[:2]: kind for kind in sorted(kinds, key=_priority, reverse=True)}.values()),
-        schema=dict.fromkeys([*where, "convention", "metric"], pl.String),
+        schema=dict.fromkeys([*WHERE, "convention", "metric"], pl.String),
         orient="row",
     )
-    value = pl.col("value")
-    # In table order, as the last digit of a mean depends on the order of its terms.
-    means = (
-        rated.join(first, on=[*where, "convention", "metric"], maintain_order="left")
-        .group_by(*RUN, "convention", "metric", maintain_order=True)
-        .agg(
-            value.mean().alias("mean"),
-            value.std().alias("deviation"),
-            pl.col("seed").n_unique().cast(pl.Int64).alias("seeds"),
-        )
+    chosen = rated.join(first, on=first.columns, maintain_order="left")
+    return (
+        cells(chosen)
+        .sort(*WHERE, _better(), "run", nulls_last=True)
+        .with_columns(pl.int_range(pl.len()).over(WHERE).alias("place"))
     )
+
+
+def _better() -> pl.Expr:
+    """Lower is better of this one."""
     lower = pl.col("metric").str.contains(f"(?i){LOWER_IS_BETTER.pattern}")
-    better = pl.when(lower).then("mean").otherwise(-pl.col("mean"))
-    return means.sort(*where, better, "detector", "backbone", nulls_last=True).with_columns(
-        pl.int_range(pl.len()).over(where).alias("place")
-    )
+    return pl.when(lower).then("mean").otherwise(-pl.col("mean"))
 
 
 def _priority(kind: tuple[str, ...]) -> tuple[Any, ...]:
@@ -85,40 +109,104 @@ def in_order(splits: Collection[str]) -> list[str]:
     return sorted(splits, key=lambda s: (order.index(s) if s in order else len(order), s))
 
 
+def best(metrics: pl.DataFrame, caption: str, most: int) -> Html:
+    """The best run of each protocol, on the test split where there is one, as a table."""
+    rows = families(whole(metrics))
+    tested = pl.col("split") == "test"
+    first = (
+        ranked(rows)
+        .with_columns(
+            pl.len().over(WHERE).cast(pl.Int64).alias("of_runs"),
+            (pl.len().over(*WHERE, "mean") - 1).alias("tied"),
+            pl.col("run").n_unique().over(*WHERE, "config_id").alias("scores"),
+        )
+        .filter(tested | ~tested.any().over("protocol"))
+        .filter(place=0)
+    )
+    kind = ["protocol", "config_id", "convention", "metric"]
+    every = cells(rows)
+    picked = (
+        every.filter(pl.col("split") == "valid", pl.col("mean").is_not_null())
+        .sort(_better(), "run")
+        .group_by(kind, maintain_order=True)
+        .agg(pl.first("run").alias("chosen"))
+        .join(first.filter(pl.col("scores") > 1, tested).select(*kind, "split"), on=kind)
+        .join(
+            every.select(*kind, "split", pl.col("run").alias("chosen"), _shown().alias("its")),
+            on=[*kind, "split", "chosen"],
+        )
+    )
+    tied = pl.format("{} (and {} as good)", "run", "tied")
+    shown = (
+        first.join(picked, on=[*kind, "split"], how="left", maintain_order="left")
+        .head(most)
+        .select(
+            "protocol",
+            "split",
+            pl.format("{} ({})", pl.col("metric").str.replace_all("_", " "), "convention").alias(
+                "metric"
+            ),
+            pl.when(pl.col("tied") > 0).then(tied).otherwise("run").alias("best_run"),
+            "of_runs",
+            _shown().alias("value"),
+            "seeds",
+            "samples",
+            pl.col("chosen").alias("chosen_on_validation"),
+            pl.col("its").alias("its_value"),
+        )
+    )
+    if first.height > most:
+        caption += f"; the first {most} of {first.height} protocols"
+    return table(shown, caption, right=("value", "its_value"))
+
+
+def families(metrics: pl.DataFrame) -> pl.DataFrame:
+    """Protocols `family/member` become one: for each seed the mean over all members.
+
+    A run that lacks some of the members is left out, as its mean would be over easier ones.
+    """
+    parts = pl.col("protocol").str.splitn("/", 2).struct
+    single = parts.field("field_1").is_null()
+    many = metrics.filter(~single).with_columns(parts.field("field_0").alias("family"))
+    run = ["run", "seed", "split", "convention", "metric"]
+    means = (
+        many.with_columns(pl.col("protocol").n_unique().over("family").alias("members"))
+        .group_by("family", *run, "members", maintain_order=True)
+        .agg(
+            pl.col("value").mean(),
+            pl.lit(None, pl.Float64).alias("low"),
+            pl.lit(None, pl.Float64).alias("high"),
+            pl.col("n").sum(),
+            pl.first("config_id"),
+            pl.len().alias("there"),
+        )
+        .filter(pl.col("there") == pl.col("members"))
+        .with_columns(pl.format("{} (mean of {})", "family", "members").alias("protocol"))
+    )
+    kept = ["protocol", *run, "value", "low", "high", "n", "config_id"]
+    return pl.concat([metrics.filter(single).select(kept), means.select(kept)])
+
+
 def leaderboard(read: Tables) -> list[Section]:
     metrics = results(read)
     if metrics is None:
-        return []
-    run = list(RUN)
-    value = pl.col("value")
-    # In table order, as the last digit of a mean depends on the order of its terms.
-    cells = metrics.group_by(*run, "convention", "metric", maintain_order=True).agg(
-        value.mean().alias("mean"),
-        value.std().alias("deviation"),
-        value.count().alias("found"),
-        pl.len().alias("runs"),
-    )
-    rows = metrics.group_by(run).agg(
-        pl.col("seed").n_unique().cast(pl.Int64).alias("seeds"),
-        pl.col("n").max().alias("samples"),
-        pl.col("convention").unique().sort().alias("conventions"),
-    )
+        older = read.rows("metrics") and "run_id" not in read.columns("metrics")
+        return [Section("Leaderboard", [paragraph(OLDER)])] if older else []
     parts = [
         paragraph(
-            "Mean ± standard deviation over seeds. Of each protocol the best detector is marked, "
-            "where they differ. A dash: the convention calls the number infeasible, or there "
-            "is no such metric."
-        )
+            "Mean ± standard deviation over seeds; of one seed the value and its 95 % interval "
+            "(bootstrap over samples). Of each protocol the best is marked, where runs differ. A "
+            "dash: the convention calls the number infeasible, or there is no such metric."
+        ),
+        paragraph(CHOSEN),
+        best(metrics, "The best run of each protocol", MOST_PANELS),
     ]
-    for split in in_order(set(rows["split"])):
-        here = rows.filter(pl.col("split") == split)
-        # Runs that follow other conventions have other columns: they get a table of their own.
-        for conventions in sorted({tuple(names) for names in here["conventions"].to_list()}):
-            chosen = here.filter(pl.col("conventions") == pl.lit(list(conventions)))
-            shown, groups, marked = _board(chosen, cells)
-            names = {c: c.partition("/")[2].replace("_", " ") for c in shown.columns if "/" in c}
-            caption = f"Split {split}, {_protocols(chosen)}"
-            parts.append(table(shown, caption, groups, marked, names, names))
+    parts += _boards(whole(metrics), ["protocol"])
+    others = _others(metrics)
+    if others.height:
+        boards = _boards(others, ["protocol", "part"])
+        parts.append(folded("Subsets, views and phases by themselves", *boards))
+    parts += _steps(metrics)
     used = [CONVENTIONS[name] for name in sorted(set(metrics["convention"])) if name in CONVENTIONS]
     if used:
         dumped = [convention.model_dump(mode="json") for convention in used]
@@ -127,6 +215,76 @@ def leaderboard(read: Tables) -> list[Section]:
         )
         parts.append(folded("What the conventions mean", table(frame)))
     return [Section("Leaderboard", parts)]
+
+
+def _others(metrics: pl.DataFrame) -> pl.DataFrame:
+    """What `whole` leaves out, of all steps together; `part` says which."""
+    part = pl.concat_str(
+        pl.when(pl.col("subset") != "all").then("subset"),
+        pl.when(pl.col("view") != PLAIN).then("view"),
+        pl.when(pl.col("phase") == "after").then(pl.lit("after labels")),
+        separator=", ",
+        ignore_nulls=True,
+    ).alias("part")
+    together = (pl.col("step") <= 0) & (pl.col("step") == pl.col("step").min().over("protocol"))
+    return metrics.filter(together).with_columns(part).filter(pl.col("part") != "")
+
+
+def _steps(metrics: pl.DataFrame) -> list[Html]:
+    """The first metric of the best runs over the steps, where protocols have steps."""
+    kind = ["protocol", "split", "run", "convention", "metric"]
+    lines = ranked(whole(metrics)).filter(pl.col("place") < MOST_LINES, split="test").select(kind)
+    plain = (pl.col("view") == PLAIN) & (pl.col("subset") == "all")
+    after = pl.col("phase") == "after"
+    points = (
+        metrics.filter(plain & (pl.col("step") == ALL_STEPS).any().over("protocol"))
+        .filter(pl.col("step") >= 0, pl.col("value").is_not_null())
+        .join(lines, on=kind)
+        .sort("protocol", "phase", "run", "run_id", "step")
+        .select(
+            pl.concat_str(
+                "protocol",
+                pl.when(after).then(pl.lit(", after labels")).otherwise(pl.lit("")),
+                pl.format(", {}", pl.col("metric").str.replace_all("_", " ")),
+            ).alias("panel"),
+            pl.col("run").alias("line"),
+            pl.col("step").alias("x"),
+            pl.col("value").alias("y"),
+            pl.lit(False).alias("hollow"),
+            pl.col("run_id").alias("seed"),
+        )
+    )
+    if points.is_empty():
+        return []
+    panels = points["panel"].unique(maintain_order=True)
+    drawn = points.filter(pl.col("panel").is_in(panels.head(MOST_PANELS).implode()))
+    picture = plots.line_panels(drawn, styles(drawn["line"]), "Step", min(3, len(panels)))
+    said = f"The {MOST_LINES} best runs of each protocol, step by step, split test"
+    if len(panels) > MOST_PANELS:
+        said += f"; the first {MOST_PANELS} of {len(panels)} protocols"
+    return [folded("Step by step", figure(picture, said))]
+
+
+def styles(runs: pl.Series) -> dict[str, tuple[str, str]]:
+    """Colour and dash of each run."""
+    colours, dashes = plots.COLOURS, plots.DASHES
+    return {
+        run: (colours[number % len(colours)], dashes[number // len(colours) % len(dashes)])
+        for number, run in enumerate(sorted(set(runs)))
+    }
+
+
+def _boards(metrics: pl.DataFrame, where: list[str]) -> list[Html]:
+    """A table of each split, and of each set of conventions: other columns, another table."""
+    parts = []
+    conventions = pl.col("convention").unique().sort().implode().over(*where, "split", "run")
+    every = cells(metrics, [*where, "split"]).with_columns(conventions.alias("conventions"))
+    for split in in_order(set(every["split"])):
+        here = every.filter(split=split)
+        for names in sorted({tuple(names) for names in here["conventions"].to_list()}):
+            chosen = here.filter(pl.col("conventions") == pl.lit(list(names)))
+            parts.append(_board(chosen, where, f"Split {split}, {_protocols(chosen)}"))
+    return parts
 
 
 def _protocols(rows: pl.DataFrame) -> str:
@@ -142,66 +300,54 @@ def _rule(value: object) -> str:
     return "–" if value is None else str(value)
 
 
-def _board(
-    rows: pl.DataFrame, cells: pl.DataFrame
-) -> tuple[pl.DataFrame, list[tuple[str, int]], set[tuple[int, str]]]:
-    """One row per run, best first within its protocol; header groups; cells of the best."""
-    run = list(RUN)
-    cells = cells.join(rows.select(run), on=run, how="semi")
-    columns = sorted(cells.select("convention", "metric").unique().rows(), key=_priority)
-    counts = Counter(convention for convention, _ in columns)
-    groups = [("", 5), *counts.items()]
-    named = [f"{convention}/{metric}" for convention, metric in columns]
-    spread = cells.with_columns(pl.concat_str("convention", "metric", separator="/").alias("to"))
-    means = rows.join(
-        spread.group_by(run).agg(
-            pl.col("mean").filter(pl.col("to") == name).first().alias(name) for name in named
-        ),
-        on=run,
+def _board(every: pl.DataFrame, where: list[str], caption: str) -> Html:
+    """One row per run, best first, and the best marked, within each `where`."""
+    columns = sorted(every.select("convention", "metric").unique().rows(), key=_priority)
+    names = {f"{convention}/{metric}": metric for convention, metric in columns}
+    at = pl.concat_str("convention", "metric", separator="/")
+    first = next(iter(names))
+    lower = {name: LOWER_IS_BETTER.match(metric) is not None for name, metric in names.items()}
+    rows = (
+        every.group_by(*where, "run")
+        .agg(
+            pl.col("seeds", "samples").max(),
+            *(pl.col("mean").filter(at == name).first().alias(name) for name in names),
+            *(_shown().filter(at == name).first().alias(f"shown {name}") for name in names),
+        )
+        .sort(*where, pl.col(first) * (1 if lower[first] else -1), "run", nulls_last=True)
     )
-    first = named[0]
-    best_first = not LOWER_IS_BETTER.match(columns[0][1])
-    means = means.sort(
-        "protocol", first, "detector", "backbone",
-        descending=[False, best_first, False, False], nulls_last=True,
-    )  # fmt: skip
-    texts = spread.with_columns(
-        pl.struct("mean", "deviation", "found", "runs")
-        .map_elements(seeds_text, return_dtype=pl.String)
-        .alias("text")
-    )
-    shown = means.select(*run, "seeds", "samples").join(
-        texts.group_by(run).agg(
-            pl.col("text").filter(pl.col("to") == name).first().alias(name) for name in named
-        ),
-        on=run,
-        how="left",
-        maintain_order="left",
-    )
+    if rows.height > MOST_ROWS:
+        caption += f"; the first {MOST_ROWS} of {rows.height:,} rows, all are in `metrics`"
+        rows = rows.head(MOST_ROWS)
     marked = set()
-    for (_, metric), name in zip(columns, named, strict=True):
-        if metric in NOT_RANKED:
-            continue
+    for name in (name for name, metric in names.items() if metric not in NOT_RANKED):
         seen = pl.col(name).round(3)  # what looks the same is marked the same
-        best = seen.min() if LOWER_IS_BETTER.match(metric) else seen.max()
+        top = seen.min() if lower[name] else seen.max()
         several = seen.drop_nulls().n_unique() > 1
-        hits = means.select(((seen == best) & several).over("protocol")).to_series()
+        hits = rows.select(((seen == top) & several).over(where)).to_series()
         marked |= {(row, name) for row in hits.fill_null(False).arg_true().to_list()}
-    return (
-        shown.select("detector", "backbone", "protocol", "seeds", "samples", *named),
-        groups,
-        marked,
-    )
+    left = ["run", *where, "seeds", "samples"]
+    groups = [("", len(left)), *Counter(convention for convention, _ in columns).items()]
+    shown = rows.select(*left, *(pl.col(f"shown {name}").alias(name) for name in names))
+    titles = {name: metric.replace("_", " ") for name, metric in names.items()}
+    return table(shown, caption, groups, marked, titles, names)
 
 
-def seeds_text(cell: Mapping[str, Any]) -> str | None:
-    """`mean ± deviation`, and of how many runs there is a number if not of all."""
-    if cell["mean"] is None:
+def _shown() -> pl.Expr:
+    cell = pl.struct("mean", "deviation", "low", "high", "found", "seeds")
+    return cell.map_elements(cell_text, return_dtype=pl.String)
+
+
+def cell_text(cell: Mapping[str, Any]) -> str | None:
+    """`mean ± deviation`, or the value above its interval; of how many seeds, if not of all."""
+    mean, deviation = cell["mean"], cell["deviation"]
+    if mean is None:
         return None
-    shown = number_text(cell["mean"])
-    if cell["deviation"] is not None:
-        odd = cell["mean"] and not 0.001 <= abs(cell["mean"]) < 1000
-        deviation = cell["deviation"]
+    shown = number_text(mean)
+    if deviation is not None:
+        odd = mean and not 0.001 <= abs(mean) < 1000
         # With as many digits as the mean, so that columns stay readable.
         shown += f" ± {number_text(deviation) if odd else f'{deviation:.3f}'}"
-    return shown if cell["found"] == cell["runs"] else f"{shown} ({cell['found']}/{cell['runs']})"
+    elif cell["low"] is not None and cell["high"] is not None:
+        shown += f"\n[{number_text(cell['low'])}, {number_text(cell['high'])}]"
+    return shown if cell["found"] == cell["seeds"] else f"{shown} ({cell['found']}/{cell['seeds']})"

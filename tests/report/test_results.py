@@ -1,79 +1,154 @@
-"""What a report says about runs: ranking, index, curves, confusions and the time they took."""
+"""What a report says about runs: names, ranking, index, curves, confusions and the time spent."""
 
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 import pytest
 
-from schemas.config import Settings
-from schemas.older_tables import CURVES, METRICS, SCORES
+from schemas.runs import RunFacts
+from schemas.table import Column, Table
+from schemas.tables import METRICS, PREDICTIONS, SCORE_SETTINGS, SHARED, SPLITS
 from storage.tables import current_versions
-from tasks.report import Tables, confused, write, write_report
+from tasks.evaluation.runs import run_id, run_row
+from tasks.report import Tables, confused, named, write, write_report
 from tasks.report.confusion import MOST_LABELS, confusion
 from tasks.report.curves import MOST_RUNS, curves
 from tasks.report.leaderboard import ranked
-from tasks.stage import Build, Produced, Shard, stage
+from tests.report.reading import read_of
+from tests.small_lake import put_table
 from tests.test_report import parsed, results
-
-READY: dict[str, pl.DataFrame] = {}
-TABLES = {"metrics": METRICS, "scores": SCORES, "curves": CURVES}
-
-
-@stage(writes=lambda settings: [TABLES[name] for name in READY])
-def pretend_some(shard: Shard, settings: Settings) -> Produced:
-    """Write what a test prepared."""
-    return Produced(READY, next(iter(READY.values())).height)
 
 
 def lake_of(lake: Path, tables: dict[str, pl.DataFrame], benchmark: str = "toy") -> Tables:
-    READY.clear()
-    READY.update(tables)
-    with Build(benchmark, lake) as build:
-        build.run(pretend_some, [Shard("all", about=lake.name)], Settings())
+    for name, rows in tables.items():
+        put_table(lake, benchmark, name, rows)
     return Tables(lake, benchmark, current_versions(lake, benchmark))
 
 
-def metric_rows(*rows: tuple) -> pl.DataFrame:
-    """protocol, detector, seed, convention, metric, value."""
-    given = ["protocol", "detector", "seed", "convention", "metric", "value"]
-    frame = pl.DataFrame(rows, schema=given, orient="row")
-    return frame.with_columns(
-        pl.col("seed").cast(pl.Int32),
-        pl.col("value").cast(pl.Float64),
-        benchmark=pl.lit("toy"),
-        backbone=pl.lit("none"),
-        split=pl.lit("test"),
-        n=pl.lit(10, pl.Int64),
-        data_key=pl.lit("key"),
+def run_facts(row: dict[str, Any]) -> RunFacts:
+    given = {
+        name: row[name] for name in ("network", "preset", "settings", "changed") if name in row
+    }
+    return RunFacts(
+        benchmark="toy",
+        protocol=row["protocol"],
+        model=row["model"],
+        seed=row["seed"],
+        fit_key="rows",
+        **given,
     )
+
+
+def measured(*rows: tuple, **same: Any) -> dict[str, pl.DataFrame]:
+    """`runs` and `metrics` of (protocol, model, seed, convention, metric, value, {others})."""
+    runs, metrics = [], []
+    names = ["protocol", "model", "seed", "convention", "metric", "value"]
+    for row in rows:
+        given = same | dict(zip(names, row[:6], strict=True)) | (row[6] if len(row) > 6 else {})
+        facts = run_facts(given)
+        runs.append(run_row(facts))
+        usual = {"run_id": run_id(facts), "score": "own", "split": "test", "view": "plain"}
+        usual |= {"phase": "none", "step": 0, "subset": "all", "low": None, "high": None, "n": 10}
+        given = usual | given
+        given |= {"score_id": given.get("score_id", given["score"])}
+        metrics.append({name: given[name] for name in METRICS.polars_schema})
+    return {
+        "runs": pl.concat(runs).unique("run_id", maintain_order=True),
+        "metrics": pl.DataFrame(metrics, schema=METRICS.polars_schema),
+    }
+
+
+def ranking(*rows: tuple) -> pl.DataFrame:
+    made = measured(*rows)
+    return ranked(named(read_of(made), made["metrics"]))
 
 
 def cells(page: Path | str) -> list[list[str]]:
     source = page.read_text() if isinstance(page, Path) else page
-    rows = re.findall(r"<tr>(<td.*?)</tr>", source)
-    return [re.findall(r"<td.*?>(.*?)</td>", row) for row in rows]
+    rows = re.findall(r"<tr>(<td.*?)</tr>", source, re.S)
+    return [re.findall(r"<td.*?>(.*?)</td>", row, re.S) for row in rows]
+
+
+# ---- names
+
+
+def names_of(*rows: tuple, **more: pl.DataFrame) -> list[str]:
+    made = measured(*rows)
+    return named(read_of(made | more), made["metrics"])["run"].to_list()
+
+
+def row(model: str = "net", protocol: str = "p", seed: int = 0, **differs: Any) -> tuple:
+    return (protocol, model, seed, "c", "auroc", 0.5, differs)
+
+
+def test_names_say_model_network_score_and_what_was_changed():
+    many = {f"s{number}": number for number in range(5)}
+    assert names_of(
+        row(network="dgcnn", score="nearest"),
+        row("symbolic_mlp", changed={"model": {"order": 5}}, settings={"order": 5}),
+        row("other", score="none"),
+        row("large", changed=many, settings=many),
+    ) == [
+        "net · dgcnn · nearest",
+        "symbolic_mlp · own (order=5)",
+        "other",
+        "large · own (s0=0, s1=1, s2=2, 2 more)",
+    ]
+
+
+def test_runs_of_one_protocol_share_a_name_only_if_they_differ_in_the_seed():
+    assert names_of(row(seed=0), row(seed=1)) == ["net · own"] * 2
+    assert names_of(row(settings={"a": 1, "b": 1}), row(settings={"a": 2, "b": 1})) == [
+        "net · own (a=1)",
+        "net · own (a=2)",
+    ]
+    small, paper = {"preset": "small", "settings": {"a": 1}}, {"preset": "paper", "settings": {}}
+    assert names_of(row(**small), row(**paper)) == [
+        "net · own (preset=small)",
+        "net · own (preset=paper)",
+    ]
+    # In another protocol the same words may mean other settings.
+    assert (
+        names_of(row(settings={"a": 1}), row(settings={"a": 2}, protocol="q")) == ["net · own"] * 2
+    )
+    several = {f"s{number}": 0 for number in range(9)}
+    changed = [several | {"s8": value} for value in (1, 2)]
+    found = names_of(*(row(changed=one, settings=one) for one in changed))
+    assert len(set(found)) == 2 and found[0].endswith("6 more, s8=1)")
+
+
+def test_scores_with_other_settings_have_other_names():
+    table = SCORE_SETTINGS.conform(
+        pl.DataFrame(
+            {"score_id": ["k1", "k5"], "score": "knn", "version": 1}
+            | {"settings": ['{"k": 1, "metric": "l2"}', '{"k": 5, "metric": "l2"}']}
+        )
+    )
+    pair = [row(score="knn", score_id=score_id) for score_id in ("k1", "k5")]
+    assert names_of(*pair, score_settings=table) == ["net · knn (k=1)", "net · knn (k=5)"]
 
 
 # ---- ranking
 
 
 def test_rank_follows_the_paper_before_the_general_convention():
-    found = ranked(
-        metric_rows(
-            ("p", "a", 0, "openood", "auroc", 0.9),
-            ("p", "b", 0, "openood", "auroc", 0.1),
-            ("p", "a", 0, "threedos", "auroc", 0.2),
-            ("p", "b", 0, "threedos", "auroc", 0.8),
-            ("p", "b", 1, "threedos", "auroc", 0.6),
-        )
+    found = ranking(
+        ("p", "a", 0, "openood", "auroc", 0.9),
+        ("p", "b", 0, "openood", "auroc", 0.1),
+        ("p", "a", 0, "threedos", "auroc", 0.2, {"low": 0.1, "high": 0.3}),
+        ("p", "b", 0, "threedos", "auroc", 0.8, {"low": 0.7, "high": 0.9}),
+        ("p", "b", 1, "threedos", "auroc", 0.6, {"low": 0.5, "high": 0.7}),
     )
-    assert found["detector"].to_list() == ["b", "a"] and found["place"].to_list() == [0, 1]
+    assert found["run"].to_list() == ["b · own", "a · own"] and found["place"].to_list() == [0, 1]
     assert set(found["convention"]) == {"threedos"}
     assert found["mean"].to_list() == pytest.approx([0.7, 0.2])
     assert found["deviation"].to_list() == [pytest.approx(0.1 * 2**0.5), None]
+    assert found["low"].to_list() == [None, 0.1], "an interval is of one seed"
     assert found["seeds"].to_list() == [2, 1]
 
 
@@ -83,59 +158,150 @@ def test_rank_by_average_precision_where_the_paper_does():
         for name, auroc, precision in (("a", 0.9, 0.1), ("b", 0.2, 0.3))
         for metric, value in (("auroc", auroc), ("average_precision", precision), ("skew", 1.0))
     ]
-    assert ranked(metric_rows(*rows))["detector"].to_list() == ["b", "a"]
+    assert ranking(*rows)["run"].to_list() == ["b · own", "a · own"]
 
 
 def test_rank_turns_round_where_lower_is_better_and_gaps_come_last():
-    found = ranked(
-        metric_rows(
-            ("p", "gap", 0, "c", "fpr95", None),
-            ("p", "worse", 0, "c", "fpr95", 0.7),
-            ("p", "better", 0, "c", "fpr95", 0.3),
-        )
+    found = ranking(
+        ("p", "gap", 0, "c", "fpr95", None),
+        ("p", "worse", 0, "c", "fpr95", 0.7),
+        ("p", "better", 0, "c", "fpr95", 0.3),
     )
-    assert found["detector"].to_list() == ["better", "worse", "gap"]
+    assert found["run"].to_list() == ["better · own", "worse · own", "gap · own"]
+
+
+# ---- the leaderboard
+
+
+def board(page: Path, caption: str) -> list[list[str]]:
+    source = page.read_text()
+    start = source.index(f'<p class="caption">{caption}')
+    return cells(source[start : source.index("</table>", start)])
+
+
+def test_only_whole_plain_numbers_are_ranked_and_the_rest_is_folded(tmp_path):
+    kinds = [
+        (0.5, {}),
+        (0.9, {"subset": "SN2"}),
+        (0.8, {"view": "turned", "subset": "SN2"}),
+        (0.7, {"phase": "after"}),
+        (0.6, {"step": 1}),
+    ]
+    rows = [("p", "a", 0, "c", "auroc", value, differs) for value, differs in kinds]
+    lake_of(tmp_path, measured(*rows))
+    page = write_report(tmp_path, "toy")
+    assert board(page, "Split test, protocol p") == [["a · own", "p", "1", "10", "0.500"]]
+    folded = page.read_text().split("Subsets, views and phases by themselves")[1]
+    assert cells(folded[: folded.index("</details>")]) == [
+        ["a · own", "p", "SN2", "1", "10", "0.900"],
+        ["a · own", "p", "SN2, turned", "1", "10", "0.800"],
+        ["a · own", "p", "after labels", "1", "10", "0.700"],
+    ]
+    assert "Step by step" not in page.read_text(), "one step of one is no line"
+
+
+def test_all_steps_together_are_ranked_and_single_ones_drawn(tmp_path):
+    rows = [
+        ("p", "a", 0, "c", "auroc", value, {"step": step, "phase": "before"})
+        for step, value in ((-1, 0.25), (0, None), (1, 0.3), (2, 0.2))
+    ]
+    lake_of(tmp_path, measured(*rows))
+    page = write_report(tmp_path, "toy")
+    assert board(page, "Split test, protocol p") == [["a · own", "p", "1", "10", "0.250"]]
+    drawn = page.read_text().split("Step by step")[1]
+    assert ">p, auroc<" in drawn and ">Step<" in drawn and "a · own" in drawn
+
+
+def test_metrics_of_an_older_version_are_named_and_not_read(tmp_path, monkeypatch):
+    columns = Column("detector", pa.string(), "Detector"), Column("value", pa.float64(), "Value")
+    older = Table("metrics", "As it was.", columns, key=("detector",))
+    monkeypatch.setattr("tests.small_lake.find_table", lambda *_: older)
+    lake_of(tmp_path, {"metrics": pl.DataFrame({"detector": ["a"], "value": [0.123]})})
+    page = parsed(write_report(tmp_path, "toy"))
+    assert "is of an older version" in page.prose and "0.123" not in page.prose
+    assert "Best runs" not in parsed(tmp_path / "reports/index.html").prose
 
 
 # ---- the index
 
 
 def test_index_names_the_best_of_each_protocol_and_who_is_as_good(tmp_path):
+    interval = {"low": 0.9, "high": 1.0}
     lake_of(
         tmp_path,
-        {
-            "metrics": metric_rows(
-                ("one", "a", 0, "c", "auroc", 0.5),
-                ("one", "a", 1, "c", "auroc", 0.7),
-                ("one", "b", 0, "c", "auroc", 0.55),
-                ("two", "a", 0, "c", "auroc", 1.0),
-                ("two", "b", 0, "c", "auroc", 1.0),
-            )
-        },
+        measured(
+            ("one", "a", 0, "c", "auroc", 0.5),
+            ("one", "a", 1, "c", "auroc", 0.7),
+            ("one", "b", 0, "c", "auroc", 0.55),
+            ("two", "a", 0, "c", "auroc", 1.0, interval),
+            ("two", "b", 0, "c", "auroc", 1.0, interval),
+        ),
     )
     write_report(tmp_path, "toy")
-    assert cells(tmp_path / "reports/index.html") == [
-        ["one", "test", "a", "2", "auroc (c)", "0.600 ± 0.141", "2"],
-        ["two", "test", "a (and 1 as good)", "2", "auroc (c)", "1.000", "1"],
+    own = "a · own"
+    one = ["one", "test", "auroc (c)", own, "2", "0.600 ± 0.141", "2", "10", "–", "–"]
+    two = ["two", "test", "auroc (c)", f"{own} (and 1 as good)", "2", "1.000\n[0.900, 1.000]"]
+    index = tmp_path / "reports/index.html"
+    assert cells(index) == [one, [*two, "1", "10", "–", "–"]]
+    assert "chosen after looking" in parsed(index).prose
+
+
+def test_beside_the_best_on_test_stands_the_score_chosen_on_validation(tmp_path):
+    values = {"msp": (0.6, 0.8), "knn": (0.9, 0.7), "vim": (None, 0.6)}
+    rows = [
+        ("p", "net", 0, "c", "auroc", value, {"score": score, "split": split})
+        for score, both in values.items()
+        for split, value in zip(("valid", "test"), both, strict=True)
     ]
+    # Another model's score is better on validation: it is not the same model's.
+    other = ("p", "other", 0, "c", "auroc", 0.99, {"score": "knn", "split": "valid"})
+    lake_of(tmp_path, measured(*rows, other))
+    page = write_report(tmp_path, "toy")
+    expected = [
+        ["p", "test", "auroc (c)", "net · msp", "3", "0.800", "1", "10", "net · knn", "0.700"]
+    ]
+    assert cells(tmp_path / "reports/index.html") == expected
+    assert board(page, "The best run of each protocol") == expected
+
+
+def test_lower_is_better_on_validation_too(tmp_path):
+    rows = [
+        ("p", "net", 0, "c", "fpr95", value, {"score": score, "split": split})
+        for score, both in {"msp": (0.3, 0.1), "knn": (0.2, 0.4)}.items()
+        for split, value in zip(("valid", "test"), both, strict=True)
+    ]
+    lake_of(tmp_path, measured(*rows))
+    write_report(tmp_path, "toy")
+    (shown,) = cells(tmp_path / "reports/index.html")
+    assert shown[3] == "net · msp" and shown[8:] == ["net · knn", "0.400"]
 
 
 def test_index_averages_families_over_runs_that_have_all_members(tmp_path):
-    whole = [
-        (f"set/{member}", "whole", seed, "c", "auroc", value + seed / 10)
+    rows = [
+        (f"set/{member}", "all", seed, "c", "auroc", value + seed / 10)
         for member, value in (("cat", 0.2), ("dog", 0.4))
         for seed in (0, 1)
     ]
     part = ("set/dog", "part", 0, "c", "auroc", 0.99)
-    lake_of(tmp_path, {"metrics": metric_rows(*whole, part)})
+    lake_of(tmp_path, measured(*rows, part))
     write_report(tmp_path, "toy")
     assert cells(tmp_path / "reports/index.html") == [
-        ["set (mean of 2)", "test", "whole", "1", "auroc (c)", "0.350 ± 0.071", "2"]
+        [
+            "set (mean of 2)",
+            "test",
+            "auroc (c)",
+            "all · own",
+            "1",
+            "0.350 ± 0.071",
+            "2",
+            "20",
+            *"––",
+        ]
     ]
 
 
 def test_damage_of_one_benchmark_does_not_stop_the_report_of_another(tmp_path):
-    metrics = {"metrics": metric_rows(("p", "a", 0, "c", "auroc", 0.5))}
+    metrics = measured(("p", "a", 0, "c", "auroc", 0.5))
     lake_of(tmp_path, metrics)
     lake_of(tmp_path, metrics, "broken")
     write_report(tmp_path, "broken")
@@ -150,7 +316,7 @@ def test_damage_of_one_benchmark_does_not_stop_the_report_of_another(tmp_path):
 
 
 def test_a_page_of_the_same_tables_is_left_alone(tmp_path, monkeypatch):
-    lake_of(tmp_path, {"metrics": metric_rows(("p", "a", 0, "c", "auroc", 0.5))})
+    lake_of(tmp_path, measured(("p", "a", 0, "c", "auroc", 0.5)))
     path = write_report(tmp_path, "toy", anew=False)
     page = path.read_text()
     marked = page.replace("</main>", "<!-- as it was --></main>")
@@ -179,38 +345,54 @@ def test_only_the_best_runs_are_drawn(tmp_path):
     (section,) = curves(lake_of(tmp_path, made))
     drawn = "".join(section.parts)
     best = made["metrics"].filter(metric="auroc").sort("value", descending=True)
-    assert set(re.findall(r"run\d\d", drawn)) == set(best["detector"].head(MOST_RUNS))
+    assert set(re.findall(r"run\d\d", drawn)) == set(best["model"].head(MOST_RUNS))
     assert f"Drawn are the {MOST_RUNS} best runs" in drawn
 
 
 # ---- confusions
 
 
-def score_rows(detector: str, seed: int, pairs: list[tuple[str, str | None]]) -> pl.DataFrame:
-    """Known samples of (class, predicted)."""
-    return pl.DataFrame(
-        {
-            "protocol": "p",
-            "detector": detector,
-            "backbone": "none",
-            "seed": pl.Series([seed] * len(pairs), dtype=pl.Int32),
-            "split": "test",
-            "sample_id": [f"s{n:03}" for n in range(len(pairs))],
-            "class": [true for true, _ in pairs],
-            "novel": False,
-            "score": 0.0,
-            "predicted": pl.Series([guess for _, guess in pairs], dtype=pl.String),
-        }
-    )
+def guesses(model: str, seed: int, pairs: list[tuple[str, str]], **differs: Any) -> dict[str, Any]:
+    """The run, what it calls samples of (class, predicted), and what the protocol says of them."""
+    facts = RunFacts(benchmark="toy", protocol="p", model=model, seed=seed, fit_key="rows")
+    role = differs.pop("role", "known")
+    rows, splits = [], []
+    for number, (true, guess) in enumerate(pairs):
+        sample = {"sample_id": f"{true}{number}", "step": 0, "split": "test", "class": true}
+        given = sample | {"run_id": run_id(facts), "phase": "none", "view": "plain", "rank": 1}
+        given |= {"predicted": guess, "probability": 1.0, "p_unknown": None}
+        rows.append(given | differs)
+        splits.append(sample | {"protocol": "p", "label": 0, "role": role, "subset": None})
+    return {
+        "runs": run_row(facts),
+        "predictions": pl.DataFrame(rows, schema=PREDICTIONS.polars_schema),
+        "splits": pl.DataFrame(splits, schema=SPLITS.polars_schema),
+    }
+
+
+def joined(*parts: dict[str, Any]) -> dict[str, pl.DataFrame]:
+    return {
+        name: pl.concat(part[name] for part in parts).unique(SHARED[name].key, maintain_order=True)
+        for name in parts[0]
+    }
 
 
 def test_confusions_of_the_run_that_classifies_best(tmp_path):
     good = [("cat", "cat"), ("cat", "dog"), ("dog", "dog"), ("dog", "dog")]
     bad = [("cat", "dog"), ("cat", "dog"), ("dog", "cat"), ("dog", "dog")]
-    novel = score_rows("good", 2, [("yak", "dog")]).with_columns(novel=pl.lit(True))
-    scores = [score_rows("good", 0, good), score_rows("good", 1, good), score_rows("bad", 0, bad)]
-    silent = score_rows("silent", 0, [("cat", None)])
-    read = lake_of(tmp_path, {"scores": pl.concat([*scores, novel, silent])})
+    wrong = [("dog", "cat")] * 4
+    read = lake_of(
+        tmp_path,
+        joined(
+            guesses("good", 0, good),
+            guesses("good", 1, good),
+            guesses("bad", 0, bad),
+            guesses("good", 0, [("yak", "dog")], role="novel"),
+            guesses("good", 0, wrong, rank=2),
+            guesses("good", 0, wrong, phase="before"),
+            guesses("good", 0, wrong, view="turned"),
+        ),
+    )
     (section,) = confusion(read)
     shown = "".join(section.parts)
     assert "Protocol p, split test, good: accuracy 75.0%" in shown
@@ -219,7 +401,7 @@ def test_confusions_of_the_run_that_classifies_best(tmp_path):
 
 
 def test_no_predictions_no_confusions(tmp_path):
-    read = lake_of(tmp_path, {"scores": score_rows("silent", 0, [("cat", None)])})
+    read = lake_of(tmp_path, measured(("p", "a", 0, "c", "auroc", 0.5)))
     assert confusion(read) == []
 
 
@@ -260,9 +442,9 @@ def test_of_many_classes_the_worst_are_drawn(monkeypatch):
 
 
 def test_time_spent_is_added_up_by_stage(tmp_path):
-    lake_of(tmp_path, {"metrics": metric_rows(("p", "a", 0, "c", "auroc", 0.5))})
+    lake_of(tmp_path, measured(("p", "a", 0, "c", "auroc", 0.5)))
     folder = tmp_path / ".novelty/timings"
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for old in folder.iterdir():
         old.unlink()
     names = ("benchmark", "stage", "shard", "records", "seconds", "when")
