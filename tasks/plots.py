@@ -451,6 +451,7 @@ def line_panels(
             for (hollow,), some in own.group_by("hollow", maintain_order=True):
                 face = "none" if hollow else colour
                 axes.plot(some["x"], some["y"], "o", ms=3, mfc=face, mec=colour, mew=0.8)
+        _counts(axes.xaxis)
 
     return _line_grid(points, lines, across, columns, draw, panel_height=2.3, sharex=True)
 

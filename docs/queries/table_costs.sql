@@ -3,7 +3,7 @@
 SET VARIABLE lake = (
     SELECT regexp_replace(path, '[^/]*$', '') FROM duckdb_databases() WHERE database_name = current_database()
 );
-SELECT benchmark, "table", rows, bytes, len(parts) AS files, quarantined,
+SELECT benchmark, "table" AS table_name, rows, bytes, len(parts) AS files, quarantined,
     round(bytes / nullif(rows, 0), 1) AS bytes_a_row,
     round(bytes / sum(bytes) OVER (), 4) AS share
 FROM read_json(
@@ -13,4 +13,4 @@ FROM read_json(
         quarantined: 'BIGINT', parts: 'JSON[]'
     }
 )
-ORDER BY bytes DESC, benchmark, "table";
+ORDER BY bytes DESC, benchmark, table_name;

@@ -67,7 +67,7 @@ def cells(metrics: pl.DataFrame, where: Sequence[str] = WHERE) -> pl.DataFrame:
         value.count().alias("found"),
         pl.len().cast(pl.Int64).alias("seeds"),
         pl.col("n").max().alias("samples"),
-        pl.first("config_id"),
+        pl.first("config_id", "score_name"),
     )
 
 
@@ -129,7 +129,7 @@ def best(metrics: pl.DataFrame, caption: str, most: int) -> Html:
         every.filter(pl.col("split") == "valid", pl.col("mean").is_not_null())
         .sort(_better(), "run")
         .group_by(kind, maintain_order=True)
-        .agg(pl.first("run").alias("chosen"))
+        .agg(pl.first("run").alias("chosen"), pl.first("score_name").alias("chosen_on_valid"))
         .join(first.filter(pl.col("scores") > 1, tested).select(*kind, "split"), on=kind)
         .join(
             every.select(*kind, "split", pl.col("run").alias("chosen"), _shown().alias("its")),
@@ -141,23 +141,22 @@ def best(metrics: pl.DataFrame, caption: str, most: int) -> Html:
         first.join(picked, on=[*kind, "split"], how="left", maintain_order="left")
         .head(most)
         .select(
-            "protocol",
-            "split",
+            pl.when(tested).then("protocol").otherwise(pl.format("{}, {}", *WHERE)),
             pl.format("{} ({})", pl.col("metric").str.replace_all("_", " "), "convention").alias(
                 "metric"
             ),
             pl.when(pl.col("tied") > 0).then(tied).otherwise("run").alias("best_run"),
             "of_runs",
-            _shown().alias("value"),
             "seeds",
             "samples",
-            pl.col("chosen").alias("chosen_on_validation"),
+            _shown().alias("value"),
+            "chosen_on_valid",
             pl.col("its").alias("its_value"),
         )
     )
     if first.height > most:
         caption += f"; the first {most} of {first.height} protocols"
-    return table(shown, caption, right=("value", "its_value"))
+    return table(shown, caption, right=("value", "chosen_on_valid", "its_value"))
 
 
 def families(metrics: pl.DataFrame) -> pl.DataFrame:
@@ -177,13 +176,13 @@ def families(metrics: pl.DataFrame) -> pl.DataFrame:
             pl.lit(None, pl.Float64).alias("low"),
             pl.lit(None, pl.Float64).alias("high"),
             pl.col("n").sum(),
-            pl.first("config_id"),
+            pl.first("config_id", "score_name"),
             pl.len().alias("there"),
         )
         .filter(pl.col("there") == pl.col("members"))
         .with_columns(pl.format("{} (mean of {})", "family", "members").alias("protocol"))
     )
-    kept = ["protocol", *run, "value", "low", "high", "n", "config_id"]
+    kept = ["protocol", *run, "value", "low", "high", "n", "config_id", "score_name"]
     return pl.concat([metrics.filter(single).select(kept), means.select(kept)])
 
 
@@ -240,7 +239,7 @@ def _steps(metrics: pl.DataFrame) -> list[Html]:
         metrics.filter(plain & (pl.col("step") == ALL_STEPS).any().over("protocol"))
         .filter(pl.col("step") >= 0, pl.col("value").is_not_null())
         .join(lines, on=kind)
-        .sort("protocol", "phase", "run", "run_id", "step")
+        .sort("protocol", after, "run", "run_id", "step")
         .select(
             pl.concat_str(
                 "protocol",
@@ -275,15 +274,20 @@ def styles(runs: pl.Series) -> dict[str, tuple[str, str]]:
 
 
 def _boards(metrics: pl.DataFrame, where: list[str]) -> list[Html]:
-    """A table of each split, and of each set of conventions: other columns, another table."""
-    parts = []
+    """A table of each split, and of each set of conventions: other columns, another table.
+
+    Splits after the first are folded.
+    """
+    parts: list[Html] = []
     conventions = pl.col("convention").unique().sort().implode().over(*where, "split", "run")
     every = cells(metrics, [*where, "split"]).with_columns(conventions.alias("conventions"))
     for split in in_order(set(every["split"])):
         here = every.filter(split=split)
+        boards = []
         for names in sorted({tuple(names) for names in here["conventions"].to_list()}):
             chosen = here.filter(pl.col("conventions") == pl.lit(list(names)))
-            parts.append(_board(chosen, where, f"Split {split}, {_protocols(chosen)}"))
+            boards.append(_board(chosen, where, f"Split {split}, {_protocols(chosen)}"))
+        parts += [folded(f"Split {split}", *boards)] if parts else boards
     return parts
 
 

@@ -28,10 +28,11 @@ class Kind:
 
 
 def named(read: Read, rows: pl.DataFrame) -> pl.DataFrame:
-    """Rows with `config_id` and `run`, the name: `cross_entropy · dgcnn · nearest (epochs=5)`.
+    """Rows with `config_id`, `run`, the name, and `score_name`, the part of it after the network.
 
-    Runs of one configuration and score share it, whatever their seed; others of the same protocol
-    never do. Rows without a score are named by model and network.
+    A name is `cross_entropy · dgcnn · nearest (epochs=5)`. Runs of one configuration and score
+    share it, whatever their seed; others of the same protocol never do. Rows without a score are
+    named by model and network.
     """
     runs, scores = _table(read, RUNS), _table(read, SCORE_SETTINGS)
     config_of = dict(runs.select("run_id", "config_id").iter_rows())
@@ -44,13 +45,18 @@ def named(read: Read, rows: pl.DataFrame) -> pl.DataFrame:
         title, facts = run_id, {}
         if config in configs:
             title, facts = configs[config].title, configs[config].facts
+        more = settings[score_id].facts if score_id in settings else {}
         if score not in ("", NO_SCORE):
-            title = f"{title} · {score}"
-            facts = facts | (settings[score_id].facts if score_id in settings else {})
-        said = ", ".join(f"{name}={value}" if value else name for name, value in facts.items())
-        names.append((config, f"{title} ({said})" if said else title))
-    added = pl.DataFrame(names, schema={"config_id": pl.String, "run": pl.String}, orient="row")
+            title, facts = f"{title} · {score}", facts | more
+        names.append((config, _name(title, facts), _name(score, more)))
+    schema = dict.fromkeys(("config_id", "run", "score_name"), pl.String)
+    added = pl.DataFrame(names, schema=schema, orient="row")
     return rows.join(keys.hstack(added), on=key, how="left", maintain_order="left")
+
+
+def _name(title: str, facts: Facts) -> str:
+    said = ", ".join(f"{name}={value}" if value else name for name, value in facts.items())
+    return f"{title} ({said})" if said else title
 
 
 def _table(read: Read, declared: Table) -> pl.DataFrame:

@@ -41,27 +41,55 @@ def scores(seed: int, detectors: list[str], protocol: str = "visual") -> pl.Data
     return pl.concat(frames)
 
 
-def metric_rows(values: dict[tuple[str, int], float]) -> list[dict]:
+def shared_scores(seed: int, runs: list[str]) -> pl.DataFrame:
+    """The same frames as shared rows; the last two runs agree least on the first frame."""
+    rows = scores(seed, runs).rename({"detector": "run_id", "score": "value"})
+    first = pl.col("sample_id").str.ends_with("/0/0")
+    value = pl.when(first, run_id=runs[-1]).then(9.0).when(first, run_id=runs[-2]).then(-9.0)
+    usual = {"score": "msp", "score_id": "msp", "view": "plain", "phase": "none", "step": 0}
+    return rows.drop("protocol", "backbone").with_columns(
+        value.otherwise("value").alias("value"),
+        *(pl.lit(given).alias(name) for name, given in usual.items()),
+    )
+
+
+def run_rows(protocol: str, runs: dict[str, tuple[str, int]]) -> list[dict]:
+    """`runs`: run_id -> model, which is the configuration too, and seed."""
     return [
-        {
-            "protocol": "SN1",
-            "run_id": f"dgcnn{seed}",
-            "model": "cross_entropy",
-            "score_id": score,
-            "score": score,
-            "seed": seed,
-            "split": "test",
-            "view": "plain",
-            "phase": "none",
-            "step": 0,
-            "subset": "all",
-            "convention": "threedos",
-            "metric": "auroc",
-            "value": value,
-            "n": 10,
-        }
-        for (score, seed), value in values.items()
+        {"run_id": run, "protocol": protocol, "model": model, "seed": seed}
+        | {"network": "none", "changed": "{}", "config_id": model}
+        for run, (model, seed) in runs.items()
     ]
+
+
+def metric_row(model: str, seed: int, value: float | None, **other: object) -> dict:
+    row = {"protocol": "SN1", "run_id": f"{model}{seed}", "model": model, "seed": seed}
+    row |= {"score_id": "msp", "score": "msp", "split": "test", "view": "plain", "phase": "none"}
+    row |= {"step": 0, "subset": "all", "convention": "threedos", "metric": "auroc"}
+    return row | {"value": value, "low": 0.1, "high": 0.9, "n": 10} | other
+
+
+def put_shared(lake: Path) -> None:
+    """Benchmarks `one` and `two` with the shared tables that queries over all benchmarks read."""
+    odin = {"odin": ("odin", 0), "memory": ("memory", 0), "vgg": ("vgg", 0)}
+    put_table(lake, "one", "runs", run_rows("visual", odin))
+    put_table(lake, "one", "scores", shared_scores(1, list(odin)))
+    seeds = {("arpl", 0): 0.5, ("arpl", 1): 0.7, ("arpl", 2): 0.9, ("ce", 0): 0.8, ("ce", 1): 0.8}
+    nets = {f"{model}{seed}": (model, seed) for model, seed in [*seeds, ("once", 0)]}
+    put_table(lake, "two", "runs", run_rows("SN1", nets))
+    put_table(lake, "two", "scores", shared_scores(2, ["arpl0", "ce0"]))
+    others = [{"subset": "SN2"}, {"view": "turned"}, {"phase": "after"}, {"step": 1}]
+    put_table(
+        lake,
+        "two",
+        "metrics",
+        [
+            *(metric_row(*run, value) for run, value in seeds.items()),
+            metric_row("once", 0, 0.75),
+            metric_row("once", 0, None, metric="aupr"),
+            *(metric_row("once", 0, 0.99, **other) for other in others),
+        ],
+    )
 
 
 def measure(increment: int, value: float, **other: object) -> dict:
@@ -118,9 +146,9 @@ def put_novelcraft_runs(lake: Path, scored: pl.DataFrame) -> None:
 
 
 def make_query_lake(lake: Path) -> Path:
+    put_shared(lake)
     both = scores(1, ["odin", "patch_memory", "vgg_classifier"])
     put_novelcraft_runs(lake, both)
-    put_table(lake, "threedos", "scores", scores(2, ["msp", "energy"], "SN1"))
     put_table(lake, "novelcraft", "images", [{"frame_id": "normal/0/0", "png": small_png()}])
     vectors = [{"sample_id": f"c{i}", "embedding": [float(i)] * 1280} for i in range(2)]
     put_table(lake, "kowl", "features_efficientnet", vectors)
@@ -162,25 +190,6 @@ def make_query_lake(lake: Path) -> Path:
         ],
     )
     put_table(lake, "kowl", "quarantine", [refused("field_count", "list.csv:4", "5 fields")])
-    put_table(
-        lake,
-        "threedos",
-        "metrics",
-        metric_rows(
-            {("msp", 0): 0.5, ("msp", 1): 0.7, ("msp", 2): 0.9, ("mls", 0): 0.8, ("mls", 1): 0.8}
-        ),
-    )
-    put_table(
-        lake,
-        "threedos",
-        "runs",
-        [
-            {"run_id": f"dgcnn{seed}", "protocol": "SN1", "model": "cross_entropy", "seed": seed}
-            | {"network": "dgcnn", "changed": "{}", "config_id": "c", "state": "done"}
-            | {"origin": "trained", "base_runs": []}
-            for seed in range(3)
-        ],
-    )
     put_table(
         lake,
         "threedos",

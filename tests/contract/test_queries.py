@@ -43,46 +43,63 @@ def test_every_query_is_in_the_guide():
     assert set(re.findall(r"queries/(\w+)\.sql", guide)) == set(NAMES)
 
 
+def scored(lake: Path, benchmark: str) -> pl.DataFrame:
+    return pl.read_parquet(lake / f"{benchmark}/scores/current/*.parquet")
+
+
 def test_hardest_classes_are_those_of_sklearn(lake):
     from sklearn.metrics import roc_auc_score
 
-    rows = ask(lake, "hardest_classes")
-    assert rows.group_by("benchmark", "detector").len()["len"].to_list() == [3] * 5
-    scored = pl.concat(
-        pl.read_parquet(lake / f"{name}/scores/current/*.parquet")
-        for name in ("novelcraft", "threedos")
-    )
+    rows = ask(lake, "hardest_classes").filter(pl.col("benchmark").is_in(["one", "two"]))
+    assert rows.group_by("benchmark", "run_id").len()["len"].to_list() == [3] * 5
     for row in rows.iter_rows(named=True):
-        run = scored.filter(detector=row["detector"])
+        run = scored(lake, row["benchmark"]).filter(run_id=row["run_id"])
         pair = run.filter((pl.col("class") == row["class"]) | ~pl.col("novel"))
-        assert row["auroc"] == pytest.approx(roc_auc_score(pair["novel"], pair["score"]), abs=1e-4)
-    odin = rows.filter(detector="odin")
-    assert odin["auroc"].is_sorted(), "the hardest first"
+        assert row["auroc"] == pytest.approx(roc_auc_score(pair["novel"], pair["value"]), abs=1e-4)
+    assert rows.filter(model="odin")["auroc"].is_sorted(), "the hardest first"
 
 
 def test_disagreement_is_the_distance_of_ranks(lake):
-    rows = ask(lake, "detector_disagreement")
+    rows = ask(lake, "score_disagreement")
     assert rows.height == 20 and rows["apart"].is_sorted(descending=True)
     assert (rows["apart"] - (rows["first_rank"] - rows["second_rank"]).abs()).abs().max() < 0.0015
-    scored = pl.read_parquet(lake / "novelcraft/scores/current/*.parquet")
-    first = rows.filter(benchmark="novelcraft").row(0, named=True)
-    run = scored.filter(detector=first["first_run"].split()[0])
-    own = run.filter(sample_id=first["sample_id"])["score"][0]
-    assert first["first_rank"] == pytest.approx((run["score"] < own).sum() / 39, abs=1e-3)
+    first = rows.row(0, named=True)
+    assert first["benchmark"] == "one" and first["sample_id"] == "normal/0/0"
+    assert (first["first_run"], first["second_run"]) == ("memory msp 0", "vgg msp 0")
+    assert (first["first_rank"], first["second_rank"]) == (0.0, 1.0)
+    for row in rows.filter(benchmark="one").iter_rows(named=True):
+        run = scored(lake, "one").filter(run_id=row["first_run"].split()[0])
+        own = run.filter(sample_id=row["sample_id"])["value"][0]
+        assert row["first_rank"] == pytest.approx((run["value"] < own).sum() / 39, abs=1e-3)
 
 
-def test_false_alarms_count_detectors(lake):
+def test_false_alarms_count_scores(lake):
     rows = ask(lake, "false_alarms")
     assert not set(rows["class"]) & set(NOVEL)
-    scored = pl.read_parquet(lake / "novelcraft/scores/current/*.parquet").filter(~pl.col("novel"))
-    line = pl.col("score").quantile(0.9, "linear").over("detector")
-    alarms = scored.filter(pl.col("score") > line).group_by("sample_id").len()
+    known = scored(lake, "one").filter(~pl.col("novel"))
+    line = pl.col("value").quantile(0.9, "linear").over("run_id")
+    alarms = known.filter(pl.col("value") > line).group_by("sample_id").len()
     expected = dict(alarms.iter_rows())
-    found = rows.filter(benchmark="novelcraft")
+    found = rows.filter(benchmark="one")
     assert found.height == min(10, len(expected))
     assert dict(found.select("sample_id", "alarms").iter_rows()).items() <= expected.items()
     assert found["alarms"][0] == max(expected.values())
-    assert (rows["of_all"] == (rows["alarms"] == rows["runs"])).all()
+    assert (rows["of_all"] == (rows["alarms"] == rows["of_scores"])).all()
+
+
+def test_best_run_is_of_whole_protocols_over_seeds(lake):
+    rows = ask(lake, "best_runs").filter(benchmark="two")
+    columns = ["protocol", "model", "score", "seeds", "auroc", "low", "samples"]
+    assert rows.select(columns).rows() == [("SN1", "ce", "msp", 2, 0.8, None, 10)]
+
+
+def test_deviation_is_over_seeds_of_one_configuration(lake):
+    rows = ask(lake, "seed_deviation").filter(benchmark="two")
+    columns = ["model", "seeds", "mean", "deviation", "lowest", "highest"]
+    assert rows.select(columns).rows() == [
+        ("arpl", 3, 0.7, 0.2, 0.5, 0.9),
+        ("ce", 2, 0.8, 0.0, 0.8, 0.8),
+    ]
 
 
 def test_calibration_bins_by_novel_fraction(lake):
@@ -114,10 +131,8 @@ def test_quarantined_names_the_first_record(lake):
 def test_costs_are_those_of_the_files(lake):
     rows = ask(lake, "table_costs")
     assert rows.height == len(list(lake.glob("*/*/current")))
-    row = rows.filter(benchmark="novelcraft", table="scores").row(0, named=True)
-    size = sum(
-        path.stat().st_size for path in (lake / "novelcraft/scores/current/").glob("*.parquet")
-    )
+    row = rows.filter(benchmark="one", table_name="scores").row(0, named=True)
+    size = sum(path.stat().st_size for path in (lake / "one/scores/current/").glob("*.parquet"))
     assert (row["rows"], row["bytes"], row["files"]) == (120, size, 1)
     assert rows["share"].sum() == pytest.approx(1, abs=0.01)
 
@@ -153,12 +168,6 @@ ANSWERS = [
             ["label", "clips", "recall", "taken_for", "times"],
             [("luge", 4, 0.25, "skiing", 2), ("skiing", 5, 1.0, None, None)],
         ),
-        (
-            "threedos_seed_deviation",
-            ["score", "seeds", "mean", "deviation", "lowest", "highest"],
-            [("msp", 3, 0.7, 0.2, 0.5, 0.9), ("mls", 2, 0.8, 0.0, 0.8, 0.8)],
-        ),
-        ("best_detectors", ["detector", "seeds", "auroc"], [("mls", 2, 0.8)]),
         (
             "condda_sessions",
             ["session_id", "tests_finished", "test_id", "attempts", "rounds", "result_lines",
