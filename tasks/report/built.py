@@ -69,6 +69,11 @@ def what_was_built(read: Tables) -> Section:
         table(pl.DataFrame(built), right=("size",)),
         folded("Paths, versions and stages", table(pl.DataFrame(kept))),
     ]
+    if read.older:
+        names = ", ".join(f"`{name}`" for name in read.older)
+        parts.insert(
+            1, paragraph(f"Of an older version, so not shown below: {names}. Build again.")
+        )
     return Section("What was built", parts + _sources_and_settings(read) + time_spent(read))
 
 
@@ -121,6 +126,10 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]
 
 
 def data_quality(read: Tables) -> Section:
+    if "quarantine" in read.older:
+        return Section(
+            "Data quality", [paragraph("The table `quarantine` is of an older version.")]
+        )
     if not read.rows("quarantine"):
         return Section("Data quality", [paragraph("No record was refused.")])
     columns = ["stage", "table_name", "rule", "shard", "record", "number", "message"]

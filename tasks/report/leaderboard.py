@@ -13,7 +13,7 @@ import polars as pl
 from schemas.tables import ALL_STEPS, PLAIN
 from tasks import plots
 from tasks.evaluation.conventions import CONVENTIONS
-from tasks.report.blocks import Html, figure, folded, number_text, paragraph, table
+from tasks.report.blocks import Html, counted, figure, folded, number_text, paragraph, table
 from tasks.report.page import Section
 from tasks.report.reading import Tables
 from tasks.report.runs import named
@@ -121,7 +121,7 @@ def best(metrics: pl.DataFrame, caption: str, most: int) -> Html:
             pl.col("run").n_unique().over(*WHERE, "config_id").alias("scores"),
         )
         .filter(tested | ~tested.any().over("protocol"))
-        .filter(place=0)
+        .filter(pl.col("mean").is_not_null(), place=0)
     )
     kind = ["protocol", "config_id", "convention", "metric"]
     every = cells(rows)
@@ -189,8 +189,10 @@ def families(metrics: pl.DataFrame) -> pl.DataFrame:
 def leaderboard(read: Tables) -> list[Section]:
     metrics = results(read)
     if metrics is None:
-        older = read.rows("metrics") and "run_id" not in read.columns("metrics")
-        return [Section("Leaderboard", [paragraph(OLDER)])] if older else []
+        unnamed = read.rows("metrics") and "run_id" not in read.columns("metrics")
+        older = unnamed or "metrics" in read.older
+        parts = [paragraph(OLDER)] if older else _failed(read)
+        return [Section("Leaderboard", parts)] if parts else []
     parts = [
         paragraph(
             "Mean ± standard deviation over seeds; of one seed the value and its 95 % interval "
@@ -205,7 +207,7 @@ def leaderboard(read: Tables) -> list[Section]:
     if others.height:
         boards = _boards(others, ["protocol", "part"])
         parts.append(folded("Subsets, views and phases by themselves", *boards))
-    parts += _steps(metrics)
+    parts += _steps(metrics) + _failed(read)
     used = [CONVENTIONS[name] for name in sorted(set(metrics["convention"])) if name in CONVENTIONS]
     if used:
         dumped = [convention.model_dump(mode="json") for convention in used]
@@ -214,6 +216,17 @@ def leaderboard(read: Tables) -> list[Section]:
         )
         parts.append(folded("What the conventions mean", table(frame)))
     return [Section("Leaderboard", parts)]
+
+
+def _failed(read: Tables) -> list[Html]:
+    """Runs that came to no end, and why."""
+    columns = ["run_id", "protocol", "seed", "reason"]
+    rows = read("runs", columns, pl.col("state") == "failed")
+    if rows is None or rows.is_empty():
+        return []
+    shown = named(read, rows).select("run", "protocol", "seed", "reason")
+    caption = f"{counted(shown.height, 'run')} failed"
+    return [folded(caption, table(shown.sort("protocol", "run", "seed")))]
 
 
 def _others(metrics: pl.DataFrame) -> pl.DataFrame:

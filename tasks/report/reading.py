@@ -12,6 +12,7 @@ import polars as pl
 
 from schemas.errors import LakeError
 from schemas.manifest import BuildRecord
+from schemas.tables import find_table
 from storage.tables import TableVersion
 from storage.upkeep import read_build_record
 
@@ -25,11 +26,22 @@ class Read(Protocol):
 
 
 class Tables:
-    """`Read` for these versions of a lake's tables, and what the last build recorded."""
+    """`Read` for these versions of a lake's tables, and what the last build recorded.
+
+    A table of another schema version than the declared one is named in `older` and not read.
+    """
 
     def __init__(self, lake: Path, benchmark: str, versions: Sequence[TableVersion]) -> None:
         self.lake, self.benchmark, self.versions = lake, benchmark, versions
-        self._by_name = {version.manifest.table: version for version in versions}
+        self.older: list[str] = []
+        self._by_name: dict[str, TableVersion] = {}
+        for version in versions:
+            manifest = version.manifest
+            declared = find_table(benchmark, manifest.table)
+            if declared is None or declared.version == manifest.schema_version:
+                self._by_name[manifest.table] = version
+            else:
+                self.older.append(manifest.table)
 
     def __call__(
         self, table: str, columns: list[str] | None = None, where: pl.Expr | None = None

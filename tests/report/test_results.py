@@ -212,14 +212,37 @@ def test_all_steps_together_are_ranked_and_single_ones_drawn(tmp_path):
     assert ">p, auroc<" in drawn and ">Step<" in drawn and "a · own" in drawn
 
 
-def test_metrics_of_an_older_version_are_named_and_not_read(tmp_path, monkeypatch):
+def test_failed_runs_are_told_with_their_reasons(tmp_path):
+    made = measured(("p", "a", 0, "c", "auroc", 0.5))
+    facts = RunFacts(benchmark="toy", protocol="p", model="b", seed=1, fit_key="rows")
+    runs = pl.concat([made["runs"], run_row(facts, failed="the loss is NaN")])
+    lake_of(tmp_path, made | {"runs": runs})
+    page = write_report(tmp_path, "toy").read_text()
+    failed = page.split("<summary>1 run failed</summary>")[1]
+    assert cells(failed[: failed.index("</details>")]) == [["b", "p", "1", "the loss is NaN"]]
+
+
+@pytest.mark.parametrize("version", [1, METRICS.version], ids=["older", "undeclared"])
+def test_metrics_of_an_older_version_are_named_and_not_read(tmp_path, monkeypatch, version):
     columns = Column("detector", pa.string(), "Detector"), Column("value", pa.float64(), "Value")
-    older = Table("metrics", "As it was.", columns, key=("detector",))
+    older = Table("metrics", "As it was.", columns, key=("detector",), version=version)
     monkeypatch.setattr("tests.small_lake.find_table", lambda *_: older)
     lake_of(tmp_path, {"metrics": pl.DataFrame({"detector": ["a"], "value": [0.123]})})
     page = parsed(write_report(tmp_path, "toy"))
-    assert "is of an older version" in page.prose and "0.123" not in page.prose
+    assert "metrics is of an older version" in page.prose
+    assert "0.123" not in page.prose
+    assert ("so not shown below: metrics" in page.prose) == (version == 1)
     assert "Best runs" not in parsed(tmp_path / "reports/index.html").prose
+
+
+def test_refused_records_of_an_older_version_stop_nothing(tmp_path, monkeypatch):
+    columns = (Column("table", pa.string(), "As it was called"),)
+    older = Table("quarantine", "As it was.", columns, key=("table",))
+    monkeypatch.setattr("tests.small_lake.find_table", lambda *_: older)
+    lake_of(tmp_path, {"quarantine": pl.DataFrame({"table": ["frames"]})})
+    page = parsed(write_report(tmp_path, "toy"))
+    assert "so not shown below: quarantine" in page.prose
+    assert "No record was refused" not in page.prose
 
 
 # ---- the index
