@@ -17,7 +17,6 @@ from tasks.report.blocks import (
     heading,
     number_text,
     paragraph,
-    run_name,
     table,
     text,
 )
@@ -45,7 +44,6 @@ __all__ = [
     "number_text",
     "paragraph",
     "render_report",
-    "run_name",
     "table",
     "text",
     "write_report",

@@ -186,13 +186,3 @@ def gallery(pictures: Sequence[Picture], wide: bool = False) -> Html:
         )
     kind = "gallery strips" if wide else "gallery"
     return Html(f'<div class="{kind}">{"".join(items)}</div>')
-
-
-def run_name() -> pl.Expr:
-    """`detector` or `detector · backbone`."""
-    backbone = pl.col("backbone")
-    return (
-        pl.when(backbone == "none")
-        .then(pl.col("detector"))
-        .otherwise(pl.concat_str("detector", backbone, separator=" · "))
-    )
