@@ -51,7 +51,7 @@ def test_trials_of_every_member(built):
     counts = trials.group_by("subset").agg(pl.col("trial").n_unique()).sort("subset").rows()
     assert counts == [("cifar10", 10), ("fungus", 6), ("stl10", 10)]
     images = table(built[0] / "lake", "images")
-    assert trials.join(images, on="image_id", how="anti").is_empty()
+    assert trials.join(images, on="sample_id", how="anti").is_empty()
     one = trials.filter(subset="fungus", trial="bolete", role="anomaly")
     assert one["class"].unique().to_list() == ["n13054560"] and one.height == 3
     assert one["split"].unique().to_list() == ["test"]
@@ -79,8 +79,8 @@ def test_networks_with_and_without_the_second_task(built):
     outputs, trials = table(lake, "outputs"), table(lake, "trials")
     for (task, network), own in outputs.group_by("auxiliary", "network"):
         assert task in ("none", "rotation") and network == "cifar"
-        one = trials.filter(subset="cifar10", trial="cat").select("split", "image_id", "label")
-        assert own.select("split", "image_id", "label").sort(pl.all()).equals(one.sort(pl.all()))
+        one = trials.filter(subset="cifar10", trial="cat").select("split", "sample_id", "label")
+        assert own.select("split", "sample_id", "label").sort(pl.all()).equals(one.sort(pl.all()))
         assert set(own["logits"].list.len()) == {9}
     assert not outputs.filter(auxiliary="none")["logits"].equals(
         outputs.filter(auxiliary="rotation")["logits"]

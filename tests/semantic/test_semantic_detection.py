@@ -17,7 +17,7 @@ from tasks import scores
 from tasks.detection import MODEL
 from tasks.scores.base import Head, Outputs, Reference
 from tasks.semantic import presets
-from tasks.semantic.auxiliary import NAMES
+from tasks.semantic.models import NAMES
 from tasks.semantic.detection import (
     AverageSettings,
     ScoreChoice,
@@ -288,7 +288,7 @@ def cached(head: Head, *, valid: bool) -> pl.DataFrame:
                 about
                 | {
                     "split": [split] * count,
-                    "image_id": [f"{split}/{n:02}" for n in range(count)],
+                    "sample_id": [f"{split}/{n:02}" for n in range(count)],
                     "class": [CLASSES[label] for label in labels],
                     "label": [
                         None if odd else int(label)

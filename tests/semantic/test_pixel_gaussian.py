@@ -125,9 +125,9 @@ def real(part: str) -> tuple[np.ndarray, pl.DataFrame]:
     with zipfile.ZipFile(path) as archive:
         names = sorted(archive.namelist())
         read = [np.asarray(Image.open(io.BytesIO(archive.read(n))).convert("RGB")) for n in names]
-    frame = pl.DataFrame({"image_id": [f"cifar10/{name.removesuffix('.jpg')}" for name in names]})
+    frame = pl.DataFrame({"sample_id": [f"cifar10/{name.removesuffix('.jpg')}" for name in names]})
     return np.stack(read), frame.with_columns(
-        pl.col("image_id").str.split("/").list.get(2).alias("class")
+        pl.col("sample_id").str.split("/").list.get(2).alias("class")
     )
 
 
@@ -136,8 +136,8 @@ def test_one_class_of_real_cifar10():
     train, known = real("train")
     test, rows = real("test")
     normal = (known["class"] != held).to_numpy()
-    fitted = Sums.of(train[normal], known.filter(pl.col("class") != held)["image_id"], 0)
-    scores = negative_log_density(noisy(test, rows["image_id"], 0), fitted)
+    fitted = Sums.of(train[normal], known.filter(pl.col("class") != held)["sample_id"], 0)
+    scores = negative_log_density(noisy(test, rows["sample_id"], 0), fitted)
     found = 100 * average_precision_score((rows["class"] == held).to_numpy(), scores)
     assert abs(found - published()[held]) < TOLERANCE
 
