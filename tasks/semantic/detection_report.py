@@ -227,14 +227,15 @@ def paper_table(runs: pl.DataFrame, skew: pl.DataFrame, pair: Sequence[str]) -> 
     """For each held-out member and their average a row of ours, and one of the paper's below."""
     ours = with_average(runs.filter(pl.col("model").is_in(pair)))
     experiment = EXPERIMENTS.get(pair[-1], "")
-    paper = pl.read_csv(PAPER).filter(subset=ours["subset"][0], experiment=experiment)
+    paper = pl.read_csv(PAPER).rename({"score": "column", "auxiliary": "model"})
+    paper = paper.filter(subset=ours["subset"][0], experiment=experiment)
     order = paper["member"].unique(maintain_order=True).to_list()
     if set(order) - set(ours["member"]):  # the paper's mean over all members is not of these
         paper = paper.filter(pl.col("member") != AVERAGE)
     tasks = dict.fromkeys(pair, experiment) | {PLAIN: PAPER_PLAIN}
     kinds = {
         "ours": _wide(ours, {task: task for task in pair}),
-        "paper": _wide(paper.rename({"score": "column"}), {name: tasks[name] for name in pair}),
+        "paper": _wide(paper, {name: tasks[name] for name in pair}),
     }
     shares = {member: f"{share:.2f}" for member, share in skew.select("member", "value").rows()}
     shares[AVERAGE] = f"{skew['value'].mean():.2f}"
@@ -369,8 +370,9 @@ def _changed(runs: pl.DataFrame) -> Section | None:
                 "Each network with a task is paired with the classifier of the same settings, "
                 "held-out member and seed; the numbers are those of the tables above. Better or "
                 f"worse is said where the {CONFIDENCE:.0%} interval of the mean difference "
-                f"(Student's t) leaves out zero and there are {FEWEST_PAIRS} pairs or more. Seeds of a member "
-                "share their pictures, so the interval speaks of these members, not of others."
+                f"(Student's t) leaves out zero and there are {FEWEST_PAIRS} pairs or more. Seeds "
+                "of a member share their pictures, so the interval speaks of these members, not "
+                "of others."
             ),
             *(paragraph(said) for said in sentences(found)),
             table(shown, names={"column": "measure"}, right=["interval"]),

@@ -132,7 +132,9 @@ def test_a_python_archive_gives_the_same_images_as_the_binary_one(sample, tmp_pa
     binary = built(tmp_path / "b", cifar10=sample / "cifar10")
     columns = ["sample_id", "class", "split", "row", "digest"]
     kept = binary[0].filter(~pl.col("file").str.contains("data_batch_5"))
-    assert python[0].select(columns).sort("sample_id").equals(kept.select(columns).sort("sample_id"))
+    assert (
+        python[0].select(columns).sort("sample_id").equals(kept.select(columns).sort("sample_id"))
+    )
     assert python[2].select("record", "rule").rows() == [
         ("cifar-10-batches-py/data_batch_5", "unsafe_pickle")
     ]

@@ -12,22 +12,35 @@ from PIL import Image
 from scipy.stats import multivariate_normal
 from sklearn.metrics import average_precision_score
 
-from schemas.semantic import GaussianSettings, PictureSettings, TrialSettings
+from schemas.config import Settings
+from schemas.semantic import Config, PictureSettings, TrialSettings
 from storage.raw import open_raw
-from tasks.detection import evaluate_scores, plan_evaluation
-from tasks.semantic.baseline import (
+from tasks.evaluation.protocols import key_protocols, protocol_keys
+from tasks.evaluation.stages import (
+    EvaluationSettings,
+    chosen_scores,
+    evaluate_scores,
+    plan_evaluation,
+    plan_scores,
+    score_outputs,
+)
+from tasks.semantic.detection import fit_gaussian
+from tasks.semantic.detection_plan import Run, all_trials, plan_gaussians
+from tasks.semantic.ingest import plan_image_shards, read_images
+from tasks.semantic.models.pixel_gaussian import (
     Sums,
-    _scorable,
-    evaluation,
     negative_log_density,
     noisy,
-    plan_baseline,
-    score_baseline,
     shrunk_side,
 )
-from tasks.semantic.ingest import plan_image_shards, read_images
-from tasks.semantic.sources import list_images
-from tasks.semantic.trials import declared_subsets, make_trial, plan_trials, resolve_subsets
+from tasks.semantic.sources import Listing, list_images
+from tasks.semantic.trials import (
+    declared_subsets,
+    make_trial,
+    plan_keys,
+    plan_trials,
+    resolve_subsets,
+)
 from tasks.stage import Build
 from tests.shared import shared_path
 
@@ -53,15 +66,6 @@ def test_the_density_is_that_of_three_gaussians():
     assert np.allclose(ours, plain, rtol=1e-9)
 
 
-def test_sums_without_a_class_are_the_sums_of_the_others():
-    train, known = some(120, 4)
-    rest = Sums.of(train, known, 0).minus(Sums.of(train[:30], known[:30], 0))
-    direct = Sums.of(train[30:], known[30:], 0)
-    assert rest.count == 90 and np.allclose(rest.products, direct.products, rtol=1e-10)
-    points = noisy(*some(5, 4, seed=2), 0)
-    assert np.allclose(negative_log_density(points, rest), negative_log_density(points, direct))
-
-
 def test_noise_goes_by_image_and_seed():
     pixels, ids = some(6, 2)
     whole = noisy(pixels, ids, 3)
@@ -80,35 +84,61 @@ def test_pictures_shrink_until_there_are_images_enough(side, images, expected):
     assert shrunk_side(side, images) == expected
 
 
+def planned(
+    build: Build, listings: list[Listing], how: PictureSettings, **choice: object
+) -> list[Run]:
+    """Runs of the baseline, with all that comes before them."""
+    config = Config(source={"mine": Path("raw")}, **choice)
+    build.run(read_images, plan_image_shards(listings), how)
+    subsets = resolve_subsets(declared_subsets(None), build.read("images"))
+    build.run(make_trial, plan_trials(subsets, build.table("images")), TrialSettings())
+    parts = build.table("splits"), build.table("samples")
+    build.run(key_protocols, plan_keys(subsets, TrialSettings(), *parts), Settings())
+    trials = all_trials(build, subsets, protocol_keys(build))
+    return plan_gaussians(config, trials, build.read("splits"))
+
+
+def write_classes(raw: Path, counts: dict[tuple[str, str], int]) -> None:
+    rng = np.random.default_rng(0)
+    for (class_, split), number in counts.items():
+        for place in range(number):
+            path = raw / split / class_ / f"{place}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(rng.integers(0, 255, (8, 8, 3), np.uint8)).save(path)
+
+
 def test_trials_without_training_images_are_left_out(tmp_path, capsys):
     """Two classes, one with a single training image: holding out the other leaves no Gaussian."""
-    raw, rng = tmp_path / "raw", np.random.default_rng(0)
-    for class_, count in (("many", 9), ("one", 1)):
-        for split, number in (("train", count), ("test", 2)):
-            for place in range(number):
-                path = raw / split / class_ / f"{place}.png"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                Image.fromarray(rng.integers(0, 255, (8, 8, 3), np.uint8)).save(path)
+    raw = tmp_path / "raw"
+    counts = {("many", "train"): 9, ("many", "test"): 2, ("one", "train"): 1, ("one", "test"): 2}
+    write_classes(raw, counts)
     with Build("semantic", tmp_path / "lake", workers=1) as build:
-        listing = list_images("mine", open_raw(raw))
-        build.run(read_images, plan_image_shards([listing]), PictureSettings(keep=("mine",)))
-        subsets = resolve_subsets(declared_subsets(None), build.read("images"))
-        build.run(make_trial, plan_trials(subsets, build.table("images")), TrialSettings())
-        parts = build.table("trials"), build.table("pictures")
-        (shard,) = plan_baseline(subsets, (0, 1), *parts)
-        scores = score_baseline(shard, GaussianSettings()).tables["scores"]
-    assert scores.select("protocol", "backbone", "seed").unique().sort("seed").rows() == [
-        ("mine/one", "2x2", 0), ("mine/one", "2x2", 1),
+        listings = [list_images("mine", open_raw(raw))]
+        runs = planned(build, listings, PictureSettings(keep=("mine",)), seeds=(0, 1))
+        made = [fit_gaussian(run.pass_shard(), Settings()).tables for run in runs]
+    facts = [run.facts for run in runs]
+    assert [(f.protocol, f.settings, f.seed) for f in facts] == [
+        ("mine/one", {"side": 2}, 0), ("mine/one", {"side": 2}, 1),
     ]  # fmt: skip
-    assert scores.filter(seed=0)["novel"].sum() == 2 and scores.height == 8
-    assert "many: no baseline" in capsys.readouterr().err
+    assert [len(tables["outputs"]) for tables in made] == [4, 4]
+    assert made[0]["outputs"]["novelty"].to_list() != made[1]["outputs"]["novelty"].to_list()
+    assert "mine/many: no baseline" in capsys.readouterr().err
 
 
-def test_trials_without_test_images_are_left_out_with_a_sentence(capsys):
-    rows = [("a", "train"), ("a", "train"), ("b", "train"), ("b", "train"), ("b", "test")]
-    trials = pl.DataFrame(rows, schema=["trial", "split"], orient="row")
-    assert _scorable(trials)["trial"].unique().to_list() == ["b"]
-    assert "a: no baseline" in capsys.readouterr().err
+def test_a_named_baseline_is_made_of_the_named_trials(tmp_path):
+    raw = tmp_path / "raw"
+    write_classes(raw, {(c, s): 6 for c in "abc" for s in ("train", "test")})
+    listings = [list_images("mine", open_raw(raw))]
+    how = PictureSettings(keep=("mine",))
+    with Build("semantic", tmp_path / "lake", workers=1) as build:
+        every = planned(build, listings, how, protocols=("a",))
+    with Build("semantic", tmp_path / "lake", workers=1) as build:
+        named = {"trivial_baseline": False, "protocols": ("mine/a",)}
+        one = planned(build, listings, how, models={"pixel_gaussian": {"side": 1}}, **named)
+    with Build("semantic", tmp_path / "lake", workers=1) as build:
+        assert planned(build, listings, how, trivial_baseline=False) == []
+    assert [run.facts.protocol for run in every] == ["mine/a", "mine/b", "mine/c"]
+    assert [(run.facts.protocol, run.facts.changed) for run in one] == [("mine/a", {"side": 1})]
 
 
 def published() -> dict[str, float]:
@@ -152,14 +182,15 @@ def test_all_of_real_cifar10_through_the_stages(tmp_path: Path):
             )
             for part, name in PARTS.items()
         ]
-        build.run(read_images, plan_image_shards(listings), PictureSettings())
-        subsets = resolve_subsets(declared_subsets(None), build.read("images"))
-        build.run(make_trial, plan_trials(subsets, build.table("images")), TrialSettings())
-        parts = build.table("trials"), build.table("pictures")
-        scored = build.run(score_baseline, plan_baseline(subsets, (0,), *parts), GaussianSettings())
-        build.run(evaluate_scores, plan_evaluation(scored), evaluation(subsets))
+        runs = planned(build, listings, PictureSettings())
+        fitted = build.run(fit_gaussian, [run.pass_shard() for run in runs], Settings())
+        passed = [run.passed(piece) for run, piece in zip(runs, fitted, strict=True)]
+        shards = plan_scores(passed, chosen_scores({"own": {}}))
+        scored = build.run(score_outputs, shards, Settings())
+        evaluated = plan_evaluation(passed, scored, ("semantic",))
+        build.run(evaluate_scores, evaluated, EvaluationSettings(draws=0))
         metrics = build.read("metrics")
-    assert metrics["backbone"].unique().to_list() == ["32x32"]
+    assert {run.facts.settings["side"] for run in runs} == {32}
     assert metrics.filter(metric="skew")["value"].unique().to_list() == [0.1]
     found = {
         protocol.removeprefix("cifar10/"): 100 * value

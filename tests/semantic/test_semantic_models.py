@@ -9,7 +9,6 @@ import torch
 from schemas.errors import ConfigError
 from tasks.semantic import models, networks
 from tasks.semantic.models import views
-from tasks.semantic.models.base import NetworkModel
 from tasks.semantic.models.updates import Updates
 from tasks.semantic.presets import CpcSetup, MaskSetup, Setup, setup_of
 from tasks.semantic.training import Trained, resolved

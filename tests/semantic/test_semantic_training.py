@@ -15,8 +15,8 @@ from schemas.errors import ConfigError, NoveltyError, SourceError
 from storage.tensors import read_header, read_tensors
 from tasks.scores.base import Outputs, Reference
 from tasks.semantic import models, training
-from tasks.semantic.models.updates import rate_at, rows_of
 from tasks.semantic.models.base import NetworkModel
+from tasks.semantic.models.updates import rate_at, rows_of
 from tasks.semantic.presets import AuxiliarySetup, CpcSetup, MaskSetup, Setup, setup_of
 from tasks.semantic.training import Evaluation, load, outputs, train
 from tests.semantic.test_semantic_models import Held
@@ -178,10 +178,10 @@ def test_small_networks_take_pictures_of_the_real_size(network, side, name, tmp_
 
 def test_a_seed_decides_the_weights(tmp_path):
     pixels, labels = pictures()
-    made = {}
+    made, setup = {}, tiny(AuxiliarySetup)
     for folder, seed in (("a", 1), ("b", 1), ("c", 2)):
         torch.manual_seed(seed + len(folder))
-        train(tiny(AuxiliarySetup), "rotation", Held(pixels), labels, seed=seed, work=tmp_path / folder)
+        train(setup, "rotation", Held(pixels), labels, seed=seed, work=tmp_path / folder)
         made[folder] = weights(tmp_path / folder)
     assert same(made["a"], made["b"]) and not same(made["a"], made["c"])
 
