@@ -6,6 +6,7 @@ from flows.runner import benchmark_flow, publish_report
 from schemas.config import Settings
 from schemas.semantic import Config
 from storage.layout import lake_root
+from storage.pieces import Piece
 from tasks.evaluation.protocols import key_protocols, protocol_keys
 from tasks.evaluation.stages import (
     HEAD,
@@ -15,8 +16,10 @@ from tasks.evaluation.stages import (
     describe_scores,
     evaluate_scores,
     plan_evaluation,
+    plan_failures,
     plan_score_settings,
     plan_scores,
+    record_failure,
     score_outputs,
 )
 from tasks.raw_files import ARCHIVE_LIMITS
@@ -51,7 +54,7 @@ from tasks.semantic.trials import (
     plan_trials,
     resolve_subsets,
 )
-from tasks.stage import Build
+from tasks.stage import Build, Shard, Stage
 
 CONVENTIONS = (CONVENTION, "openood")
 
@@ -98,30 +101,35 @@ def make_runs(build: Build, subsets: list[Subset], config: Config) -> list[Passe
     device = DeviceSettings(device=config.device)
     passed: list[PassedRun] = []
     if gaussians:
-        fitted = build.run(fit_gaussian, [run.pass_shard() for run in gaussians], Settings())
-        passed += [run.passed(piece) for run, piece in zip(gaussians, fitted, strict=True)]
+        shards = [run.pass_shard() for run in gaussians]
+        fitted = run_each(build, fit_gaussian, gaussians, shards, Settings())
+        passed += [run.passed(piece) for run, piece in fitted]
     if networks:
-        trained = build.run(train_network, [run.shard() for run in networks], device)
-        files = {
-            run.mark.run_id: piece.file(MODEL) for run, piece in zip(networks, trained, strict=True)
-        }
-        shards = [run.pass_shard(files[run.mark.run_id]) for run in networks]
-        pieces = build.run(pass_pictures, shards, device)
-        passed += [
-            run.passed(piece, fit.file(HEAD))
-            for run, piece, fit in zip(networks, pieces, trained, strict=True)
-        ]
-        if odins:
-            passed += pass_over(build, odins, files, device)
+        shards = [run.shard() for run in networks]
+        done = run_each(build, train_network, networks, shards, device)
+        trained = {run.mark.run_id: piece for run, piece in done}
+        networks = [run for run, _ in done]
+        odins = [run for run in odins if run.facts.base_runs[0] in trained]
+        for stage, runs in ((pass_pictures, networks), (pass_odin, odins)):
+            bases = [trained[(*run.facts.base_runs, run.mark.run_id)[0]] for run in runs]
+            shards = [
+                run.pass_shard(base.file(MODEL)) for run, base in zip(runs, bases, strict=True)
+            ]
+            for run, piece in run_each(build, stage, runs, shards, device):
+                fit = trained.get(run.mark.run_id)
+                passed.append(run.passed(piece, fit.file(HEAD) if fit is not None else None))
         build.run(average_evaluations, plan_averages(networks, odins, trained), Settings())
+    if build.failures:
+        build.run(record_failure, plan_failures(build.failures), Settings())
     return passed
 
 
-def pass_over(build: Build, odins: list[Run], files: dict, device: DeviceSettings) -> list:
-    """ODIN of networks whose files are given by their runs."""
-    shards = [run.pass_shard(files[run.facts.base_runs[0]]) for run in odins]
-    pieces = build.run(pass_odin, shards, device)
-    return [run.passed(piece) for run, piece in zip(odins, pieces, strict=True)]
+def run_each(
+    build: Build, stage: Stage, runs: list[Run], shards: list[Shard], settings: Settings
+) -> list[tuple[Run, Piece]]:
+    """Runs whose shards were made; one that fails is noted and stops no other."""
+    named = {run.mark.run_id: run for run in runs}
+    return [(named[shard.name], piece) for shard, piece in build.run_each(stage, shards, settings)]
 
 
 def evaluate(build: Build, passed: list[PassedRun], config: Config) -> None:

@@ -393,13 +393,13 @@ def plan_gaussians(config: Config, trials: Sequence[Trial], splits: pl.DataFrame
 
 
 def plan_averages(
-    networks: Sequence[Run], odins: Sequence[Run], trained: Sequence[Piece]
+    networks: Sequence[Run], odins: Sequence[Run], trained: Mapping[str, Piece]
 ) -> list[Shard]:
     """Numbers over the last epochs: msp of each network, and of ODIN where it is what was measured.
 
-    In training ODIN has the settings of the network; a run of ODIN with others has no such number.
+    `trained` are pieces by the run of the network. In training ODIN has the settings of the
+    network; a run of ODIN with others has no such number.
     """
-    training = {run.mark.run_id: piece for run, piece in zip(networks, trained, strict=True)}
     settings = {run.mark.run_id: run.facts.settings["odin"] for run in networks}
     msp, own = described_scores()
     wanted = [(run, run.mark.run_id, msp, TEST_MEASURES) for run in networks]
@@ -410,7 +410,7 @@ def plan_averages(
     return [
         Shard(
             run.mark.run_id,
-            parts=(run.trial.splits, training[base].part("training")),
+            parts=(run.trial.splits, trained[base].part("training")),
             about={
                 "run_id": run.mark.run_id,
                 "protocol": run.facts.protocol,
@@ -420,7 +420,7 @@ def plan_averages(
                 "score_id": score.score_id,
                 "measures": measures,
             },
-            depends={"training": training[base].manifest.key, "rows": run.trial.data_key},
+            depends={"training": trained[base].manifest.key, "rows": run.trial.data_key},
             run=run.mark,
         )
         for run, base, score, measures in wanted

@@ -23,7 +23,7 @@ import numpy as np
 import polars as pl
 
 from schemas.config import make_config
-from schemas.errors import ConfigError, NoveltyError, SourceError
+from schemas.errors import ConfigError, SourceError, TrainingError
 from storage.tensors import read_header, read_tensors, write_tensors
 from tasks.detectors.base import NOVEL, Progress, choose_device
 from tasks.detectors.training import seeded
@@ -263,7 +263,7 @@ def _learn(
         with seeded([updates.seed, epoch], updates.model.device):
             row = updates.epoch(epoch, optimizers)
         if not all(math.isfinite(value) for value in row.values()):
-            raise NoveltyError(
+            raise TrainingError(
                 f"training of {header['model']} diverged in epoch {epoch}: {row}; lower "
                 f"learning_rate (now {setup.learning_rate})"
             )

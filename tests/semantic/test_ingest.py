@@ -226,3 +226,25 @@ def test_the_cache_says_what_is_wrong(sample, tmp_path):
     with pytest.raises(LakeError, match="1 pictures are not in the table, such as mine/a/3"):
         PictureCache.read(files, ["mine/a/1", "mine/a/3"])
     assert PictureCache.read(files, ["mine/a/2"]).decode().shape == (1, 9, 9, 3)
+
+
+def test_samples_are_known_by_what_is_stored_of_them(tmp_path):
+    """Another side makes other samples; the same picture under another name is the same."""
+    raw = tmp_path / "raw"
+    rng = np.random.default_rng(0)
+    for name in ("a/1", "b/2"):
+        (raw / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 255, (20, 20, 3), np.uint8)).save(raw / f"{name}.png")
+    shutil.copy(raw / "a" / "1.png", raw / "a" / "again.png")
+
+    def digests(lake: str, side: int) -> dict[str, str]:
+        images, *_ = built(tmp_path / lake, PictureSettings(side=side), mine=raw)
+        samples = current_version(tmp_path / lake, "semantic", "samples").read()
+        assert samples["sample_id"].to_list() == images["sample_id"].to_list()
+        assert samples["class"].to_list() == images["class"].to_list()
+        assert set(samples["modality"]) == {"image"}
+        return dict(samples.select("sample_id", "digest").iter_rows())
+
+    small, large = digests("small", 8), digests("large", 16)
+    assert small == digests("again", 8) and not set(small.values()) & set(large.values())
+    assert small["mine/a/1"] == small["mine/a/again"] != small["mine/b/2"]

@@ -346,7 +346,7 @@ def test_the_papers_number_is_the_mean_over_the_scored_epochs(tmp_path):
     own = config(models="classifier,odin")
     networks = planned(models="classifier")[:1]
     odins = plan_odin(own, networks)
-    shards = plan_averages(networks, odins, [Trained()])
+    shards = plan_averages(networks, odins, {networks[0].mark.run_id: Trained()})
     found = []
     for shard in shards:
         shard = Shard(shard.name, parts=parts, about=shard.about)
@@ -360,7 +360,7 @@ def test_the_papers_number_is_the_mean_over_the_scored_epochs(tmp_path):
     ]
     # With other settings than those in training the run of ODIN has no such number.
     other = plan_odin(config(models={"classifier": {}, "odin": {"epsilon": 1}}), networks)
-    assert len(plan_averages(networks, other, [Trained()])) == 1
+    assert len(plan_averages(networks, other, {networks[0].mark.run_id: Trained()})) == 1
 
 
 def written(tmp_path: Path, protocol: str) -> Trial:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score
 
 from schemas.config import make_config
-from schemas.errors import ConfigError, NoveltyError, SourceError
+from schemas.errors import ConfigError, SourceError, TrainingError
 from storage.tensors import read_header, read_tensors
 from tasks.scores.base import Outputs, Reference
 from tasks.semantic import models, training
@@ -296,7 +296,7 @@ def test_mistakes_are_one_sentence(tmp_path):
     with pytest.raises(ConfigError, match=r"pictures of \(16, 12\) cannot be turned"):
         sideways = Held(pixels[:, :, :12])
         train(tiny(AuxiliarySetup), "rotation", sideways, labels, seed=0, work=tmp_path)
-    with pytest.raises(NoveltyError, match=r"diverged in epoch 1.*lower learning_rate"):
+    with pytest.raises(TrainingError, match=r"diverged in epoch 1.*lower learning_rate"):
         setup = tiny(learning_rate=1e30, schedule="steps")
         train(setup, "classifier", Held(pixels), labels, seed=0, work=tmp_path)
 

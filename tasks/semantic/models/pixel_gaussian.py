@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from schemas.config import Settings
+from schemas.errors import TrainingError
 from tasks.semantic.cache import PictureCache
 from tasks.semantic.models.base import Model
 
@@ -43,7 +44,13 @@ def novelty_of(train: PictureCache, tested: PictureCache, side: int, seed: int) 
     """Novelty of each tested picture by the Gaussians of the training pictures."""
     fitted = Sums.of(small_pictures(train, side), train.sample_ids, seed)
     points = noisy(small_pictures(tested, side), tested.sample_ids, seed)
-    return negative_log_density(points, fitted)
+    try:
+        return negative_log_density(points, fitted)
+    except np.linalg.LinAlgError as error:
+        raise TrainingError(
+            f"pixel_gaussian: the pixels of {fitted.count} pictures at side {side} have no full "
+            f"covariance ({error}); lower side"
+        ) from error
 
 
 # ---------------------------------------------------------------- pixels
