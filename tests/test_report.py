@@ -15,12 +15,11 @@ import pytest
 
 from schemas.config import Settings
 from schemas.errors import ConfigError, LakeError
-from schemas.runs import RunFacts
-from schemas.tables import CURVES, METRICS, RUNS, SPLITS
+from schemas.older_tables import CURVES, METRICS, SCORES
+from schemas.tables import SPLITS
 from tasks import plots
 from tasks.evaluation.conventions import NOVELCRAFT_2022, OPENOOD
 from tasks.evaluation.metrics import curves, evaluate
-from tasks.evaluation.runs import run_id, run_row
 from tasks.report import (
     Picture,
     bytes_text,
@@ -116,76 +115,68 @@ def titles(page: Path) -> list[str]:
     return re.findall(r'<section id="[^"]+"><h2><a href="#[^"]+">(.*?)</a>', page.read_text())
 
 
-# ---- results of runs that never were
+# ---- results of detectors that never were
 
 
 def results(
     samples: pl.DataFrame,
-    models: dict[str, float],
+    detectors: dict[str, float],
     seeds: int = 2,
     conventions=(NOVELCRAFT_2022,),
 ) -> dict[str, pl.DataFrame]:
-    """Runs, metrics and curves of `samples` (sample_id, class, novel): model -> how good."""
-    runs, metrics, drawn = [], [], []
-    for number, (model, good) in enumerate(models.items()):
+    """Scores, metrics and curves of `samples` (sample_id, class, novel): detector -> how good."""
+    scores, metrics, drawn = [], [], []
+    for number, (detector, good) in enumerate(detectors.items()):
         for seed in range(seeds):
             noise = np.random.default_rng([number, seed]).normal(size=samples.height)
-            facts = RunFacts(
-                benchmark="toy", protocol="visual", model=model, seed=seed, fit_key="rows"
+            run = {"protocol": "visual", "detector": detector, "backbone": "none", "seed": seed}
+            run |= {"split": "test"}
+            columns = [pl.lit(value).alias(name) for name, value in run.items()]
+            score = pl.Series("score", good * samples["novel"].to_numpy() + noise)
+            scores.append(
+                samples.select(
+                    *columns, pl.all(), score, pl.lit(None, pl.String).alias("predicted")
+                )
             )
-            runs.append(run_row(facts))
-            place = {"protocol": "visual", "run_id": run_id(facts), "model": model, "seed": seed}
-            place |= {"score_id": "own", "score": "own", "split": "test", "view": "plain"}
-            place |= {"phase": "none", "step": 0, "subset": "all"}
-            columns = [pl.lit(value).alias(name) for name, value in place.items()]
-            value = pl.Series("value", good * samples["novel"].to_numpy() + noise)
             for convention in conventions:
-                found = evaluate(value, samples["novel"], convention)
-                bounds = (pl.col("value") - 0.01).alias("low"), (pl.col("value") + 0.01).alias("high")
-                metrics.append(METRICS.conform(found.with_columns(*columns, *bounds)))
-                lines = curves(value, samples["novel"], convention)
-                drawn.append(CURVES.conform(lines.with_columns(columns)))
-    return {"runs": pl.concat(runs), "metrics": pl.concat(metrics), "curves": pl.concat(drawn)}
+                found = evaluate(score, samples["novel"], convention).drop("threshold")
+                given = pl.lit("toy").alias("benchmark"), pl.lit("key").alias("data_key")
+                metrics.append(found.with_columns(*columns, *given))
+                drawn.append(curves(score, samples["novel"], convention).with_columns(columns))
+    return {
+        "scores": pl.concat(scores),
+        "metrics": pl.concat(metrics),
+        "curves": pl.concat(drawn),
+    }
 
 
 FRAMES: dict[str, pl.DataFrame] = {}
 
 
-@stage(writes=(SPLITS, RUNS, METRICS, CURVES))
+@stage(writes=(SPLITS, SCORES, METRICS, CURVES))
 def pretend(shard: Shard, settings: Settings) -> Produced:
     """Write what a test prepared."""
     return Produced(FRAMES, FRAMES["splits"].height)
 
 
 def build_results(lake: Path, classes: tuple[str, ...] = ("cat", "dog", EVIL), **options) -> Path:
-    """A lake with splits and results of two models; the last class is novel."""
+    """A lake with splits and results of two detectors; the last class is novel."""
     names = [classes[number % len(classes)] for number in range(90)]
     samples = pl.DataFrame({"sample_id": [f"s{n:03}" for n in range(90)], "class": names})
     samples = samples.with_columns((pl.col("class") == classes[-1]).alias("novel"))
     splits = samples.select(
         pl.lit("visual").alias("protocol"),
         "sample_id",
-        pl.lit(0, pl.Int32).alias("step"),
         "class",
         pl.lit(None, pl.Int32).alias("label"),
         pl.when("novel").then(pl.lit("test")).otherwise(pl.lit("train")).alias("split"),
         pl.when("novel").then(pl.lit("novel")).otherwise(pl.lit("known")).alias("role"),
-        pl.lit(None, pl.String).alias("subset"),
     )
     FRAMES.clear()
     FRAMES.update(results(samples, {"odin": 1.0, f"{EVIL}net": 3.0}, **options), splits=splits)
     with Build("toy", lake) as build:
         build.run(pretend, [Shard("all", about=[list(classes), str(options)])], Settings())
     return write_report(lake, "toy")
-
-
-def board_cells(page: str, metric: str) -> list[tuple[str, str]]:
-    """(class, text) of the metric's cells in the first board of the test split, row by row."""
-    board = page[page.index('<p class="caption">Split test') :]
-    names = re.findall(r"<th[^>]*>([^<]+)</th>", board[: board.index("</thead>")])
-    at = names[names.index("run") :].index(metric)
-    rows = re.findall(r"<tr>(<td.*?)</tr>", board[: board.index("</table>")], re.S)
-    return [re.findall(r"<td(.*?)>(.*?)</td>", row, re.S)[at] for row in rows]
 
 
 # ---- whole pages
@@ -233,52 +224,56 @@ def test_all_sections_where_there_are_results(tmp_path):
     assert "Protocol visual, split test, convention novelcraft-2022" in found.prose
 
 
-def test_best_run_comes_first_and_is_marked(tmp_path):
+def test_best_detector_comes_first_and_is_marked(tmp_path):
     page = build_results(tmp_path / "lake").read_text()
-    assert ["net" in name for _, name in board_cells(page, "run")] == [True, False]
-    first, second = board_cells(page, "auroc")
-    assert "best" in first[0] and "best" not in second[0]
-    expected = FRAMES["metrics"].filter(metric="auroc", model="odin")["value"]
-    assert second[1] == f"{expected.mean():.3f} ± {expected.std():.3f}"
-    assert [shown for _, shown in board_cells(page, "seeds")] == ["2", "2"]
-    assert [shown for _, shown in board_cells(page, "samples")] == ["90", "90"]
+    board = page[page.index("Split test") :]
+    rows = re.findall(r"<tr>(<td.*?)</tr>", board[: board.index("</table>")])
+    assert [("net" in row, "odin" in row) for row in rows] == [(True, False), (False, True)]
+    auroc = [re.findall(r"<td( class=\"[^\"]*\")?>(.*?)</td>", row)[5] for row in rows]
+    assert "best" in auroc[0][0] and "best" not in auroc[1][0]
+    expected = FRAMES["metrics"].filter(metric="auroc", detector="odin")["value"]
+    assert auroc[1][1] == f"{expected.mean():.3f} ± {expected.std():.3f}"
 
 
 def test_lower_is_better_for_false_positive_rates(tmp_path):
     page = build_results(tmp_path / "lake", conventions=(OPENOOD,)).read_text()
-    found = board_cells(page, "fpr95")
-    means = [float(shown.split(" ")[0]) for _, shown in found]
+    board = page[page.index("Split test") :]
+    names = re.findall(r"<th[^>]*>([^<]+)</th>", board[: board.index("</thead>")])
+    at = names[names.index("detector") :].index("fpr95")
+    rows = re.findall(r"<tr>(<td.*?)</tr>", board[: board.index("</table>")])
+    cells = [re.findall(r"<td(.*?)>(.*?)</td>", row)[at] for row in rows]
+    means = [float(shown.split(" ")[0]) for _, shown in cells]
     assert means[0] < means[1]
-    assert ["best" in kind for kind, _ in found] == [True, False]
-
-
-def again(lake: Path, aurocs: dict[str, float | None]) -> str:
-    """The page of the same results with other numbers."""
-    value = pl.col("model").replace_strict(aurocs, default=None, return_dtype=pl.Float64)
-    FRAMES["metrics"] = FRAMES["metrics"].with_columns(
-        pl.when(metric="auroc").then(value).otherwise("value").alias("value")
-    )
-    with Build("toy", lake) as build:
-        build.run(pretend, [Shard("all", about="again")], Settings())
-    return write_report(lake, "toy").read_text()
+    assert ["best" in kind for kind, _ in cells] == [True, False]
 
 
 def test_what_looks_the_same_is_marked_the_same(tmp_path):
-    build_results(tmp_path / "lake", seeds=2)
-    page = again(tmp_path / "other", {"odin": 0.99985, f"{EVIL}net": 0.9999})
-    found = board_cells(page, "auroc")
-    assert [shown for _, shown in found] == ["1.000 ± 0.000"] * 2
-    assert not any("best" in kind for kind, _ in found)
+    build_results(tmp_path / "lake", seeds=1)
+    near = pl.when(detector="odin").then(0.99985).otherwise(0.9999)
+    FRAMES["metrics"] = FRAMES["metrics"].with_columns(
+        pl.when(metric="auroc", split="test").then(near).otherwise("value").alias("value")
+    )
+    with Build("toy", tmp_path / "other") as build:
+        build.run(pretend, [Shard("all", about="near")], Settings())
+    page = write_report(tmp_path / "other", "toy").read_text()
+    rows = re.findall(r"<tr>(<td.*?)</tr>", page[page.index("Split test") :])[:2]
+    auroc = [re.findall(r"<td( class=\"[^\"]*\")?>(.*?)</td>", row)[5] for row in rows]
+    assert [shown for _, shown in auroc] == ["1.000", "1.000"]
+    assert not any("best" in kind for kind, _ in auroc)
 
 
-def test_one_seed_shows_its_interval_and_infeasible_numbers_a_dash(tmp_path):
+def test_infeasible_numbers_and_single_seeds(tmp_path):
     page = build_results(tmp_path / "lake", seeds=1).read_text()
-    value = FRAMES["metrics"].filter(metric="auroc", model="odin")["value"][0]
-    shown = board_cells(page, "auroc")[1]
-    assert shown[1] == f"{value:.3f}\n[{value - 0.01:.3f}, {value + 0.01:.3f}]"
-    assert "two" in shown[0]
-    page = again(tmp_path / "other", {})
-    assert [shown for _, shown in board_cells(page, "auroc")] == ["–", "–"]
+    board = page[page.index("Split test") :]
+    assert "±" not in board[: board.index("</table>")]
+    FRAMES["metrics"] = FRAMES["metrics"].with_columns(
+        pl.when(metric="auroc").then(None).otherwise("value").alias("value")
+    )
+    with Build("toy", tmp_path / "other") as build:
+        build.run(pretend, [Shard("all", about="null")], Settings())
+    board = write_report(tmp_path / "other", "toy").read_text()
+    rows = re.findall(r"<tr>(<td.*?)</tr>", board[board.index("Split test") :])
+    assert [re.findall(r"<td.*?>(.*?)</td>", row)[5] for row in rows[:2]] == ["–", "–"]
 
 
 def test_more_classes_than_bars(tmp_path):
