@@ -163,7 +163,7 @@ def test_what_is_wrong_is_said_before_any_work(built, choice, said):
 
     root, config = built
     with pytest.raises(ConfigError, match=said):
-        build(config.model_copy(update=choice | {"lake": root / "untouched"}))
+        build.fn(config.model_copy(update=choice | {"lake": root / "untouched"}))
     assert not (root / "untouched").exists()
 
 
@@ -236,7 +236,7 @@ def test_other_models_stay_and_a_run_that_fails_stops_no_other(built, capsys):
         "scores": {"energy": {"temperature": 2.0}},
         "trivial_baseline": False,
     }
-    with pytest.raises(RunsFailed, match=r"1 runs of semantic failed .*diverged in epoch 1"):
+    with pytest.raises(RunsFailed, match=r"1 runs of semantic failed .*diverged in epoch 2"):
         build.fn(config.model_copy(update=other))
     assert made_of(capsys)["train_network"] == 2
     runs = table(root / "lake", "runs")
