@@ -15,6 +15,7 @@ from schemas.runs import RunFacts
 from schemas.semantic import Config
 from schemas.table import Table
 from schemas.tables import PLAIN, SPLITS, TRAINING
+from storage.filehash import sha256_file
 from storage.pieces import Part
 from tasks.evaluation.runs import run_id
 from tasks.semantic import models, presets
@@ -58,7 +59,13 @@ def config(**choice: Any) -> Config:
 def part(path: Path, table: Table, frame: pl.DataFrame, shard: str = "x") -> Part:
     path.parent.mkdir(parents=True, exist_ok=True)
     table.conform(frame).write_parquet(path)
-    return Part(path, f"{path.name:0<64}", frame.height, 1, table.name, shard, "semantic/s/k")
+    return stored(path, table.name, frame.height, shard)
+
+
+def stored(path: Path, table: str, rows: int = 0, shard: str = "x") -> Part:
+    """The file as a part of some piece."""
+    size = path.stat().st_size
+    return Part(path, sha256_file(path), rows, size, table, shard, "semantic/s/k")
 
 
 def split_rows(protocol: str, rows) -> pl.DataFrame:
@@ -219,7 +226,7 @@ def test_only_pictures_in_a_trial_say_how_large_they_are(tmp_path):
     path = tmp_path / "p.parquet"
     sizes = {"sample_id": ["a", "b", "c"], "width": [32, 40, 999], "height": [36, 30, 2]}
     pl.DataFrame(sizes).write_parquet(path)
-    there = [Part(path, "0" * 64, 1, 1, "pictures", "cifar10/0", "semantic/s/k")]
+    there = [stored(path, "pictures", 3, "cifar10/0")]
     assert picture_sides(there, pl.Series(["a", "b"])) == (30, 40)
 
 
@@ -382,10 +389,10 @@ def written(tmp_path: Path, protocol: str) -> Trial:
         {"sample_id": splits["sample_id"], "width": [8] * count, "height": [8] * count}
     ).with_columns(pl.Series("data", data), pl.lit("png").alias("encoding"))
     pictures.write_parquet(tmp_path / "pictures.parquet")
-    stored = Part(tmp_path / "pictures.parquet", "1" * 64, count, 1, "pictures", "x", "s/s/k")
+    kept = stored(tmp_path / "pictures.parquet", "pictures", count)
     return Trial(
         protocol, SETS[0], "cat", "fit", "all",
-        part(tmp_path / "splits.parquet", SPLITS, splits, protocol), (stored,), (8, 8),
+        part(tmp_path / "splits.parquet", SPLITS, splits, protocol), (kept,), (8, 8),
     )  # fmt: skip
 
 
@@ -415,7 +422,7 @@ def test_a_run_is_trained_passed_and_looked_at_again(tmp_path):
     assert sorted(trained.files) == ["head.safetensors", "model.safetensors"]
 
     path = trained.files["model.safetensors"]
-    model = Part(path, "2" * 64, 0, 1, path.name, "x", "semantic/s/k")
+    model = stored(path, path.name)
     passed = pass_pictures(network.pass_shard(model), DeviceSettings(device="cpu")).tables
     outputs = passed["outputs"]
     assert outputs["sample_id"].sort().to_list() == splits["sample_id"].sort().to_list()
