@@ -3,7 +3,7 @@
 `python -m benchmarks.pictures` writes image folders of ImageNet-like JPEGs (the shared ImageNet
 photographs, each several times) and of CIFAR-10 JPEGs, both found through NOVELTY_SHARED, builds
 the cache from them with the stage of the benchmark, and reads both in the same random order on one
-thread into the same batches: uint8 RGB, centre crop 224 of 256 x 256 (ImageNet; spec semantic 2) or
+thread into the same batches: uint8 RGB, centre crop 224 of 256 x 256 (ImageNet) or
 the whole picture (CIFAR-10), normalised to float32 (N, 3, H, W). The folder loader does what the
 usual one does: open the file, convert to RGB, shorter side to 256, centre crop. Times are
 processor time (the machine may be shared), best of some rounds. "Held" is what small sets are
@@ -77,12 +77,12 @@ def compare(name: str, root: Path, folder: Path, side: int | None, crop: int, ro
         started = time.perf_counter()
         pieces = build.run(read_images, plan_image_shards([listing]), PictureSettings())
         wall = time.perf_counter() - started
-        images = build.read("images").sort("image_id")
+        images = build.read("images").sort("sample_id")
     files = [piece.part("pictures").path for piece in pieces]
     order = np.random.default_rng(0).permutation(images.height)
     paths = [root / images["file"][int(row)] for row in order]
     started = time.process_time()
-    cache = PictureCache.read(files, images["image_id"])
+    cache = PictureCache.read(files, images["sample_id"])
     opening = time.process_time() - started
     plain = seconds(lambda: from_folder(paths, side, crop), rounds)
     ours = seconds(lambda: from_cache(cache, order, crop), rounds)

@@ -48,7 +48,7 @@ class Plugin:
             values = dict(cls.presets[preset])
         try:
             given = _from_text(cls.configuration, changes or {})
-            return make_config(cls.configuration, _over(values, given))
+            return make_config(cls.configuration, put_over(values, given))
         except ConfigError as error:
             raise ConfigError(f"{cls.name}: {error}") from None
 
@@ -77,13 +77,13 @@ def _kinds(annotation: Any) -> tuple[Any, ...]:
     return (annotation,)
 
 
-def _over(before: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def put_over(before: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """`changes` put over `before`, also inside of nested settings."""
     merged = dict(before)
     for name, value in changes.items():
         below = merged.get(name)
         if isinstance(value, Mapping) and isinstance(below, Mapping | BaseModel):
-            value = _over(dict(below), value)
+            value = put_over(dict(below), value)
         merged[name] = value
     return merged
 

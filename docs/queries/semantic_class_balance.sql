@@ -1,9 +1,11 @@
--- How many normal and anomalous images has each hold-out trial in each split?
-SELECT subset, trial, split,
-    count_if(role = 'normal') AS normal,
-    count_if(role = 'anomaly') AS anomalous,
-    round(count_if(role = 'anomaly') / count(*), 3) AS anomalous_share,
+-- How many known and novel images has each hold-out trial in each split?
+SELECT json_extract_string(definition, '$.subset') AS subset,
+    json_extract_string(definition, '$.held_out') AS held_out,
+    split,
+    count_if(role = 'known') AS known,
+    count_if(role = 'novel') AS novel,
+    round(count_if(role = 'novel') / count(*), 3) AS novel_share,
     count(DISTINCT class) AS classes
-FROM semantic.trials
-GROUP BY subset, trial, split
-ORDER BY subset, trial, split;
+FROM semantic.splits JOIN semantic.protocols USING (protocol)
+GROUP BY ALL
+ORDER BY subset, held_out, split;

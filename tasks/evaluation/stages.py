@@ -257,9 +257,9 @@ def score_outputs(shard: Shard, settings: Settings) -> Produced:
         score = fitted[1]
         outputs = arrays(tested)
         labels = score.labels_of(outputs)
-        predicted = pl.lit(None, pl.String)
+        predicted = tested["predicted"]  # what the model says, unless the score names a class
         if labels is not None:
-            predicted = pl.lit(pl.Series([classes[int(label)] for label in labels]))
+            predicted = pl.Series([classes[int(label)] for label in labels], dtype=pl.String)
         frames.append(
             SCORES.conform(
                 tested.select(
@@ -294,7 +294,7 @@ def numbered_labels(rows: pl.DataFrame) -> tuple[pl.DataFrame, dict[int, str]]:
 def run_rows(shard: Shard) -> pl.DataFrame:
     """Outputs of a run beside what the protocol says of each sample, in the order of the ids."""
     protocol = shard.about["protocol"]
-    outputs = shard.read("outputs").drop("run_id", "predicted")
+    outputs = shard.read("outputs").drop("run_id")
     splits = shard.read("splits").filter(pl.col("protocol") == protocol)
     return outputs.join(splits, on="sample_id").sort("view", "step", "sample_id")
 

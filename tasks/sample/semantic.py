@@ -4,8 +4,8 @@
   1 label byte and 3,072 pixel bytes, channel after channel.
 - `stl10/{train,test}_{X,y}.bin` and `class_names.txt`: 3 x 96 x 96 bytes an image, each channel
   column after column, labels 1..10.
-- `imagenet/{train,val}/<wnid>/*.JPEG`: the six members of the fungus subset (spec semantic 2), RGB
-  JPEG of many sizes, file names as in ILSVRC.
+- `imagenet/{train,val}/<wnid>/*.JPEG`: the six members of the fungus subset (Table 7 of the
+  paper), RGB JPEG of many sizes, file names as in ILSVRC.
 
 Each class is a drawing of random proportions, colours, pose and light before a scene that only
 leans towards the class, so that held-out classes can be found, but not by one colour.

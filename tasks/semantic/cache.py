@@ -16,10 +16,10 @@ from schemas.errors import ConfigError, LakeError
 
 
 class PictureCache:
-    """Encoded pictures in the order of `image_ids`; all bytes lie in one buffer."""
+    """Encoded pictures in the order of `sample_ids`; all bytes lie in one buffer."""
 
     def __init__(self, frame: pl.DataFrame):
-        self.image_ids = frame["image_id"]
+        self.sample_ids = frame["sample_id"]
         self.sizes = frame.select("width", "height").to_numpy()
         encoded = frame["data"].rechunk().to_arrow(compat_level=pl.CompatLevel.oldest())
         width = np.int64 if "large" in str(encoded.type) else np.int32
@@ -29,16 +29,16 @@ class PictureCache:
         self._held: NDArray[np.uint8] | None = None
 
     @classmethod
-    def read(cls, files: Iterable[Path], image_ids: Sequence[str] | pl.Series) -> "PictureCache":
+    def read(cls, files: Iterable[Path], sample_ids: Sequence[str] | pl.Series) -> "PictureCache":
         """Those pictures of the files, in that order."""
-        wanted = pl.DataFrame({"image_id": image_ids}, schema={"image_id": pl.String})
+        wanted = pl.DataFrame({"sample_id": sample_ids}, schema={"sample_id": pl.String})
         rows = pl.scan_parquet(list(files), glob=False).select(
-            "image_id", "width", "height", "data"
+            "sample_id", "width", "height", "data"
         )
-        found = rows.join(wanted.lazy(), on="image_id", how="semi").collect()
-        frame = wanted.join(found, on="image_id", how="left", maintain_order="left")
+        found = rows.join(wanted.lazy(), on="sample_id", how="semi").collect()
+        frame = wanted.join(found, on="sample_id", how="left", maintain_order="left")
         if frame["data"].null_count():
-            first = frame.filter(pl.col("data").is_null())["image_id"][0]
+            first = frame.filter(pl.col("data").is_null())["sample_id"][0]
             raise LakeError(
                 f"{frame['data'].null_count()} pictures are not in the table, such as {first}; "
                 "build the benchmark again"
@@ -46,7 +46,7 @@ class PictureCache:
         return cls(frame)
 
     def __len__(self) -> int:
-        return self.image_ids.len()
+        return self.sample_ids.len()
 
     def size(self) -> tuple[int, int]:
         """(width, height), which all pictures must share."""
@@ -88,7 +88,7 @@ class PictureCache:
                 pixels = cv2.imdecode(encoded, cv2.IMREAD_COLOR_RGB)
                 if pixels is None or pixels.shape != out.shape[1:]:
                     raise LakeError(
-                        f"picture {self.image_ids[int(row)]} is damaged; run `novelty verify`"
+                        f"picture {self.sample_ids[int(row)]} is damaged; run `novelty verify`"
                     )
                 out[place] = pixels
 

@@ -1,37 +1,48 @@
 """Networks of semantic anomalies laid out like the paper's tables, its numbers beside ours.
 
-Enters: the tables metrics and training. Leaves: report sections. Numbers are percent. A trial's
-number is the mean over the last epochs that were scored (spec semantic 2), then come mean and
-deviation over seeds; the Average row is the mean over members, its deviation that over seeds.
+Enters: the shared tables metrics, runs, protocols and training. Leaves: report sections. Numbers
+are percent. A trial's number is the mean over the last epochs that were scored (rule 14 of
+docs/semantic.md), then come mean and deviation over seeds, by n - 1; the Average row is the mean
+over members, its deviation that over seeds.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
 
-from schemas.semantic import LAST_EPOCHS, TEST_MEASURES
+from schemas.semantic import LAST_EPOCHS, ODIN_MEASURES, TEST_MEASURES
 from tasks.report import Html, Read, Section, counted, folded, heading, paragraph, table
 from tasks.semantic import training_report
-from tasks.semantic.baseline import NAME as BASELINE
+from tasks.semantic.models.odin import Odin
+from tasks.semantic.models.pixel_gaussian import PixelGaussian
+from tasks.semantic.presets import Setup
+from tasks.semantic.trials import trials_of
 
 CONVENTION = "semantic"
 PAPER = Path(__file__).with_name("paper_results.csv")
-# Experiments of the paper in which a task stands beside `none`; the released code of rotation
-# does not rotate, so that both of ours stand beside the same numbers.
+# The network without an auxiliary task, and its name in the paper's numbers.
+PLAIN, PAPER_PLAIN = "classifier", "none"
+# Experiments of the paper in which a model stands beside the plain one; the released code of
+# rotation does not rotate, so that both of ours stand beside the same numbers.
 EXPERIMENTS = {
-    "none": "rotation",
+    "classifier": "rotation",
     "rotation": "rotation",
     "rotation_released": "rotation",
     "cpc": "cpc",
     "centre_mask": "centre_mask",
 }
 AVERAGE = "Average"
-# Columns of the paper's tables: how they are called in the csv, detector and metric here, title.
+# Runs of the model odin stand among the scores of the network that they go over; the score file
+# odin has no step on the input.
+ODIN_STEP = "odin with its input step"
+# Columns of the paper's tables: how they are called in the csv, score and metric here, title.
 COLUMNS = {
     "msp": ("msp", "average_precision", "MSP"),
-    "odin": ("odin", "average_precision", "ODIN"),
+    "odin": (ODIN_STEP, "average_precision", "ODIN"),
     "accuracy": ("msp", "acc", "accuracy"),
 }
 SAID = {"msp": "average precision of MSP:", "odin": "that of ODIN:", "accuracy": "accuracy:"}
@@ -41,35 +52,87 @@ FEWEST_PAIRS = 3
 
 def sections(read: Read) -> list[Section]:
     """Tables beside the paper's, what the second task changed, all scores, and training."""
-    networks = (pl.col("convention") == CONVENTION) & (pl.col("detector") != BASELINE)
-    metrics = read("metrics", None, networks)
-    training = read("training")
+    networks = (pl.col("convention") == CONVENTION) & (pl.col("model") != PixelGaussian.name)
+    metrics = read("metrics", None, networks & (pl.col("split") == "test"))
+    training, runs, protocols = read("training"), read("runs"), read("protocols")
     if metrics is None or metrics.is_empty() or training is None:
         return []
-    runs = measured(metrics)
+    if runs is None or protocols is None:
+        return []
+    named = named_runs(runs, protocols)
+    numbers = measured(metrics, named)
     found = [
-        _beside(runs, training),
-        _changed(runs),
-        _ranking(runs),
-        training_report.section(training),
+        _beside(numbers, training),
+        _changed(numbers),
+        _ranking(numbers),
+        training_report.section(training.join(named, on="run_id")),
     ]
     return [section for section in found if section is not None]
 
 
-def measured(metrics: pl.DataFrame) -> pl.DataFrame:
-    """subset, member, network, auxiliary, seed, score, metric, value in percent."""
-    protocol = pl.col("protocol").str.splitn("/", 2).struct
-    backbone = pl.col("backbone").str.splitn(" ", 2).struct
-    return metrics.select(
-        protocol.field("field_0").alias("subset"),
-        protocol.field("field_1").alias("member"),
-        backbone.field("field_0").alias("network"),
-        backbone.field("field_1").alias("auxiliary"),
-        "seed",
-        pl.col("detector").alias("score"),
-        "metric",
-        (100 * pl.col("value")).alias("value"),
-    ).sort(pl.all())
+def named_runs(runs: pl.DataFrame, protocols: pl.DataFrame) -> pl.DataFrame:
+    """run_id, subset, member, network, model, score, seed: what a table of the report calls a run.
+
+    `network` has the preset and the settings that differ from it, `model` those that only this
+    model has. ODIN stands under the model of its base, and `score` is its name, else null.
+    """
+    trials = {row["protocol"]: row for row in trials_of(protocols).iter_rows(named=True)}
+    by_id = {row["run_id"]: row for row in runs.iter_rows(named=True)}
+    rows = []
+    for key, run in by_id.items():
+        if run["model"] == PixelGaussian.name or run["protocol"] not in trials:
+            continue
+        base, score = run, None
+        if run["model"] == Odin.name:
+            base = by_id.get(run["base_runs"][0])
+            score = ", ".join([ODIN_STEP, *_told(json.loads(run["changed"]))])
+        if base is None:
+            continue
+        changed = json.loads(base["changed"])
+        shared = {name: value for name, value in changed.items() if name in Setup.model_fields}
+        own = {name: value for name, value in changed.items() if name not in shared}
+        trial = trials[run["protocol"]]
+        rows.append(
+            (
+                key,
+                trial["subset"],
+                trial["member"],
+                ", ".join([f"{base['network']} {base['preset']}", *_told(shared)]),
+                ", ".join([base["model"], *_told(own)]),
+                score,
+                run["seed"],
+            )
+        )
+    columns = ("run_id", "subset", "member", "network", "model", "score")
+    schema = dict.fromkeys(columns, pl.String) | {"seed": pl.Int32}
+    return pl.DataFrame(rows, schema=schema, orient="row")
+
+
+def _told(changed: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for name, value in changed.items():
+        if isinstance(value, dict):
+            yield from _told(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name} {value}"
+
+
+def measured(metrics: pl.DataFrame, named: pl.DataFrame) -> pl.DataFrame:
+    """subset, member, network, model, seed, score, metric, value in percent."""
+    return (
+        metrics.select("run_id", pl.col("score").alias("score_file"), "metric", "value")
+        .join(named, on="run_id")
+        .select(
+            "subset",
+            "member",
+            "network",
+            "model",
+            "seed",
+            pl.coalesce("score", "score_file").alias("score"),
+            "metric",
+            (100 * pl.col("value")).alias("value"),
+        )
+        .sort(pl.all())
+    )
 
 
 def with_average(runs: pl.DataFrame) -> pl.DataFrame:
@@ -116,7 +179,7 @@ def _beside(runs: pl.DataFrame, training: pl.DataFrame) -> Section | None:
         f"A number is the mean over the last {evaluations} epochs; the paper's over the last 10."
         if evaluations != "1"
         else "A number is that of the network after its last epoch, where the paper takes the mean "
-        "over the last 10 (`--detection.evaluations 10`)."
+        "over the last 10 (`--train.evaluations 10`)."
     )
     parts: list[Html] = [
         paragraph(
@@ -132,7 +195,7 @@ def _beside(runs: pl.DataFrame, training: pl.DataFrame) -> Section | None:
     for (subset, network), own in last.group_by("subset", "network", maintain_order=True):
         parts.append(heading(f"{subset}, network {network}"))
         there = skew.filter(subset=subset)
-        for pair in _pairs(own["auxiliary"].unique().to_list()):
+        for pair in _pairs(own["model"].unique().to_list()):
             parts.append(paper_table(own, there, pair))
             alike = final.filter(subset=subset, network=network)
             if evaluations != "1" and not alike.is_empty():
@@ -144,34 +207,35 @@ def _beside(runs: pl.DataFrame, training: pl.DataFrame) -> Section | None:
 def evaluations_of(training: pl.DataFrame) -> str:
     """How many epochs of each network were scored on test: `10`, or `1 to 10`."""
     counts = (
-        training.filter(pl.col("measure").is_in(list(TEST_MEASURES)))
+        training.filter(pl.col("measure").is_in([*TEST_MEASURES, *ODIN_MEASURES]))
         .drop_nulls("value")
-        .group_by("detector", "variant", "seed", "measure")
+        .group_by("run_id", "measure")
         .len()["len"]
     )
     least, most = counts.min(), counts.max()
     return f"{most}" if least == most else f"{least} to {most}"
 
 
-def _pairs(auxiliary: Sequence[str]) -> list[tuple[str, ...]]:
-    """`none` with each other task, as the paper's tables have them."""
-    others = sorted(set(auxiliary) - {"none"})
-    first = ("none",) if "none" in auxiliary else ()
+def _pairs(names: Sequence[str]) -> list[tuple[str, ...]]:
+    """The plain classifier with each other model, as the paper's tables have them."""
+    others = sorted(set(names) - {PLAIN})
+    first = (PLAIN,) if PLAIN in names else ()
     return [(*first, name) for name in others] or [first]
 
 
 def paper_table(runs: pl.DataFrame, skew: pl.DataFrame, pair: Sequence[str]) -> Html:
     """For each held-out member and their average a row of ours, and one of the paper's below."""
-    ours = with_average(runs.filter(pl.col("auxiliary").is_in(pair)))
+    ours = with_average(runs.filter(pl.col("model").is_in(pair)))
     experiment = EXPERIMENTS.get(pair[-1], "")
-    paper = pl.read_csv(PAPER).filter(subset=ours["subset"][0], experiment=experiment)
+    paper = pl.read_csv(PAPER).rename({"score": "column", "auxiliary": "model"})
+    paper = paper.filter(subset=ours["subset"][0], experiment=experiment)
     order = paper["member"].unique(maintain_order=True).to_list()
     if set(order) - set(ours["member"]):  # the paper's mean over all members is not of these
         paper = paper.filter(pl.col("member") != AVERAGE)
-    tasks = dict.fromkeys(pair, experiment) | {"none": "none"}
+    tasks = dict.fromkeys(pair, experiment) | {PLAIN: PAPER_PLAIN}
     kinds = {
         "ours": _wide(ours, {task: task for task in pair}),
-        "paper": _wide(paper.rename({"score": "column"}), {name: tasks[name] for name in pair}),
+        "paper": _wide(paper, {name: tasks[name] for name in pair}),
     }
     shares = {member: f"{share:.2f}" for member, share in skew.select("member", "value").rows()}
     shares[AVERAGE] = f"{skew['value'].mean():.2f}"
@@ -196,7 +260,7 @@ def _place(order: Sequence[str], name: str) -> int:
 def _wide(cells: pl.DataFrame, tasks: Mapping[str, str]) -> dict[str, tuple[str | None, ...]]:
     """For each member the texts of its cells, task by task; `tasks` are their names in `cells`."""
     said: dict[str, dict[tuple[str, str], str]] = {}
-    shown = cells.select("member", "auxiliary", "column", _said().alias("said"))
+    shown = cells.select("member", "model", "column", _said().alias("said"))
     for member, task, column, text in shown.iter_rows():
         said.setdefault(member, {})[task, column] = text
     return {
@@ -209,38 +273,38 @@ def _wide(cells: pl.DataFrame, tasks: Mapping[str, str]) -> dict[str, tuple[str 
 
 
 def changes(runs: pl.DataFrame) -> pl.DataFrame:
-    """For each task but `none`: differences to `none` of the same member and seed, in points.
+    """For each other model: differences to the classifier of the same member and seed, in points.
 
-    subset, network, auxiliary, column, pairs, mean, deviation, low, high (the 95 % interval of the
+    subset, network, model, column, pairs, mean, deviation, low, high (the 95 % interval of the
     mean by Student's t), members, gained (members whose mean over seeds rose), verdict.
     """
     from scipy.stats import t
 
     key = ["subset", "network", "column"]
     last = _columns(runs, LAST_EPOCHS)
-    base = last.filter(auxiliary="none").drop("auxiliary").rename({"value": "base"})
-    pairs = last.filter(pl.col("auxiliary") != "none").join(
+    base = last.filter(model=PLAIN).drop("model").rename({"value": "base"})
+    pairs = last.filter(pl.col("model") != PLAIN).join(
         base, on=[*key, "member", "seed"], how="inner"
     )
     pairs = pairs.with_columns((pl.col("value") - pl.col("base")).alias("change"))
     gained = (
-        pairs.group_by(*key, "auxiliary", "member")
+        pairs.group_by(*key, "model", "member")
         .agg(pl.col("change").mean())
-        .group_by(*key, "auxiliary")
+        .group_by(*key, "model")
         .agg(
             pl.len().cast(pl.Int64).alias("members"),
             (pl.col("change") > 0).sum().cast(pl.Int64).alias("gained"),
         )
     )
     found = (
-        pairs.sort("subset", "network", "auxiliary", _in_order("column"), "member", "seed")
-        .group_by(*key, "auxiliary", maintain_order=True)
+        pairs.sort("subset", "network", "model", _in_order("column"), "member", "seed")
+        .group_by(*key, "model", maintain_order=True)
         .agg(
             pl.len().cast(pl.Int64).alias("pairs"),
             pl.col("change").mean().alias("mean"),
             pl.col("change").std().alias("deviation"),
         )
-        .join(gained, on=[*key, "auxiliary"], how="left", maintain_order="left")
+        .join(gained, on=[*key, "model"], how="left", maintain_order="left")
     )
     count = found["pairs"].to_numpy()
     reach = t.ppf((1 + CONFIDENCE) / 2, np.maximum(count - 1, 1)) / np.sqrt(count)
@@ -261,7 +325,7 @@ def changes(runs: pl.DataFrame) -> pl.DataFrame:
         )
         .with_columns(verdict.alias("verdict"))
         .select(
-            "subset", "network", "auxiliary", "column", "pairs", "mean", "deviation",
+            "subset", "network", "model", "column", "pairs", "mean", "deviation",
             "low", "high", "members", "gained", "verdict",
         )
     )  # fmt: skip
@@ -275,15 +339,17 @@ def _in_order(column: str) -> pl.Expr:
 
 
 def sentences(found: pl.DataFrame) -> Iterator[str]:
-    """What changed, in words, a sentence for each subset and task."""
-    for (subset, task), rows in found.group_by("subset", "auxiliary", maintain_order=True):
+    """What changed, in words, a sentence for each subset and model."""
+    for (subset, _, task), rows in found.group_by(
+        "subset", "network", "model", maintain_order=True
+    ):
         said = []
         for row in rows.iter_rows(named=True):
             said.append(
                 f"{SAID[row['column']]} {row['verdict']} ({row['mean']:+.2f} points, "
                 f"{counted(row['pairs'], 'pair')})"
             )
-        yield f"{task} against none on {subset}: {'; '.join(said)}."
+        yield f"{task} against {PLAIN} on {subset}: {'; '.join(said)}."
 
 
 def _changed(runs: pl.DataFrame) -> Section | None:
@@ -291,7 +357,7 @@ def _changed(runs: pl.DataFrame) -> Section | None:
     if found.is_empty():
         return None
     shown = found.select(
-        *("subset", "auxiliary"),
+        *("subset", "model"),
         pl.col("column").replace({name: title for name, (*_, title) in COLUMNS.items()}),
         *("verdict", "pairs", "mean", "deviation"),
         pl.concat_str(_digits("low"), pl.lit(" to "), _digits("high")).alias("interval"),
@@ -301,14 +367,15 @@ def _changed(runs: pl.DataFrame) -> Section | None:
         "What the auxiliary task changed",
         [
             paragraph(
-                "Each network with the task is paired with the one without it of the same held-out "
-                "member and seed; the numbers are those of the tables above. Better or worse is "
-                f"said where the {CONFIDENCE:.0%} interval of the mean difference (Student's t) "
-                f"leaves out zero and there are {FEWEST_PAIRS} pairs or more. Seeds of a member "
-                "share their pictures, so the interval speaks of these members, not of others."
+                "Each network with a task is paired with the classifier of the same settings, "
+                "held-out member and seed; the numbers are those of the tables above. Better or "
+                f"worse is said where the {CONFIDENCE:.0%} interval of the mean difference "
+                f"(Student's t) leaves out zero and there are {FEWEST_PAIRS} pairs or more. Seeds "
+                "of a member share their pictures, so the interval speaks of these members, not "
+                "of others."
             ),
             *(paragraph(said) for said in sentences(found)),
-            table(shown, names={"auxiliary": "task", "column": "measure"}, right=["interval"]),
+            table(shown, names={"column": "measure"}, right=["interval"]),
         ],
     )
 
@@ -317,19 +384,19 @@ def _changed(runs: pl.DataFrame) -> Section | None:
 
 
 def ranking(runs: pl.DataFrame) -> pl.DataFrame:
-    """Mean AP over members by subset, score and task (columns), the best mean over tasks first."""
+    """Mean AP over members by subset, score and model (columns), best mean over models first."""
     average = with_average(runs.filter(metric="average_precision")).filter(member=AVERAGE)
     key = ["subset", "network", "score"]
     wide = average.with_columns(_said().alias("said")).pivot(
-        "auxiliary", index=key, values="said", sort_columns=True
+        "model", index=key, values="said", sort_columns=True
     )
-    means = average.group_by(key).agg(pl.col("mean").mean().alias("over all tasks"))
+    means = average.group_by(key).agg(pl.col("mean").mean().alias("over all models"))
     return (
         wide.join(means, on=key)
         .sort(
-            "subset", "network", "over all tasks", "score", descending=[False, False, True, False]
+            "subset", "network", "over all models", "score", descending=[False, False, True, False]
         )
-        .select(*key, *wide.columns[len(key) :], "over all tasks")
+        .select(*key, *wide.columns[len(key) :], "over all models")
     )
 
 
@@ -340,8 +407,8 @@ def _ranking(runs: pl.DataFrame) -> Section | None:
     parts: list[Html] = [
         paragraph(
             "Average precision in percent of every score of the final networks: mean over the "
-            "held-out members, deviation over seeds. `odin` takes its step on the input; the "
-            "others come from the outputs of one forward pass."
+            "held-out members, deviation over seeds. Only the model odin takes a step on the "
+            "input; the score odin and the others come from the outputs of one forward pass."
         )
     ]
     tasks = found.columns[3:-1]
@@ -349,5 +416,5 @@ def _ranking(runs: pl.DataFrame) -> Section | None:
         skew = runs.filter(subset=subset, metric="skew").group_by("member").first()["value"].mean()
         caption = f"{subset}, network {network}; guessing gets {skew:.2f}"
         here = [name for name in tasks if own[name].null_count() < own.height]
-        parts.append(table(own.select("score", *here, "over all tasks"), caption, right=here))
+        parts.append(table(own.select("score", *here, "over all models"), caption, right=here))
     return Section("Every score of the networks", parts)

@@ -1,4 +1,4 @@
-"""Raw image sets to the tables IMAGES, PICTURES and THUMBNAILS (spec semantic 2, Data).
+"""Raw image sets to the tables SAMPLES, IMAGES, PICTURES and THUMBNAILS (docs/semantic.md).
 
 Enters: listings of sources (`tasks.semantic.sources`). Leaves: shards of image files, decoded in
 child processes that may hang, crash or eat memory, and shards of files of many images. What cannot
@@ -18,6 +18,7 @@ import polars as pl
 
 from schemas.errors import RecordError
 from schemas.semantic import IMAGES, PICTURES, THUMBNAILS, PictureSettings
+from schemas.tables import SAMPLES
 from storage.raw import open_raw
 from tasks.native.pool import Limits, Outcome, run_batch
 from tasks.raw_files import ARCHIVE_LIMITS, hash_buckets, on_disk
@@ -62,12 +63,12 @@ def plan_image_shards(listings: Sequence[Listing]) -> list[Shard]:
         refused = [tuple(row) for row in listing.refused]
         own = []
         for entry in listing.entries:
-            if entry.image_id in owner:
-                message = f"{entry.file}: source {owner[entry.image_id]} has this image already"
-                refused.append((entry.image_id, "duplicate_id", message))
+            if entry.sample_id in owner:
+                message = f"{entry.file}: source {owner[entry.sample_id]} has this image already"
+                refused.append((entry.sample_id, "duplicate_id", message))
             else:
                 own.append(entry)
-        owner |= {entry.image_id: listing.name for entry in own}
+        owner |= {entry.sample_id: listing.name for entry in own}
         shards += _picture_shards(listing, own)
         for record in listing.records:
             stem = f"{listing.dataset}/{record.stem}"
@@ -84,7 +85,7 @@ def plan_image_shards(listings: Sequence[Listing]) -> list[Shard]:
 
 
 def _picture_shards(listing: Listing, entries: Iterable[Entry]) -> Iterator[Shard]:
-    by_id = {entry.image_id: entry for entry in entries}
+    by_id = {entry.sample_id: entry for entry in entries}
     for name, ids in hash_buckets(by_id, PICTURES_PER_SHARD):
         some = [by_id[image] for image in ids]
         yield Shard(
@@ -124,7 +125,7 @@ def _record_shards(listing: Listing, record: RecordFile) -> Iterator[Shard]:
 # ---------------------------------------------------------------- the stage
 
 
-@stage(writes=(IMAGES, PICTURES, THUMBNAILS), version=2)
+@stage(writes=(IMAGES, SAMPLES, PICTURES, THUMBNAILS), version=3)
 def read_images(shard: Shard, settings: PictureSettings) -> Produced:
     """Read some images and keep them as pictures of their final size."""
     if shard.name.endswith(f"/{REFUSED}"):
@@ -148,14 +149,18 @@ class _Rows:
         if settings.encoding == "auto":
             self.encoding = "png" if self.side is None else "jpeg"
         self.images: list[dict[str, Any]] = []
+        self.samples: list[tuple[Any, ...]] = []
         self.pictures: list[tuple[Any, ...]] = []
         self.thumbnails: list[tuple[Any, ...]] = []
         self.rejects: list[Reject] = []
 
     def add(self, image: dict[str, Any], kept: Mapping[str, Any]) -> None:
         """`kept`: size and bytes of picture and thumbnail, as `encoded` gives them."""
-        key = image["image_id"]
+        key = image["sample_id"]
         self.images.append({**image, "source": self.source, "dataset": self.dataset})
+        # What models get to see: the stored bytes, which change with the side and the encoding.
+        seen = hashlib.sha256(kept["data"]).hexdigest()
+        self.samples.append((key, image["class"], None, None, image["file"], seen, "image"))
         self.pictures.append((key, *kept["size"], self.encoding, kept["data"]))
         self.thumbnails.append((key, *kept["thumbnail_size"], kept["thumbnail"]))
 
@@ -163,7 +168,12 @@ class _Rows:
         images = pl.DataFrame(self.images, schema=IMAGES.polars_schema)
         pictures = pl.DataFrame(self.pictures, schema=PICTURES.polars_schema, orient="row")
         thumbnails = pl.DataFrame(self.thumbnails, schema=THUMBNAILS.polars_schema, orient="row")
-        tables = {IMAGES.name: images, PICTURES.name: pictures, THUMBNAILS.name: thumbnails}
+        tables = {
+            IMAGES.name: images,
+            SAMPLES.name: pl.DataFrame(self.samples, schema=SAMPLES.polars_schema, orient="row"),
+            PICTURES.name: pictures,
+            THUMBNAILS.name: thumbnails,
+        }
         return Produced(tables, images.height + len(self.rejects), self.rejects)
 
 
@@ -179,7 +189,7 @@ def _read_files(shard: Shard, rows: _Rows) -> None:
         for name, path in found.items():
             if isinstance(path, RecordError):
                 message = f"{name}: {path.message}"
-                rows.rejects.append(Reject(entries[name].image_id, path.rule, message))
+                rows.rejects.append(Reject(entries[name].sample_id, path.rule, message))
             else:
                 readable.append((entries[name], path))
         items = [
@@ -197,10 +207,10 @@ def _read_files(shard: Shard, rows: _Rows) -> None:
         for (entry, _), value in zip(readable, _decoded(items, settings), strict=True):
             if "rule" in value:
                 message = f"{entry.file}: {value['message']}"
-                rows.rejects.append(Reject(entry.image_id, value["rule"], message))
+                rows.rejects.append(Reject(entry.sample_id, value["rule"], message))
                 continue
             about = {
-                "image_id": entry.image_id,
+                "sample_id": entry.sample_id,
                 "class": entry.class_,
                 "class_name": entry.class_name,
                 "split": entry.split,
@@ -261,18 +271,18 @@ def _read_records(shard: Shard, rows: _Rows) -> None:
         return
     labels = records.labels[start:stop]
     for number, pixels in enumerate(records.pixels[start:stop], start=start):
-        image_id = f"{rows.dataset}/{_folder(record)}/{number:05d}"
+        sample_id = f"{rows.dataset}/{_folder(record)}/{number:05d}"
         label = int(labels[number - start])
         if not 0 <= label < len(record.classes):
             message = f"{record.file}#{number}: its label is none of the {len(record.classes)}"
-            rows.rejects.append(Reject(image_id, "unknown_label", message))
+            rows.rejects.append(Reject(sample_id, "unknown_label", message))
             continue
         pixels = np.ascontiguousarray(pixels)
         picture = Image.fromarray(pixels)
         if rows.side is not None:
             picture = cut_square(picture, rows.side)
         about = {
-            "image_id": image_id,
+            "sample_id": sample_id,
             "class": record.classes[label],
             "class_name": None,
             "split": record.split,

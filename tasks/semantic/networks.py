@@ -1,6 +1,6 @@
 """Wide residual networks of the semantic anomalies paper: pictures (B, 3, H, W) in, features out.
 
-Spec semantic 2, "Net" and "CPC". A first convolution to `width`, then groups of pre-activation
+Rules 5 and 11 of docs/semantic.md. A first convolution to `width`, then groups of pre-activation
 blocks; the LAST block of groups 1 and 2 already doubles the width, and every group but the first
 halves the picture. After the last group: norm, ReLU, mean over the picture, a linear layer. A
 block's shortcut is the identity, or a 1 x 1 convolution of its raw input where the shape changes.
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+VERSION = 1
+"""Raise it when the same settings and seed give another network."""
 NAMES = ("cifar", "stl", "imagenet")
 # Groups whose last block doubles the width.
 DOUBLING = (1, 2)

@@ -1,9 +1,9 @@
 """ODIN with its input step: pictures and a network in, logits, features and one novelty each out.
 
-Spec semantic 2, "ODIN": x' = x - eps * sign(gradient) / std with sign(0) = +1, where the gradient
-is that of the cross entropy of the predicted class at temperature T; the largest softmax
-probability of x' at T is the KNOWN score, novelty is minus it. At T = 1000 these numbers lie within
-a few thousandths of each other, so the softmax is taken in float64.
+x' = x - eps * sign(gradient) / std with sign(0) = +1 (docs/semantic.md, 13), where the gradient is
+that of the cross entropy of the predicted class at temperature T; the largest softmax probability
+of x' at T is the KNOWN score, novelty is minus it. At T = 1000 these numbers lie within a few
+thousandths of each other, so the softmax is taken in float64.
 
 x is normalised, (pixel - mean) / std, and `std` is in the units of a SPACE that must be named:
 `pixel255` (CIFAR and STL code; a step of some 8e-7 of a normalised unit, so that little but the

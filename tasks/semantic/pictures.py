@@ -1,4 +1,4 @@
-"""One raw image file to one picture: 8-bit RGB of its final size, encoded (spec semantic 2, Data).
+"""One raw image file to one picture: 8-bit RGB of its final size, encoded (docs/semantic.md, 4).
 
 Enters: a path and how the picture is to be. Leaves: what the file is, what had to be converted, the
 encoded bytes and a thumbnail, or a RecordError. `read_pictures` runs in a child process

@@ -1,12 +1,13 @@
 """Settings of a training by name: `paper` has the constants of the code, `small` is for a CPU.
 
-Spec semantic 2. `small` was chosen on a fifth of the CIFAR-10 training pictures kept aside, never
-on test pictures. `setup_of` gives a preset; change it with `model_copy` for one's own training.
+Rules 5 to 12 of docs/semantic.md. `small` was chosen on a fifth of the CIFAR-10 training pictures
+kept aside, never on test pictures. A model has the settings of its class: `Setup`, or one below it.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from collections.abc import Mapping
+from typing import Any, Literal, Self, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -59,10 +60,10 @@ class MaskSettings(Settings):
 
 
 class Setup(Settings):
-    """All settings of one training; defaults are the paper's for CIFAR-10."""
+    """Settings of every training; defaults are the paper's for CIFAR-10."""
 
     network_name: Literal["cifar", "stl", "imagenet"] = "cifar"
-    """The variant, which decides the weight of the auxiliary loss where that is not set."""
+    """The variant, which decides the weight of an auxiliary loss where that is not set."""
     network: NetworkSettings = NetworkSettings()
     """Shape of the network."""
     epochs: int = Field(200, ge=1)
@@ -93,16 +94,8 @@ class Setup(Settings):
     """Mirror half of the pictures."""
     shrink: int = Field(1, ge=1)
     """Squares of this many pixels become their mean before the network (small presets)."""
-    auxiliary_weight: float | None = Field(None, ge=0)
-    """Weight lambda of the auxiliary loss; none: what the paper has for the task and network."""
-    auxiliary_statistics: bool = True
-    """Auxiliary batches move the running statistics of norms that both tasks share (code: yes)."""
-    cpc: CpcSettings = CpcSettings()
-    """The task cpc."""
-    mask: MaskSettings = MaskSettings()
-    """The control centre_mask."""
     odin: OdinSettings = OdinSettings()
-    """The score odin."""
+    """ODIN on test after the last epochs; the model odin starts from these settings."""
     evaluations: int = Field(10, ge=1)
     """Evaluations on test, the last one after the last epoch; a trial's number is their mean."""
     evaluate_every: int = Field(1, ge=1)
@@ -111,11 +104,36 @@ class Setup(Settings):
     """Pictures per batch outside training."""
     mixed_precision: bool = True
     """bfloat16 where a GPU has it; never on a CPU."""
+    threads: int = Field(1, ge=1)
+    """CPU threads, which order the sums; as many networks as there are cores train at once."""
 
     def evaluated(self, epoch: int) -> bool:
         """Whether test is looked at after this epoch, counted from 1."""
         left = self.epochs - epoch
         return left % self.evaluate_every == 0 and left // self.evaluate_every < self.evaluations
+
+
+class AuxiliarySetup(Setup):
+    """With a second loss, learnt beside the classes."""
+
+    auxiliary_weight: float | None = Field(None, ge=0)
+    """Weight lambda of the auxiliary loss; none: what the paper has for the task and network."""
+    auxiliary_statistics: bool = True
+    """Auxiliary batches move the running statistics of norms that both tasks share (code: yes)."""
+
+
+class CpcSetup(AuxiliarySetup):
+    """With contrastive predictive coding."""
+
+    cpc: CpcSettings = CpcSettings()
+    """Patches and context."""
+
+
+class MaskSetup(Setup):
+    """With a square hidden from the class step."""
+
+    mask: MaskSettings = MaskSettings()
+    """The mask and where it may lie."""
 
 
 PAPER: dict[str, dict[str, Any]] = {
@@ -171,11 +189,20 @@ SMALL_OF: dict[str, dict[str, Any]] = {
 }
 
 
-def setup_of(network: str, preset: str) -> Setup:
-    """The named preset of a network variant."""
+Kind = TypeVar("Kind", bound=Setup)
+
+
+def preset_values(network: str, preset: str, kind: type[Setup]) -> Mapping[str, Any]:
+    """What the named preset of a network variant changes of the defaults of `kind`."""
     if network not in NAMES:
         raise ConfigError(f"there is no network {network!r}, only {', '.join(NAMES)}")
     if preset not in PRESETS:
         raise ConfigError(f"there is no preset {preset!r}, only {', '.join(PRESETS)}")
     small = {**SMALL, **SMALL_OF[network]} if preset == "small" else {}
-    return Setup(**{"network_name": network, **PAPER[network], **small})
+    values = {"network_name": network, **PAPER[network], **small}
+    return {name: value for name, value in values.items() if name in kind.model_fields}
+
+
+def setup_of(network: str, preset: str, kind: type[Kind] = Setup) -> Kind:  # type: ignore[assignment]
+    """The named preset of a network variant."""
+    return kind(**preset_values(network, preset, kind))

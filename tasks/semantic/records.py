@@ -1,5 +1,6 @@
-"""Files of many images to labels and pixels: CIFAR-10 (binary, python), STL-10 (spec semantic 2).
+"""Files of many images to labels and pixels: CIFAR-10 (binary, python), STL-10.
 
+Rule 4 of docs/semantic.md.
 Enters: bytes of a file. Leaves: labels and uint8 pixels (N, H, W, 3).
 
 The python batches are pickles. They are read by an unpickler that finds no class but its own

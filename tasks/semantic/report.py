@@ -1,6 +1,6 @@
 """What only semantic anomalies show: what was read, contact sheets, trials, baseline, networks.
 
-Enters: the tables images, thumbnails, trials, metrics, training. Leaves: report sections.
+Enters: images, thumbnails and the shared tables. Leaves: report sections.
 """
 
 import io
@@ -12,7 +12,8 @@ from tasks import plots
 from tasks.report import Html, Picture, Read, Section, folded, gallery, heading, paragraph, table
 from tasks.report import figure as shown_figure
 from tasks.semantic import detection_report
-from tasks.semantic.baseline import NAME
+from tasks.semantic.models.pixel_gaussian import PixelGaussian
+from tasks.semantic.trials import trials_of
 
 SHOWN = 6
 TILE = 64
@@ -87,7 +88,7 @@ def _read(images: pl.DataFrame) -> Section:
 
 def _classes(read: Read, images: pl.DataFrame) -> Section:
     parts: list[Html] = []
-    for (dataset,), own in images.sort("image_id").group_by("dataset", maintain_order=True):
+    for (dataset,), own in images.sort("sample_id").group_by("dataset", maintain_order=True):
         parts.append(heading(str(dataset)))
         if own["class"].n_unique() > MOST_CLASSES:
             parts.append(paragraph(f"The {MOST_CLASSES} largest of its classes."))
@@ -110,13 +111,13 @@ def _counts(named: pl.DataFrame) -> bytes:
 def _contact_sheet(read: Read, named: pl.DataFrame) -> Html:
     """A strip for each class: some pictures evenly along its ids."""
     ids = {
-        str(name): own["image_id"].gather(
+        str(name): own["sample_id"].gather(
             np.unique(np.linspace(0, own.height - 1, SHOWN).round().astype(np.int64))
         )
-        for (name,), own in named.sort("name", "image_id").group_by("name", maintain_order=True)
+        for (name,), own in named.sort("name", "sample_id").group_by("name", maintain_order=True)
     }
     wanted = pl.concat(list(ids.values()))
-    found = read("thumbnails", ["image_id", "data"], pl.col("image_id").is_in(wanted.implode()))
+    found = read("thumbnails", ["sample_id", "data"], pl.col("sample_id").is_in(wanted.implode()))
     data = dict(found.iter_rows()) if found is not None else {}
     return gallery(
         [
@@ -143,35 +144,36 @@ def _strip(encoded: list[bytes]) -> bytes:
 # ---------------------------------------------------------------- trials
 
 
-def trial_counts(trials: pl.DataFrame) -> pl.DataFrame:
-    """For each trial: normal training images, normal and anomalous test images, skew."""
+def trial_counts(splits: pl.DataFrame) -> pl.DataFrame:
+    """For each trial: known training images, known and novel test images, skew."""
     train, test = pl.col("split") == "train", pl.col("split") == "test"
-    anomaly = pl.col("role") == "anomaly"
+    novel = pl.col("role") == "novel"
     return (
-        trials.group_by("subset", "trial")
+        splits.group_by("protocol")
         .agg(
-            (train & ~anomaly).sum().cast(pl.Int64).alias("train_known"),
-            (test & ~anomaly).sum().cast(pl.Int64).alias("test_known"),
-            (test & anomaly).sum().cast(pl.Int64).alias("test_anomalous"),
+            (train & ~novel).sum().cast(pl.Int64).alias("train_known"),
+            (test & ~novel).sum().cast(pl.Int64).alias("test_known"),
+            (test & novel).sum().cast(pl.Int64).alias("test_novel"),
         )
         .with_columns(
-            (pl.col("test_anomalous") / (pl.col("test_anomalous") + pl.col("test_known")))
+            (pl.col("test_novel") / (pl.col("test_novel") + pl.col("test_known")))
             .mul(100)
             .alias("skew_percent")
         )
-        .sort("subset", "trial")
+        .sort("protocol")
     )
 
 
 def _trials(read: Read) -> Section | None:
-    trials = read("trials")
-    if trials is None or trials.is_empty():
+    splits, protocols = read("splits"), read("protocols")
+    if splits is None or protocols is None or splits.is_empty():
         return None
+    trials = splits.drop("subset").join(trials_of(protocols), on="protocol")
     totals = trials.group_by("subset").agg(
-        pl.col("trial").n_unique().cast(pl.Int64).alias("members"),
-        pl.col("image_id").filter(pl.col("split") == "train").n_unique().alias("train"),
-        pl.col("image_id").filter(pl.col("split") == "valid").n_unique().alias("valid"),
-        pl.col("image_id").filter(pl.col("split") == "test").n_unique().alias("test"),
+        pl.col("member").n_unique().cast(pl.Int64).alias("members"),
+        pl.col("sample_id").filter(pl.col("split") == "train").n_unique().alias("train"),
+        pl.col("sample_id").filter(pl.col("split") == "valid").n_unique().alias("valid"),
+        pl.col("sample_id").filter(pl.col("split") == "test").n_unique().alias("test"),
     )
     official = pl.DataFrame(
         [(name, *row) for name, row in OFFICIAL.items()],
@@ -187,31 +189,36 @@ def _trials(read: Read) -> Section | None:
             "in test, is the average precision of a detector that guesses."
         ),
         table(both),
-        folded("Every trial", table(trial_counts(trials))),
+        folded("Every trial", table(trial_counts(splits))),
     ]
     return Section("Trials", parts)
 
 
 def _baseline(read: Read) -> Section | None:
-    metrics = read("metrics", None, pl.col("detector") == NAME)
-    if metrics is None or metrics.is_empty():
+    ours = pl.col("model") == PixelGaussian.name
+    metrics = read("metrics", None, ours & (pl.col("convention") == detection_report.CONVENTION))
+    runs, protocols = read("runs", None, ours), read("protocols")
+    if metrics is None or metrics.is_empty() or runs is None or protocols is None:
         return None
-    name = pl.col("protocol").str.splitn("/", 2)
+    side = pl.col("settings").str.json_path_match("$.side")
     value = 100 * pl.col("value")
     cells = (
-        metrics.with_columns(
-            name.struct.field("field_0").alias("subset"),
-            name.struct.field("field_1").alias("trial"),
+        metrics.join(trials_of(protocols), on="protocol")
+        .join(runs.select("run_id", pl.format("{}x{}", side, side).alias("pictures")), on="run_id")
+        .filter(split="test")
+        .sort("subset_right", "member", "seed", "metric")
+        .group_by(
+            pl.col("subset_right").alias("subset"),
+            pl.col("member").alias("trial"),
+            "pictures",
+            maintain_order=True,
         )
-        .sort("subset", "trial", "seed", "metric")
-        .group_by("subset", "trial", "backbone", maintain_order=True)
         .agg(
             value.filter(pl.col("metric") == "average_precision").mean().alias("AP"),
             value.filter(pl.col("metric") == "average_precision").std().alias("deviation"),
             value.filter(pl.col("metric") == "skew").mean().alias("skew"),
             value.filter(pl.col("metric") == "auroc").mean().alias("AUROC"),
         )
-        .rename({"backbone": "pictures"})
     )
     means = (
         cells.group_by("subset", "pictures", maintain_order=True)

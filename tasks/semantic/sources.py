@@ -1,4 +1,4 @@
-"""Which images a raw source holds: id, class, official split, file (spec semantic 2, Data).
+"""Which images a raw source holds: id, class, official split, file (docs/semantic.md, 4).
 
 Enters: a folder or archive and its name: `cifar10`, `stl10`, `imagenet`, or a name of one's own for
 a folder tree; `NAME.PART` is a further source of the same data set. Leaves: a `Listing`. No image
@@ -49,7 +49,7 @@ BESIDE_IMAGENET = re.compile(
 class Entry(NamedTuple):
     """An image in a file of its own."""
 
-    image_id: str
+    sample_id: str
     class_: str
     class_name: str | None
     split: str | None
@@ -140,11 +140,11 @@ class _Found:
         """Refuse ids that come again and files that are nothing we know."""
         first: dict[str, Entry] = {}
         for entry in sorted(self.entries, key=lambda entry: entry.file):
-            if entry.image_id in first:
-                message = f"{entry.file}: {first[entry.image_id].file} has the same id"
-                self.refused.append(Refused(entry.image_id, "duplicate_id", message))
+            if entry.sample_id in first:
+                message = f"{entry.file}: {first[entry.sample_id].file} has the same id"
+                self.refused.append(Refused(entry.sample_id, "duplicate_id", message))
             else:
-                first[entry.image_id] = entry
+                first[entry.sample_id] = entry
         for name in sorted(self.files.keys() - self.seen):
             base = name.rpartition("/")[2]
             if base not in COMPANIONS and not BESIDE_IMAGENET.fullmatch(name):

@@ -1,11 +1,12 @@
 """Training of classifiers with an auxiliary task: pictures and labels in, a safetensors model out.
 
-Spec semantic 2. Every iteration has first one auxiliary step (lambda * loss + L2 on the task's own
-layers and what it shares), then one class step (cross entropy + L2 on the classifier), each with
-an optimiser and momentum of its own. Everything random in an epoch (order, crops, dropout) comes
-from (seed, epoch), so a checkpoint is the weights, the momenta and the history; a training that was
-killed and started again ends with the same weights. A trained model in `work` is not trained again.
-Threads order the sums on a CPU, so the result depends on the caller's torch.set_num_threads.
+Rules 6 to 12 of docs/semantic.md. Every iteration has first one auxiliary step (lambda * loss + L2
+on the task's own layers and what it shares), then one class step (cross entropy + L2 on the
+classifier), each with an optimiser and momentum of its own. Everything random in an epoch (order,
+crops, dropout) comes from (seed, epoch), so a checkpoint is the weights, the momenta and the
+history; a training that was killed and started again ends with the same weights. A trained model in
+`work` is not trained again. Threads order the sums on a CPU, so the result depends on the caller's
+torch.set_num_threads.
 """
 
 from __future__ import annotations
@@ -22,21 +23,19 @@ import numpy as np
 import polars as pl
 
 from schemas.config import make_config
-from schemas.errors import ConfigError, NoveltyError, SourceError
+from schemas.errors import ConfigError, SourceError, TrainingError
 from storage.tensors import read_header, read_tensors, write_tensors
-from tasks.detection import MODEL
 from tasks.detectors.base import NOVEL, Progress, choose_device
 from tasks.detectors.training import seeded
 from tasks.evaluation.conventions import SEMANTIC
 from tasks.evaluation.metrics import evaluate
-from tasks.semantic import auxiliary as tasks_of
-from tasks.semantic import networks
-from tasks.semantic.auxiliary import views
-from tasks.semantic.auxiliary.base import Auxiliary
-from tasks.semantic.auxiliary.updates import LEARNED, Updates, under
-from tasks.semantic.auxiliary.views import Pictures
+from tasks.semantic import models, networks
+from tasks.semantic.models import views
+from tasks.semantic.models.base import NetworkModel
+from tasks.semantic.models.updates import LEARNED, Updates, under
+from tasks.semantic.models.views import Pictures
 from tasks.semantic.odin import odin
-from tasks.semantic.presets import Setup, setup_of
+from tasks.semantic.presets import AuxiliarySetup, Setup, setup_of
 
 if TYPE_CHECKING:
     import torch
@@ -46,7 +45,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Evaluation", "Pictures", "Setup", "Trained", "load", "outputs", "setup_of", "train"]
 
-CHECKPOINT = "checkpoint.safetensors"
+MODEL, CHECKPOINT = "model.safetensors", "checkpoint.safetensors"
+TRAINER_VERSION = 1
+"""Raise it when the same pictures and settings give another network or another history."""
 COLUMNS = ("rate", *LEARNED, "test_accuracy", "ap_msp", "ap_odin")
 
 
@@ -71,12 +72,12 @@ class Evaluation:
 class Trained:
     """A classifier on its device, in evaluation mode; `history` has a row per epoch.
 
-    `setup` has the network that the auxiliary task asked for and its weight; `mean` and `std` (3,)
-    are those of the training pixels 0-255.
+    `setup` has the network that the model asked for and the weight of its loss; `mean` and `std`
+    (3,) are those of the training pixels 0-255.
     """
 
     setup: Setup
-    auxiliary: str
+    model: str
     classes: int
     history: pl.DataFrame
     layers: nn.ModuleDict
@@ -102,7 +103,7 @@ class Trained:
 
 def train(
     setup: Setup,
-    auxiliary: str,
+    model: str,
     pictures: Pictures,
     labels: np.ndarray,
     *,
@@ -119,7 +120,7 @@ def train(
     """
     import torch
 
-    kind = tasks_of.find(auxiliary)
+    kind = network_model(model)
     setup = resolved(setup, kind)
     classes = _check_training(pictures, labels)
     if test is not None and test.labels.max() >= classes:
@@ -128,7 +129,7 @@ def train(
         )
     seen, chosen = views.survey(pictures), choose_device(device)
     header = {
-        "auxiliary": auxiliary,
+        "model": model,
         "classes": classes,
         "seed": seed,
         "setup": setup.model_dump(mode="json"),
@@ -144,10 +145,10 @@ def train(
         layers = networks.build(setup.network, classes).to(chosen)
         own = torch.nn.ModuleDict(task.build()).to(chosen)
     mean, std = (torch.tensor(values, dtype=torch.float32) for values in (seen.mean, seen.std))
-    model = Trained(
-        setup, auxiliary, classes, pl.DataFrame(), layers, mean.to(chosen), std.to(chosen), chosen
+    fitted = Trained(
+        setup, model, classes, pl.DataFrame(), layers, mean.to(chosen), std.to(chosen), chosen
     )
-    updates = Updates(model, task, own, pictures, labels, seed)
+    updates = Updates(fitted, task, own, pictures, labels, seed)
     history = _learn(updates, header, work / CHECKPOINT, test, progress)
     state = {f"layers.{name}": value for name, value in layers.state_dict().items()}
     write_tensors(work / MODEL, {**state, "mean": mean, "std": std}, {**header, "history": history})
@@ -158,9 +159,9 @@ def train(
 def load(path: Path, device: str = "auto") -> Trained:
     """The classifier that `train` saved."""
     header = read_header(path)
-    if "auxiliary" not in header:
+    if not {"model", "setup"} <= header.keys():
         raise SourceError(f"{path} holds no picture classifier; name a {MODEL} of such a training")
-    setup = make_config(Setup, header["setup"])
+    setup = make_config(network_model(header["model"]).configuration, header["setup"])
     chosen = choose_device(device)
     tensors = read_tensors(path)
     with seeded([0], chosen):
@@ -169,7 +170,7 @@ def load(path: Path, device: str = "auto") -> Trained:
     layers.to(chosen).eval()
     return Trained(
         setup,
-        header["auxiliary"],
+        header["model"],
         header["classes"],
         _history(header["history"]),
         layers,
@@ -220,12 +221,29 @@ def outputs(
     return dict(zip(("logits", "features", "odin"), arrays, strict=False))
 
 
-def resolved(setup: Setup, kind: type[Auxiliary]) -> Setup:
-    """With the network that the task asks for, and lambda where it was left open."""
-    weight = setup.auxiliary_weight
-    weight = kind.weight(setup.network_name) if weight is None else weight
-    network = kind.network(setup.network)
-    return setup.model_copy(update={"network": network, "auxiliary_weight": weight})
+def network_model(name: str) -> type[NetworkModel]:
+    """The model of that name, which trains a network."""
+    kind = models.find(name)
+    if not issubclass(kind, NetworkModel):
+        raise ConfigError(f"model {name} trains no network")
+    return kind
+
+
+def resolved(setup: Setup, kind: type[NetworkModel]) -> Setup:
+    """With the network that the model asks for, and lambda where it was left open."""
+    changes: dict[str, Any] = {"network": kind.network(setup.network)}
+    if isinstance(setup, AuxiliarySetup) and setup.auxiliary_weight is None:
+        changes["auxiliary_weight"] = kind.weight(setup.network_name)
+    return setup.model_copy(update=changes)
+
+
+def precision_of(setup: Setup, device: str) -> str:
+    """Arithmetic of training on that device."""
+    if not setup.mixed_precision or device == "cpu" or choose_device(device) == "cpu":
+        return "float32"
+    import torch
+
+    return "bfloat16" if torch.cuda.is_bf16_supported(False) else "float32"
 
 
 def _learn(
@@ -245,8 +263,8 @@ def _learn(
         with seeded([updates.seed, epoch], updates.model.device):
             row = updates.epoch(epoch, optimizers)
         if not all(math.isfinite(value) for value in row.values()):
-            raise NoveltyError(
-                f"training with {header['auxiliary']} diverged in epoch {epoch}: {row}; lower "
+            raise TrainingError(
+                f"training of {header['model']} diverged in epoch {epoch}: {row}; lower "
                 f"learning_rate (now {setup.learning_rate})"
             )
         if test is not None and setup.evaluated(epoch):

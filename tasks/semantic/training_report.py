@@ -1,6 +1,7 @@
-"""How the networks of semantic anomalies were trained: a panel a measure, a line a task.
+"""How the networks of semantic anomalies were trained: a panel a measure, a line a model.
 
-Enters: the table training. Leaves: a report section, if there are two epochs or more to draw.
+Enters: the table training beside what its runs are. Leaves: a report section, if there are two
+epochs or more to draw.
 """
 
 from collections.abc import Mapping
@@ -25,20 +26,16 @@ PANELS = {
 
 
 def curves_of(training: pl.DataFrame) -> pl.DataFrame:
-    """subset, auxiliary, measure, epoch: mean over members, then mean, low and high over seeds."""
-    name = pl.col("variant").str.extract_groups(r"^([^/]+)/(.+) (\S+) (\S+)$").struct
+    """subset, network, model, measure, epoch: mean over members, then mean, low, high of seeds."""
+    key = ["subset", "network", "model", "measure", "epoch"]
     return (
         training.filter(pl.col("measure").is_in(list(PANELS)))
         .drop_nulls("value")
-        .select(
-            name.field("1").alias("subset"),
-            pl.col("detector").alias("auxiliary"),
-            *("measure", "epoch", "seed", "value"),
-        )
+        .select(*key, "seed", "value")
         .sort(pl.all())
-        .group_by("subset", "auxiliary", "measure", "epoch", "seed", maintain_order=True)
+        .group_by(*key, "seed", maintain_order=True)
         .agg(pl.col("value").mean())
-        .group_by("subset", "auxiliary", "measure", "epoch", maintain_order=True)
+        .group_by(key, maintain_order=True)
         .agg(
             pl.col("value").mean().alias("mean"),
             pl.col("value").min().alias("low"),
@@ -49,25 +46,26 @@ def curves_of(training: pl.DataFrame) -> pl.DataFrame:
 
 def section(training: pl.DataFrame) -> Section | None:
     curves = curves_of(training)
-    several = pl.col("epoch").n_unique().over("subset", "measure") > 1
+    several = pl.col("epoch").n_unique().over("subset", "network", "measure") > 1
     curves = curves.filter(several)
     if curves.is_empty():
         return None
-    tasks = sorted(set(curves["auxiliary"]), key=lambda name: (name != "none", name))
-    colours = {name: plots.COLOURS[n % len(plots.COLOURS)] for n, name in enumerate(tasks)}
+    models = sorted(set(curves["model"]), key=lambda name: (name != "classifier", name))
+    colours = {name: plots.COLOURS[n % len(plots.COLOURS)] for n, name in enumerate(models)}
     parts = [
         paragraph(
             "Mean over the held-out members; the band reaches from the lowest to the highest seed. "
-            "Test is scored in the last epochs only: `--detection.evaluations` says in how many."
+            "Test is scored in the last epochs only: `--train.evaluations` says in how many."
         )
     ]
-    for (subset,), own in curves.group_by("subset", maintain_order=True):
-        parts.append(figure(band_panels(own, colours), f"Training on the trials of {subset}"))
+    for (subset, network), own in curves.group_by("subset", "network", maintain_order=True):
+        title = f"Training on the trials of {subset}, network {network}"
+        parts.append(figure(band_panels(own, colours), title))
     return Section("Training of the networks", parts)
 
 
 def band_panels(curves: pl.DataFrame, colours: Mapping[str, str], columns: int = 3) -> bytes:
-    """A panel for each measure: a line for each task, with a band over seeds."""
+    """A panel for each measure: a line for each model, with a band over seeds."""
     shown = [measure for measure in PANELS if measure in set(curves["measure"])]
     rows = -(-len(shown) // columns)
 
@@ -76,11 +74,11 @@ def band_panels(curves: pl.DataFrame, colours: Mapping[str, str], columns: int =
 
         grid = figure.subplots(rows, min(columns, len(shown)), squeeze=False)
         for axes, measure in zip(grid.ravel(), shown, strict=False):
-            for task, colour in colours.items():
-                own = curves.filter(measure=measure, auxiliary=task).sort("epoch")
+            for model, colour in colours.items():
+                own = curves.filter(measure=measure, model=model).sort("epoch")
                 if own.is_empty():
                     continue
-                label = task if measure == shown[0] else None
+                label = model if measure == shown[0] else None
                 axes.fill_between(
                     own["epoch"], own["low"], own["high"], color=colour, alpha=0.2, lw=0
                 )

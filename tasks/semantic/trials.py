@@ -1,10 +1,11 @@
-"""Subsets of classes, and the trials that hold out each member in turn (spec semantic 2, Protocol).
+"""Subsets of classes, and the trials that hold out each member in turn (docs/semantic.md, 1-3).
 
 Enters: the table IMAGES, subsets: the built-in ones of `subsets.yaml`, a user's YAML of the same
-form, and one of all classes for each data set. Leaves: TRIALS.
+form, and one of all classes for each data set. Leaves: SPLITS; the protocol of a trial is
+`<subset>/<held-out member>`.
 
 The label of a member is its place in the subset; labels above the held-out one move down by one.
-Images of the held-out member are anomalies in test (and valid), and are not in train at all.
+Images of the held-out member are novel in test (and valid), and are not in train at all.
 """
 
 import sys
@@ -19,8 +20,10 @@ from pydantic import BeforeValidator, Field
 
 from schemas.config import Settings, make_config, read_config_file
 from schemas.errors import ConfigError, SourceError
-from schemas.semantic import TRIALS, TrialSettings
+from schemas.semantic import TrialSettings
+from schemas.tables import SPLITS
 from storage.pieces import Part
+from tasks.evaluation.protocols import plan_protocols
 from tasks.semantic.records import CIFAR_CLASSES, STL_CLASSES
 from tasks.stage import Produced, Shard, stage
 
@@ -167,29 +170,73 @@ def plan_trials(subsets: Sequence[Subset], images: Sequence[Part]) -> list[Shard
     """One shard per subset and held-out member."""
     return [
         Shard(
-            f"{subset.name}/{name}",
+            protocol_of(subset, name),
             parts=parts_of(subset.dataset, images),
-            about={"subset": subset.name, "members": list(subset.members.items()), "held": name},
+            about={"members": list(subset.members.items()), "held": name},
         )
         for subset in subsets
         for name in subset.members.values()
     ]
 
 
-@stage(writes=(TRIALS,), version=1)
+def protocol_of(subset: Subset, member: str) -> str:
+    """The protocol in which this member is held out."""
+    return f"{subset.name}/{member}"
+
+
+def plan_keys(
+    subsets: Sequence[Subset],
+    settings: TrialSettings,
+    splits: Sequence[Part],
+    samples: Sequence[Part],
+) -> list[Shard]:
+    """Shards of `key_protocols`: each trial with its definition and the samples of its data set."""
+    by_name = {part.shard: part for part in splits}
+    shards = []
+    for subset in subsets:
+        for name in subset.members.values():
+            definition = {
+                "subset": subset.name,
+                "held_out": name,
+                "dataset": subset.dataset,
+                "members": subset.members,
+                "splits": settings.model_dump(mode="json"),
+            }
+            protocol = protocol_of(subset, name)
+            own = parts_of(subset.dataset, samples)
+            shards += plan_protocols([by_name[protocol]], own, {protocol: definition})
+    return shards
+
+
+def trials_of(protocols: pl.DataFrame) -> pl.DataFrame:
+    """protocol, subset, member (the one that is held out), by the definitions of the protocols."""
+    definition = pl.col("definition").str
+    return protocols.select(
+        "protocol",
+        definition.json_path_match("$.subset").alias("subset"),
+        definition.json_path_match("$.held_out").alias("member"),
+    )
+
+
+@stage(writes=(SPLITS,), version=2)
 def make_trial(shard: Shard, settings: TrialSettings) -> Produced:
     """Hold out one member of a subset: splits, labels and roles of all its images."""
-    images = shard.read("images", ["image_id", "class", "split", "file"])
+    images = shard.read("images", ["sample_id", "class", "split", "file"])
     members = dict(shard.about["members"])
     rows = hold_out(images, members, shard.about["held"], settings)
-    rows = rows.select(pl.lit(shard.about["subset"]).alias("subset"), pl.all())
-    return Produced({"trials": rows}, rows.height)
+    rows = rows.select(
+        pl.lit(shard.name).alias("protocol"),
+        pl.all(),
+        pl.lit(0, pl.Int32).alias("step"),
+        pl.lit(None, pl.String).alias("subset"),
+    )
+    return Produced({"splits": rows}, rows.height)
 
 
 def hold_out(
     images: pl.DataFrame, members: Mapping[str, str], held: str, settings: TrialSettings
 ) -> pl.DataFrame:
-    """One trial: trial, split, image_id, class, label, role."""
+    """One trial: sample_id, split, class, label, role."""
     known = [class_ for class_, name in members.items() if name != held]
     if len(known) != len(members) - 1:
         raise ValueError(f"{held!r} is no member")
@@ -198,15 +245,10 @@ def hold_out(
     label = pl.col("class").replace_strict(
         known, range(len(known)), default=None, return_dtype=pl.Int32
     )
-    role = pl.when(label.is_null()).then(pl.lit("anomaly")).otherwise(pl.lit("normal"))
+    role = pl.when(label.is_null()).then(pl.lit("novel")).otherwise(pl.lit("known"))
     return rows.select(
-        pl.lit(held).alias("trial"),
-        "split",
-        "image_id",
-        "class",
-        label.alias("label"),
-        role.alias("role"),
-    ).filter((pl.col("split") != "train") | (pl.col("role") == "normal"))
+        "sample_id", "split", "class", label.alias("label"), role.alias("role")
+    ).filter((pl.col("split") != "train") | (pl.col("role") == "known"))
 
 
 def with_splits(images: pl.DataFrame, settings: TrialSettings) -> pl.DataFrame:
@@ -215,7 +257,7 @@ def with_splits(images: pl.DataFrame, settings: TrialSettings) -> pl.DataFrame:
     Draws go by the order of the ids, so they do not depend on the order of the rows. Where some
     images have a split, those without one are in no trial.
     """
-    rows = images.sort("image_id")
+    rows = images.sort("sample_id")
     if rows["split"].is_null().all():
         test = _drawn(rows, settings.test_share, settings.seed)
         named = pl.when(pl.lit(test)).then(pl.lit("test")).otherwise(pl.lit("train"))
@@ -232,7 +274,7 @@ def with_splits(images: pl.DataFrame, settings: TrialSettings) -> pl.DataFrame:
         taken = candidates.filter(
             pl.lit(_drawn(candidates, settings.validation_share, settings.seed))
         )
-        valid = pl.col("image_id").is_in(taken["image_id"].implode())
+        valid = pl.col("sample_id").is_in(taken["sample_id"].implode())
     named = pl.when(valid).then(pl.lit("valid")).otherwise(pl.col("split"))
     return rows.with_columns(named.alias("split"))
 

@@ -218,20 +218,23 @@ def make_query_lake(lake: Path) -> Path:
     put_table(
         lake,
         "semantic",
-        "trials",
+        "splits",
         [
-            {"image_id": f"i{i}", "class": name, "role": role, "label": label}
-            | {"subset": "dog", "trial": "pug", "split": "test"}
+            {"sample_id": f"i{i}", "class": name, "role": role, "label": label}
+            | {"protocol": "dog/pug", "split": "test", "step": 0, "subset": None}
             for i, (name, role, label) in enumerate(
                 [
-                    ("pug", "anomaly", None),
-                    ("husky", "normal", 0),
-                    ("husky", "normal", 0),
-                    ("husky", "normal", 0),
+                    ("pug", "novel", None),
+                    ("husky", "known", 0),
+                    ("husky", "known", 0),
+                    ("husky", "known", 0),
                 ]
             )
         ],
     )
+    trial = {"protocol": "dog/pug", "definition": '{"subset": "dog", "held_out": "pug"}'}
+    keys = {"samples": 4, "fit_key": "f", "data_key": "d"}
+    put_table(lake, "semantic", "protocols", [trial | keys])
     put_table(
         lake,
         "kowl",

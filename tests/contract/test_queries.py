@@ -155,7 +155,7 @@ ANSWERS = [
         ),
         (
             "semantic_class_balance",
-            ["trial", "split", "normal", "anomalous", "anomalous_share", "classes"],
+            ["held_out", "split", "known", "novel", "novel_share", "classes"],
             [("pug", "test", 3, 1, 0.25, 2)],
         ),
         (

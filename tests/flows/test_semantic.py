@@ -1,5 +1,9 @@
-"""The semantic-anomalies flow end to end on sample data, through Prefect."""
+"""The semantic-anomalies flow end to end on sample data.
 
+Most builds go without Prefect, whose tasks would take longer than the work of these small shards.
+"""
+
+import json
 import re
 import shutil
 from pathlib import Path
@@ -8,15 +12,15 @@ import polars as pl
 import pytest
 from sklearn.metrics import average_precision_score
 
-from schemas.errors import ConfigError, LakeError, SourceError
-from schemas.semantic import Config, DetectionChoice, PictureSettings
+from schemas.errors import ConfigError, LakeError, RunsFailed, SourceError
+from schemas.semantic import Config, PictureSettings
 from storage.tables import current_version
 from tasks import scores
 from tasks.sample.semantic import write_semantic
 
-# Post-hoc scores, the paper's ODIN in the place of the one of that name.
-SCORES = len(scores.names())
 SIZES = {"cifar_train": 10, "cifar_test": 4, "stl_train": 4, "stl_test": 2, "imagenet_train": 5}
+# A network gives every score but a novelty of its own.
+SCORES = len(scores.names()) - 1
 
 
 def table(lake: Path, name: str) -> pl.DataFrame:
@@ -38,87 +42,129 @@ def built(tmp_path_factory, prefect_api):
         update={
             "lake": root / "lake",
             "pictures": PictureSettings(side=64),
-            "seeds": (0, 1),
-            "detection": demo.detection.model_copy(update={"seeds": (0,)}),
+            "subsets": ("cifar10", "fungus"),
+            "seeds": (0,),
         }
     )
-    build(config)
+    build.fn(config)
     return root, config
 
 
-def test_trials_of_every_member(built):
-    trials = table(built[0] / "lake", "trials")
-    counts = trials.group_by("subset").agg(pl.col("trial").n_unique()).sort("subset").rows()
-    assert counts == [("cifar10", 10), ("fungus", 6), ("stl10", 10)]
-    images = table(built[0] / "lake", "images")
-    assert trials.join(images, on="image_id", how="anti").is_empty()
-    one = trials.filter(subset="fungus", trial="bolete", role="anomaly")
+def made_of(capsys) -> dict[str, int]:
+    """Shards that each stage made since the last look."""
+    said = re.findall(r"(\w+): (\d+) of \d+ shards made", capsys.readouterr().err)
+    return {name: int(made) for name, made in said}
+
+
+def test_samples_and_splits_of_every_member(built):
+    lake = built[0] / "lake"
+    splits, protocols, samples = (table(lake, n) for n in ("splits", "protocols", "samples"))
+    definitions = [json.loads(text) for text in protocols["definition"]]
+    subsets = [one["subset"] for one in definitions]
+    counts = {name: subsets.count(name) for name in sorted(set(subsets))}
+    assert counts == {"cifar10": 10, "fungus": 6}
+    assert set(splits["protocol"]) == set(protocols["protocol"])
+    assert {f"{one['subset']}/{one['held_out']}" for one in definitions} == set(splits["protocol"])
+    assert splits.join(samples, on="sample_id", how="anti").is_empty()
+    images = table(lake, "images")
+    assert set(images["sample_id"]) == set(samples["sample_id"])
+    assert set(samples["modality"]) == {"image"} and samples["digest"].null_count() == 0
+    one = splits.filter(protocol="fungus/bolete", role="novel")
     assert one["class"].unique().to_list() == ["n13054560"] and one.height == 3
     assert one["split"].unique().to_list() == ["test"]
     names = images.filter(dataset="imagenet").select("class", "class_name").unique()
     assert ("n13054560", "bolete") in names.rows()
 
 
+def test_runs_of_every_model(built):
+    runs = table(built[0] / "lake", "runs")
+    counts = dict(runs.group_by("model").len().iter_rows())
+    assert counts == {"pixel_gaussian": 16, "classifier": 1, "rotation": 1, "odin": 2}
+    networks = runs.filter(pl.col("model").is_in(["classifier", "rotation"]))
+    assert set(runs.filter(model="odin")["base_runs"].explode()) == set(networks["run_id"])
+    assert set(runs["state"]) == {"done"} and set(runs["preset"]) == {"small"}
+    for settings, changed in networks.select("settings", "changed").iter_rows():
+        assert json.loads(changed) == {"epochs": 2}  # two evaluations are the preset's
+        assert json.loads(settings)["threads"] == 1
+
+
 def test_metrics_are_those_of_the_scores(built):
     scores, metrics = (table(built[0] / "lake", name) for name in ("scores", "metrics"))
     found = metrics.filter(metric="average_precision", convention="semantic")
-    baseline = found.filter(detector="channel_gaussian")
-    networks = found.filter(pl.col("detector") != "channel_gaussian")
-    assert baseline.height == (10 + 10 + 6) * 2 and networks.height == 2 * SCORES
-    run = ["protocol", "detector", "backbone", "seed"]
-    for row in pl.concat([baseline.sample(5, seed=0), networks.sample(5, seed=0)]).to_dicts():
-        own = scores.filter(**{name: row[name] for name in run})
-        plain = average_precision_score(own["novel"].to_numpy(), own["score"].to_numpy())
+    assert dict(found.group_by("model").len().iter_rows()) == {
+        "pixel_gaussian": 16, "classifier": SCORES, "rotation": SCORES, "odin": 2,
+    }  # fmt: skip
+    assert (found["low"] <= found["value"]).all() and (found["value"] <= found["high"]).all()
+    for row in found.sample(8, seed=0).to_dicts():
+        own = scores.filter(run_id=row["run_id"], score_id=row["score_id"])
+        plain = average_precision_score(own["novel"].to_numpy(), own["value"].to_numpy())
         assert row["value"] == pytest.approx(plain)
     skew = metrics.filter(metric="skew", protocol="cifar10/cat")["value"].unique().to_list()
     assert skew == [pytest.approx(0.1)]
+    common = metrics.filter(convention="openood")
+    assert {"auroc", "fpr95"} <= set(common["metric"])
+    assert set(common["protocol"]) == set(table(built[0] / "lake", "splits")["protocol"])
+    described = table(built[0] / "lake", "score_settings")
+    assert set(metrics["score_id"]) <= set(described["score_id"])
 
 
-def test_networks_with_and_without_the_second_task(built):
+def test_outputs_and_predictions_of_the_networks(built):
     lake = built[0] / "lake"
-    outputs, trials = table(lake, "outputs"), table(lake, "trials")
-    for (task, network), own in outputs.group_by("auxiliary", "network"):
-        assert task in ("none", "rotation") and network == "cifar"
-        one = trials.filter(subset="cifar10", trial="cat").select("split", "image_id", "label")
-        assert own.select("split", "image_id", "label").sort(pl.all()).equals(one.sort(pl.all()))
-        assert set(own["logits"].list.len()) == {9}
-    assert not outputs.filter(auxiliary="none")["logits"].equals(
-        outputs.filter(auxiliary="rotation")["logits"]
-    )
-    assert (
-        table(lake, "scores")
-        .filter(detector="odin")["score"]
-        .sort()
-        .equals(outputs.filter(split="test")["odin"].sort())
-    )
+    outputs, runs, splits = (table(lake, name) for name in ("outputs", "runs", "splits"))
+    own = splits.filter(protocol="cifar10/cat").sort("sample_id")
+    tested = own.filter(split="test")
+    for run, model in runs.select("run_id", "model").iter_rows():
+        rows = outputs.filter(run_id=run).sort("sample_id")
+        if model in ("classifier", "rotation"):
+            assert rows["sample_id"].equals(own["sample_id"])
+            assert set(rows["logits"].list.len()) == {9}
+            predictions = table(lake, "predictions").filter(run_id=run)
+            assert predictions["sample_id"].sort().equals(tested["sample_id"])
+        elif model == "odin":
+            assert rows["sample_id"].equals(tested["sample_id"])
+            scores = table(lake, "scores").filter(run_id=run, score="own").sort("sample_id")
+            assert scores["value"].equals(rows["novelty"].rename("value"))
+            assert scores["predicted"].equals(rows["predicted"])
 
 
 def test_the_last_epoch_scored_what_the_final_network_scores(built):
-    """Two ways to one number: inside training, and from the cached outputs."""
+    """Two ways to one number: inside training, and from the stored outputs."""
     lake = built[0] / "lake"
-    training, metrics = table(lake, "training"), table(lake, "metrics")
-    assert set(training["variant"]) == {"cifar10/cat cifar small"}
-    names = {"ap_msp": ("msp", "average_precision"), "ap_odin": ("odin", "average_precision"),
-             "test_accuracy": ("msp", "acc")}  # fmt: skip
-    for task in ("none", "rotation"):
-        for measure, (detector, metric) in names.items():
-            epochs = training.filter(detector=task, measure=measure).sort("epoch")["value"]
-            chosen = metrics.filter(detector=detector, backbone=f"cifar {task}")
-            assert epochs.len() == 2 and epochs.null_count() == 0
+    training, metrics, runs = (table(lake, name) for name in ("training", "metrics", "runs"))
+    metrics = metrics.filter(convention="semantic")
+    for model in ("classifier", "rotation"):
+        network = runs.filter(model=model)["run_id"].item()
+        odin = runs.filter(pl.col("base_runs").list.contains(network))["run_id"].item()
+        for measure, run, score, metric in (
+            ("ap_msp", network, "msp", "average_precision"),
+            ("test_accuracy", network, "msp", "acc"),
+            ("ap_odin", odin, "own", "average_precision"),
+        ):
+            epochs = training.filter(run_id=network, measure=measure).sort("epoch")["value"]
+            chosen = metrics.filter(run_id=run, score=score)
+            assert epochs.len() == 2
             assert chosen.filter(metric=metric)["value"].item() == pytest.approx(epochs[-1])
             mean = chosen.filter(metric=f"{metric}_last_epochs")
             assert mean["value"].item() == pytest.approx(epochs.mean())
+            assert mean["low"].item() is None and mean["high"].item() is None
             assert mean["n"].item() == chosen.filter(metric=metric)["n"].item()
 
 
-def test_a_wrong_name_is_said_before_any_work(built):
+@pytest.mark.parametrize(
+    ("choice", "said"),
+    [
+        ({"models": {"classifier": {}, "spin": {}}}, "no model of semantic 'spin'; there are: cen"),
+        ({"models": {"rotation": {"spin": 1}}}, "spin is not a setting"),
+        ({"predictors": {"ann": {}}}, "semantic has no predictors"),
+    ],
+)
+def test_what_is_wrong_is_said_before_any_work(built, choice, said):
     from flows.semantic import build
 
     root, config = built
-    asked = config.detection.model_copy(update={"auxiliary": ("none", "spin")})
-    with pytest.raises(ConfigError, match="no auxiliary task 'spin'; there are: centre_mask, cpc"):
-        build(config.model_copy(update={"detection": asked, "lake": root / "untouched"}))
-    assert not list((root / "untouched").rglob("*.parquet"))
+    with pytest.raises(ConfigError, match=said):
+        build.fn(config.model_copy(update=choice | {"lake": root / "untouched"}))
+    assert not (root / "untouched").exists()
 
 
 def test_the_report(built):
@@ -144,24 +190,66 @@ def test_a_second_run_makes_nothing_and_a_new_image_little(built, capsys):
     from flows.semantic import build
 
     root, config = built
-    names = ("images", "pictures", "trials", "training", "outputs", "scores", "metrics")
+    names = ("images", "pictures", "splits", "runs", "training", "outputs", "scores", "metrics")
     before = {name: key(root / "lake", name) for name in names}
     capsys.readouterr()
-    build(config)
-    said = re.findall(r"(\w+): (\d+) of \d+ shards made", capsys.readouterr().err)
-    assert len(said) == 8 and all(made == "0" for _, made in said)
+    build.fn(config)
+    made = made_of(capsys)
+    assert len(made) == 11 and set(made.values()) == {0}
     assert before == {name: key(root / "lake", name) for name in before}
 
+    # A test picture of one subset: the runs on its trials alone are made anew.
     folder = root / "raw" / "imagenet" / "val" / "n13054560"
     new = folder / "ILSVRC2012_val_00049999.JPEG"
     shutil.copy(next(folder.glob("*.JPEG")), new)
     try:
-        build(config)
+        build.fn(config)
     finally:
         new.unlink()
-    said = dict(re.findall(r"(\w+): (\d+) of \d+ shards made", capsys.readouterr().err))
-    assert said["read_images"] == "1" and said["make_trial"] == "6"
-    assert said["score_baseline"] == "1" and said["train_network"] == "0"
+    made = made_of(capsys)
+    assert made["read_images"] == 1 and made["make_trial"] == 6
+    assert made["fit_gaussian"] == 6 and made["train_network"] == 0
+    assert made["score_outputs"] == made["evaluate_scores"] == 6
+
+    # A picture of a class in no trial: no run is made anew.
+    other = root / "raw" / "imagenet" / "val" / "n00000001" / "ILSVRC2012_val_00049998.JPEG"
+    other.parent.mkdir()
+    shutil.copy(next(folder.glob("*.JPEG")), other)
+    try:
+        build.fn(config.model_copy(update={"imagenet_classes": "all"}))
+    finally:
+        shutil.rmtree(other.parent)
+    made = made_of(capsys)
+    assert made["read_images"] == 1 and "n00000001" in set(table(root / "lake", "samples")["class"])
+    assert {made[name] for name in ("fit_gaussian", "train_network", "pass_pictures")} == {0}
+    assert made["score_outputs"] == made["evaluate_scores"] == 0
+
+
+def test_other_models_stay_and_a_run_that_fails_stops_no_other(built, capsys):
+    from flows.semantic import build
+
+    root, config = built
+    before = table(root / "lake", "runs")
+    other = {
+        "models": {"centre_mask": {"epochs": 1}, "classifier": {"learning_rate": 1e30}},
+        "train": {"schedule": "steps"},
+        "scores": {"energy": {"temperature": 2.0}},
+        "trivial_baseline": False,
+    }
+    with pytest.raises(RunsFailed, match=r"1 runs of semantic failed .*diverged in epoch 2"):
+        build.fn(config.model_copy(update=other))
+    assert made_of(capsys)["train_network"] == 2
+    runs = table(root / "lake", "runs")
+    assert before.join(runs, on=before.columns, how="anti", nulls_equal=True).is_empty()
+    new = runs.join(before, on="run_id", how="anti").sort("model")
+    assert new.select("model", "state").rows() == [
+        ("centre_mask", "done"),
+        ("classifier", "failed"),
+    ]
+    metrics = table(root / "lake", "metrics")
+    assert {"centre_mask", "rotation", "odin"} <= set(metrics["model"])
+    assert set(metrics.filter(model="centre_mask", convention="openood")["score"]) == {"energy"}
+    assert table(root / "lake", "score_settings").filter(score="energy").height == 2
 
 
 def test_a_subset_of_ones_own_without_the_baseline(built, tmp_path):
@@ -174,14 +262,13 @@ def test_a_subset_of_ones_own_without_the_baseline(built, tmp_path):
         "- {name: two, dataset: imagenet, members: [bolete, earthstar]}\n"
     )
     own = {"lake": tmp_path / "lake", "subset_file": mine, "trivial_baseline": False}
-    own["detection"] = DetectionChoice()
-    build(config.model_copy(update=own | {"subsets": ("pets", "two")}))
-    trials = table(tmp_path / "lake", "trials")
-    assert trials.select("subset", "trial").unique().sort("subset", "trial").rows() == [
-        ("pets", "cat"), ("pets", "dog"), ("pets", "horse"),
-        ("two", "bolete"), ("two", "earthstar"),
+    own |= {"models": {}, "train": {}, "protocols": (), "subsets": ("pets", "two")}
+    build(config.model_copy(update=own))
+    splits = table(tmp_path / "lake", "splits")
+    assert splits["protocol"].unique().sort().to_list() == [
+        "pets/cat", "pets/dog", "pets/horse", "two/bolete", "two/earthstar",
     ]  # fmt: skip
-    labels = trials.filter(subset="pets", trial="cat", role="normal")
+    labels = splits.filter(protocol="pets/cat", role="known")
     assert dict(labels.select("class", "label").unique().iter_rows()) == {"dog": 0, "horse": 1}
     with pytest.raises(LakeError, match="no table semantic/scores"):
         current_version(tmp_path / "lake", "semantic", "scores")

@@ -1,5 +1,6 @@
 """Tables beside the paper's, means over seeds and members, and what is said of a difference."""
 
+import json
 import re
 
 import numpy as np
@@ -9,12 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import ttest_1samp
 
-from schemas.older_tables import METRICS, TRAINING
+from schemas.runs import RunFacts
+from schemas.tables import METRICS, PROTOCOLS, RUNS, TRAINING
+from tasks.evaluation.runs import run_id, run_row
 from tasks.semantic.detection_report import (
+    ODIN_STEP,
     PAPER,
     changes,
     evaluations_of,
     measured,
+    named_runs,
     ranking,
     sections,
     sentences,
@@ -24,53 +29,114 @@ from tasks.semantic.training_report import curves_of
 from tasks.semantic.trials import BUILT_IN, read_subsets
 from tests.shared import shared_path
 
-MEMBERS, SEEDS, TASKS = ("airplane", "cat"), (0, 1), ("none", "rotation")
+MEMBERS, SEEDS, MODELS = ("airplane", "cat"), (0, 1), ("classifier", "rotation")
+# Score (own: of the run of ODIN over the network) and metric.
 NAMES = (
     ("msp", "average_precision"),
     ("msp", "acc"),
     ("msp", "skew"),
-    ("odin", "average_precision"),
+    ("own", "average_precision"),
     ("msp", "average_precision_last_epochs"),
     ("msp", "acc_last_epochs"),
-    ("odin", "average_precision_last_epochs"),
+    ("own", "average_precision_last_epochs"),
 )
 
 
-def metrics_of(value, subset: str = "cifar10", members=MEMBERS, seeds=SEEDS) -> pl.DataFrame:
-    """`value(member, task, seed, detector, metric)` for every run."""
+def network_facts(protocol: str, model: str, seed: int, **changed: object) -> RunFacts:
+    return RunFacts(
+        benchmark="semantic",
+        protocol=protocol,
+        model=model,
+        network="cifar",
+        preset="small",
+        settings=changed,
+        changed=changed,
+        seed=seed,
+        fit_key="x",
+    )
+
+
+def odin_facts(base: RunFacts) -> RunFacts:
+    changes = {"model": "odin", "base_runs": (run_id(base),), "settings": {}, "changed": {}}
+    return base.model_copy(update=changes)
+
+
+def networks_of(subset: str, members=MEMBERS, seeds=SEEDS) -> list[RunFacts]:
+    return [
+        network_facts(f"{subset}/{member}", model, seed)
+        for member in members
+        for model in MODELS
+        for seed in seeds
+    ]
+
+
+def runs_of(*facts: RunFacts) -> pl.DataFrame:
+    every = [*facts, *(odin_facts(one) for one in facts)]
+    return pl.concat([RUNS.empty(), *map(run_row, every)])
+
+
+def protocols_of(*facts: RunFacts) -> pl.DataFrame:
+    rows = []
+    for name in sorted({str(one.protocol) for one in facts}):
+        subset, _, member = name.partition("/")
+        definition = json.dumps({"subset": subset, "held_out": member})
+        rows.append((name, definition, 1, "x", "x"))
+    return pl.DataFrame(rows, schema=PROTOCOLS.polars_schema, orient="row")
+
+
+def metrics_of(value, *facts: RunFacts) -> pl.DataFrame:
+    """`value(member, model, seed, score, metric)` for every network; ODIN is in its own runs."""
+    place = {"split": "test", "view": "plain", "phase": "none", "step": 0, "subset": "all"}
     rows = [
-        {
-            "benchmark": "semantic",
-            "protocol": f"{subset}/{member}",
-            "detector": detector,
-            "backbone": f"cifar {task}",
-            "seed": seed,
-            "split": "test",
+        place
+        | {
+            "protocol": one.protocol,
+            "run_id": run_id(odin_facts(one) if score == "own" else one),
+            "model": "odin" if score == "own" else one.model,
+            "score_id": score,
+            "score": score,
+            "seed": one.seed,
             "convention": "semantic",
             "metric": metric,
-            "value": 0.1 if metric == "skew" else value(member, task, seed, detector, metric),
+            "value": 0.1
+            if metric == "skew"
+            else value(one.protocol.partition("/")[2], one.model, one.seed, score, metric),
+            "low": None,
+            "high": None,
             "n": 100,
-            "data_key": "x",
         }
-        for member in members
-        for task in TASKS
-        for seed in seeds
-        for detector, metric in NAMES
+        for one in facts
+        for score, metric in NAMES
     ]
     return METRICS.conform(pl.DataFrame(rows))
 
 
-def training_of(epochs: int = 4, scored: int = 2, trial: str = "cifar10/cat") -> pl.DataFrame:
+def numbers_of(value, **which: object) -> pl.DataFrame:
+    facts = networks_of("cifar10", **which)
+    named = named_runs(runs_of(*facts), protocols_of(*facts))
+    return measured(metrics_of(value, *facts), named)
+
+
+def training_of(*facts: RunFacts, epochs: int = 4, scored: int = 2) -> pl.DataFrame:
     rows = [
-        (task, f"{trial} cifar small", seed, epoch, measure, epoch / 10 + seed / 100)
-        for task in TASKS
-        for seed in SEEDS
+        (run_id(one), epoch, measure, epoch / 10 + one.seed / 100)
+        for one in facts
         for epoch in range(1, epochs + 1)
         for measure in ("loss", "ap_msp", "ap_odin", "test_accuracy")
         if measure == "loss" or epoch > epochs - scored
     ]
-    columns = ("detector", "variant", "seed", "epoch", "measure", "value")
-    return TRAINING.conform(pl.DataFrame(rows, schema=columns, orient="row"))
+    return pl.DataFrame(rows, schema=TRAINING.polars_schema, orient="row")
+
+
+def tables_of(value, subset: str = "cifar10", *, scored: int = 2, **which) -> dict:
+    """Every table that the report reads, of a network for each member, model and seed."""
+    facts = networks_of(subset, **which)
+    return {
+        "metrics": metrics_of(value, *facts),
+        "runs": runs_of(*facts),
+        "protocols": protocols_of(*facts),
+        "training": training_of(*facts, scored=scored),
+    }
 
 
 def reader(**tables: pl.DataFrame):
@@ -85,17 +151,17 @@ def page(**tables: pl.DataFrame) -> str:
     return "\n".join(str(part) for section in sections(reader(**tables)) for part in section.parts)
 
 
-def points(member, task, seed, detector, metric) -> float:
-    """none: 0.2 and 0.4 by member, 0.02 by seed; rotation 0.05 above on airplane, 0.01 on cat."""
-    gain = {"airplane": 0.05, "cat": 0.01}[member] if task == "rotation" else 0
+def points(member, model, seed, score, metric) -> float:
+    """classifier: 0.2, 0.4 by member, 0.02 by seed; rotation 0.05 above on airplane, 0.01 cat."""
+    gain = {"airplane": 0.05, "cat": 0.01}[member] if model == "rotation" else 0
     base = 0.2 if member == "airplane" else 0.4
     final = 0.0 if metric.endswith("last_epochs") else 0.1
     return base + 0.02 * seed + gain + final
 
 
 def test_the_average_is_over_members_and_its_deviation_over_seeds():
-    runs = measured(metrics_of(points)).filter(
-        score="msp", metric="average_precision_last_epochs", auxiliary="none"
+    runs = numbers_of(points).filter(
+        score="msp", metric="average_precision_last_epochs", model="classifier"
     )
     found = {row["member"]: row for row in with_average(runs).iter_rows(named=True)}
     assert found["cat"]["mean"] == pytest.approx(41)
@@ -107,12 +173,12 @@ def test_the_average_is_over_members_and_its_deviation_over_seeds():
 
 
 def test_one_seed_has_no_deviation():
-    runs = measured(metrics_of(points, seeds=(3,))).filter(score="msp", metric="acc")
+    runs = numbers_of(points, seeds=(3,)).filter(score="msp", metric="acc")
     assert with_average(runs)["deviation"].null_count() == with_average(runs).height
 
 
 def test_changes_are_paired_by_member_and_seed():
-    found = changes(measured(metrics_of(points)))
+    found = changes(numbers_of(points))
     row = found.filter(column="msp").row(0, named=True)
     assert (row["pairs"], row["members"], row["gained"]) == (4, 2, 2)
     assert row["mean"] == pytest.approx(3) and row["deviation"] == pytest.approx(4 / 3**0.5)
@@ -136,11 +202,11 @@ def test_changes_are_paired_by_member_and_seed():
     ],
 )
 def test_the_verdict(gain, wobble, seeds, verdict):
-    def value(member, task, seed, detector, metric):
+    def value(member, model, seed, score, metric):
         sign = 1 if (seed + (member == "cat")) % 2 else -1
-        return 0.4 + (gain + sign * wobble if task == "rotation" else 0)
+        return 0.4 + (gain + sign * wobble if model == "rotation" else 0)
 
-    found = changes(measured(metrics_of(value, seeds=seeds)))
+    found = changes(numbers_of(value, seeds=seeds))
     assert set(found["verdict"]) == {verdict}
     (said,) = sentences(found)
     assert verdict in said and f"{len(seeds) * 2} pairs" in said and "cifar10" in said
@@ -152,10 +218,10 @@ def test_the_verdict(gain, wobble, seeds, verdict):
 def test_the_verdict_is_that_of_the_t_test(gains):
     members = ("airplane", "cat", "dog")
 
-    def value(member, task, seed, detector, metric):
-        return 0.5 + (gains[members.index(member) * 2 + seed] if task == "rotation" else 0)
+    def value(member, model, seed, score, metric):
+        return 0.5 + (gains[members.index(member) * 2 + seed] if model == "rotation" else 0)
 
-    row = changes(measured(metrics_of(value, members=members))).row(0, named=True)
+    row = changes(numbers_of(value, members=members)).row(0, named=True)
     exact = 100 * ((0.5 + np.array(gains)) - 0.5)
     if exact.std() > 1e-9:
         p = ttest_1samp(exact, 0).pvalue
@@ -166,7 +232,7 @@ def test_the_verdict_is_that_of_the_t_test(gains):
 
 
 def test_the_table_has_the_papers_numbers_beside_ours():
-    found = page(metrics=metrics_of(points), training=training_of())
+    found = page(**tables_of(points))
     text = re.sub(r"<[^>]+>", "|", found)
     for said in ("21.00 ± 1.41", "43.30 ± 1.13", "48.23 ± 1.90", "96.00 ± 0.16", "46.87 ± 2.10"):
         assert said in text, said
@@ -186,10 +252,7 @@ def test_all_members_have_the_papers_average_beside_them():
     def value(*_):
         return 0.25
 
-    found = page(
-        metrics=metrics_of(value, subset="dog", members=names),
-        training=training_of(trial="dog/basset hound"),
-    )
+    found = page(**tables_of(value, "dog", members=names))
     average = pl.read_csv(PAPER).filter(
         subset="dog", member="Average", experiment="rotation", auxiliary="none", score="msp"
     )
@@ -197,43 +260,46 @@ def test_all_members_have_the_papers_average_beside_them():
 
 
 def test_one_scored_epoch_needs_no_second_table():
-    found = page(metrics=metrics_of(points), training=training_of(scored=1))
+    found = page(**tables_of(points, scored=1))
     assert "final networks alone" not in found and "after its last epoch" in found
 
 
 def test_a_subset_of_ones_own_has_no_column_of_the_paper():
-    found = page(metrics=metrics_of(points, subset="mine"), training=training_of(trial="mine/cat"))
+    found = page(**tables_of(points, "mine"))
     assert "<td>paper</td>" not in found and ">MSP</th>" in found and "<td>Average</td>" in found
 
 
 def test_scores_are_ranked_by_their_mean_over_tasks():
-    def value(member, task, seed, detector, metric):
-        return {"msp": 0.3, "odin": 0.4}[detector] + (0.05 if task == "rotation" else 0)
+    def value(member, model, seed, score, metric):
+        return {"msp": 0.3, "own": 0.4}[score] + (0.05 if model == "rotation" else 0)
 
-    found = ranking(measured(metrics_of(value)))
-    assert found["score"].to_list() == ["odin", "msp"]
-    assert found["none"].to_list() == ["40.00 ± 0.00", "30.00 ± 0.00"]
-    assert found["over all tasks"].to_list() == [pytest.approx(42.5), pytest.approx(32.5)]
+    found = ranking(numbers_of(value))
+    assert found["score"].to_list() == [ODIN_STEP, "msp"]
+    assert found["classifier"].to_list() == ["40.00 ± 0.00", "30.00 ± 0.00"]
+    assert found["over all models"].to_list() == [pytest.approx(42.5), pytest.approx(32.5)]
 
 
 def test_the_final_networks_may_lack_the_papers_scores():
     """Of other post-hoc scores alone there is no second table, and no error."""
-    metrics = metrics_of(points)
+    tables = tables_of(points)
     last = pl.col("metric").str.ends_with("_last_epochs") | (pl.col("metric") == "skew")
-    found = page(metrics=metrics.filter(last), training=training_of())
+    found = page(**tables | {"metrics": tables["metrics"].filter(last)})
     assert "21.00 ± 1.41" in found and "final networks alone" not in found
 
 
 def test_evaluations_in_words():
-    assert evaluations_of(training_of(scored=1)) == "1"
-    assert evaluations_of(training_of(scored=3)) == "3"
-    both = pl.concat([training_of(scored=1), training_of(scored=2, trial="cifar10/dog")])
+    cat, dog = (network_facts(f"cifar10/{name}", "classifier", 0) for name in ("cat", "dog"))
+    assert evaluations_of(training_of(cat, scored=1)) == "1"
+    assert evaluations_of(training_of(cat, scored=3)) == "3"
+    both = pl.concat([training_of(cat, scored=1), training_of(dog, scored=2)])
     assert evaluations_of(both) == "1 to 2"
 
 
 def test_curves_are_means_over_members_with_a_band_over_seeds():
-    rows = pl.concat([training_of(), training_of(trial="cifar10/Model T")])
-    found = curves_of(rows).filter(auxiliary="none", measure="loss", epoch=2).row(0, named=True)
+    facts = networks_of("cifar10", members=("cat", "Model T"))
+    named = named_runs(runs_of(*facts), protocols_of(*facts))
+    rows = training_of(*facts).join(named, on="run_id")
+    found = curves_of(rows).filter(model="classifier", measure="loss", epoch=2).row(0, named=True)
     assert found["subset"] == "cifar10"
     assert (found["mean"], found["low"], found["high"]) == (
         pytest.approx(0.205),
@@ -243,27 +309,49 @@ def test_curves_are_means_over_members_with_a_band_over_seeds():
 
 
 def test_figures_and_sections_are_there_and_the_baseline_is_not_a_network():
-    metrics = metrics_of(points)
-    baseline = metrics.with_columns(detector=pl.lit("channel_gaussian"), backbone=pl.lit("32 x 32"))
-    training = training_of()
-    titles = [s.title for s in sections(reader(metrics=metrics, training=training))]
+    tables = tables_of(points)
+    metrics = tables["metrics"]
+    baseline = network_facts("cifar10/cat", "pixel_gaussian", 0)
+    other = metrics.with_columns(model=pl.lit("pixel_gaussian"), run_id=pl.lit(run_id(baseline)))
+    tables["runs"] = pl.concat([tables["runs"], run_row(baseline)])
+    titles = [s.title for s in sections(reader(**tables))]
     assert titles == [
         "Networks beside the paper",
         "What the auxiliary task changed",
         "Every score of the networks",
         "Training of the networks",
     ]
-    assert sections(reader(metrics=baseline, training=training)) == []
+    assert sections(reader(**tables | {"metrics": other})) == []
     assert sections(reader(metrics=metrics)) == []
-    both = page(metrics=pl.concat([metrics, baseline]), training=training)
-    assert both == page(metrics=metrics, training=training) and "<svg" in both
+    both = page(**tables | {"metrics": pl.concat([metrics, other])})
+    assert both == page(**tables) and "<svg" in both
 
 
-def test_none_alone_has_a_table_and_nothing_that_changed():
-    metrics = metrics_of(points).filter(pl.col("backbone") == "cifar none")
-    found = sections(reader(metrics=metrics, training=training_of()))
+def test_the_classifier_alone_has_a_table_and_nothing_that_changed():
+    tables = tables_of(points)
+    odin = pl.col("model") == "odin"
+    tables["metrics"] = tables["metrics"].filter((pl.col("model") == "classifier") | odin)
+    alone = [one for one in networks_of("cifar10") if one.model == "classifier"]
+    tables["runs"] = runs_of(*alone)
+    found = sections(reader(**tables))
     assert "What the auxiliary task changed" not in [section.title for section in found]
     assert "43.30 ± 1.13" in "".join(found[0].parts)
+
+
+def test_runs_with_other_settings_stand_apart():
+    usual = network_facts("cifar10/cat", "rotation", 0)
+    longer = network_facts("cifar10/cat", "rotation", 0, epochs=9)
+    heavier = network_facts("cifar10/cat", "rotation", 0, auxiliary_weight=2.0)
+    facts = (usual, longer, heavier)
+    named = named_runs(runs_of(*facts), protocols_of(*facts))
+    assert named.filter(pl.col("score").is_null()).select("network", "model").rows() == [
+        ("cifar small", "rotation"),
+        ("cifar small, epochs 9", "rotation"),
+        ("cifar small", "rotation, auxiliary_weight 2.0"),
+    ]
+    assert set(named.filter(run_id=run_id(odin_facts(longer)))["network"]) == {
+        "cifar small, epochs 9"
+    }
 
 
 def test_the_papers_members_are_those_of_the_subsets():

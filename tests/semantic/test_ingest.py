@@ -56,10 +56,10 @@ def test_the_sample_with_its_bad_records(sample, tmp_path):
     counts = dict(images.group_by("dataset").len().iter_rows())
     good = 3  # of the six unusual files
     assert counts == {"cifar10": 70, "stl10": 30, "imagenet": 30 + good}
-    assert images["image_id"].sort().equals(pictures["image_id"].sort())
+    assert images["sample_id"].sort().equals(pictures["sample_id"].sort())
     said = {row["record"].split("/")[-1]: row["rule"] for row in refused.to_dicts()}
     unusual = dict(images.filter(pl.col("converted").is_not_null()).select(
-        pl.col("image_id").str.split("/").list.last(), "converted").iter_rows())  # fmt: skip
+        pl.col("sample_id").str.split("/").list.last(), "converted").iter_rows())  # fmt: skip
     expected = {
         "JPEG cut": "damaged_image", "PNG whose": "too_many_pixels", "text under": "not_an_image",
         "CMYK JPEG": "CMYK to RGB", "greyscale": "L to RGB",
@@ -70,7 +70,7 @@ def test_the_sample_with_its_bad_records(sample, tmp_path):
         (reason,) = [r for start, r in expected.items() if wrong.startswith(start)]
         assert (said | unusual)[stem] == reason
     assert len(said) == 3 and len(unusual) == 3
-    sizes = pictures.with_columns(pl.col("image_id").str.split("/").list.first().alias("dataset"))
+    sizes = pictures.with_columns(pl.col("sample_id").str.split("/").list.first().alias("dataset"))
     sizes = sizes.select("dataset", "width", "height", "encoding").unique().sort("dataset")
     assert sizes.rows() == [
         ("cifar10", 32, 32, "png"), ("imagenet", 64, 64, "jpeg"), ("stl10", 96, 96, "png"),
@@ -83,11 +83,11 @@ def test_cifar_pixels_come_back_bit_for_bit(sample, tmp_path):
     raw = read_cifar_binary(path.read_bytes())
     own = images.filter(pl.col("file").str.ends_with("data_batch_2.bin")).sort("row")
     assert own["row"].to_list() == list(range(10))
-    cache = PictureCache.read(files, own["image_id"])
+    cache = PictureCache.read(files, own["sample_id"])
     assert np.array_equal(cache.decode(), raw.pixels)
     assert np.array_equal(cache.decode([7, 0], threads=2), raw.pixels[[7, 0]])
     assert np.array_equal(cache.hold().decode([7, 0]), raw.pixels[[7, 0]])
-    assert own["image_id"][3] == "cifar10/train/data_batch_2/00003"
+    assert own["sample_id"][3] == "cifar10/train/data_batch_2/00003"
 
 
 def test_stl_pixels_come_back_bit_for_bit(sample, tmp_path, monkeypatch):
@@ -97,7 +97,7 @@ def test_stl_pixels_come_back_bit_for_bit(sample, tmp_path, monkeypatch):
     own = images.filter(pl.col("split") == "train").sort("row")
     folder = sample / "stl10"
     raw = read_stl((folder / "train_X.bin").read_bytes(), (folder / "train_y.bin").read_bytes())
-    assert np.array_equal(PictureCache.read(files, own["image_id"]).decode(), raw.pixels)
+    assert np.array_equal(PictureCache.read(files, own["sample_id"]).decode(), raw.pixels)
 
 
 def test_every_image_has_a_thumbnail(sample, tmp_path):
@@ -105,11 +105,11 @@ def test_every_image_has_a_thumbnail(sample, tmp_path):
     how = PictureSettings(side=64, thumbnail=40)
     images, *_ = built(tmp_path / "lake", how, **{kind: sample / kind for kind in kinds})
     thumbnails = current_version(tmp_path / "lake", "semantic", "thumbnails").read()
-    assert thumbnails["image_id"].sort().equals(images["image_id"].sort())
+    assert thumbnails["sample_id"].sort().equals(images["sample_id"].sort())
     sizes = thumbnails.select(
-        pl.col("image_id").str.split("/").list.first(), "width", "height"
+        pl.col("sample_id").str.split("/").list.first(), "width", "height"
     ).unique()
-    assert sizes.sort("image_id").rows() == [
+    assert sizes.sort("sample_id").rows() == [
         ("cifar10", 32, 32), ("imagenet", 40, 40), ("stl10", 40, 40),
     ]  # fmt: skip
     for row in thumbnails.sample(5, seed=0).to_dicts():
@@ -130,9 +130,11 @@ def test_a_python_archive_gives_the_same_images_as_the_binary_one(sample, tmp_pa
         archive.add(folder, folder.name)
     python = built(tmp_path / "p", cifar10=tmp_path / "cifar-10-python.tar.gz")
     binary = built(tmp_path / "b", cifar10=sample / "cifar10")
-    columns = ["image_id", "class", "split", "row", "digest"]
+    columns = ["sample_id", "class", "split", "row", "digest"]
     kept = binary[0].filter(~pl.col("file").str.contains("data_batch_5"))
-    assert python[0].select(columns).sort("image_id").equals(kept.select(columns).sort("image_id"))
+    assert (
+        python[0].select(columns).sort("sample_id").equals(kept.select(columns).sort("sample_id"))
+    )
     assert python[2].select("record", "rule").rows() == [
         ("cifar-10-batches-py/data_batch_5", "unsafe_pickle")
     ]
@@ -199,13 +201,13 @@ def test_the_real_imagenet_members(tmp_path):
     assert images.height == 11 and refused.is_empty()
     assert pictures.select("width", "height", "encoding").unique().rows() == [(256, 256, "jpeg")]
     # The cached picture is the raw one, resized and cropped, up to the loss of JPEG.
-    entry = images.sort("image_id").row(4, named=True)
+    entry = images.sort("sample_id").row(4, named=True)
     raw = Image.open(root / entry["file"])
     short = min(raw.size)
     scaled = raw.resize([round(s * 256 / short) for s in raw.size], Image.Resampling.BILINEAR)
     left, top = ((s - 256) // 2 for s in scaled.size)
     plain = np.asarray(scaled.crop((left, top, left + 256, top + 256)), int)
-    ours = PictureCache.read(files, [entry["image_id"]]).decode()[0]
+    ours = PictureCache.read(files, [entry["sample_id"]]).decode()[0]
     assert np.abs(ours - plain).mean() < 4
 
 
@@ -220,7 +222,29 @@ def test_the_cache_says_what_is_wrong(sample, tmp_path):
     keep = PictureSettings(keep=("mine",))
     images, _, _, files, _ = built(tmp_path / "lake", keep, mine=raw)
     with pytest.raises(ConfigError, match=r"2 sizes \(8 x 8, 9 x 9"):
-        PictureCache.read(files, images["image_id"]).decode()
+        PictureCache.read(files, images["sample_id"]).decode()
     with pytest.raises(LakeError, match="1 pictures are not in the table, such as mine/a/3"):
         PictureCache.read(files, ["mine/a/1", "mine/a/3"])
     assert PictureCache.read(files, ["mine/a/2"]).decode().shape == (1, 9, 9, 3)
+
+
+def test_samples_are_known_by_what_is_stored_of_them(tmp_path):
+    """Another side makes other samples; the same picture under another name is the same."""
+    raw = tmp_path / "raw"
+    rng = np.random.default_rng(0)
+    for name in ("a/1", "b/2"):
+        (raw / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 255, (20, 20, 3), np.uint8)).save(raw / f"{name}.png")
+    shutil.copy(raw / "a" / "1.png", raw / "a" / "again.png")
+
+    def digests(lake: str, side: int) -> dict[str, str]:
+        images, *_ = built(tmp_path / lake, PictureSettings(side=side), mine=raw)
+        samples = current_version(tmp_path / lake, "semantic", "samples").read()
+        assert samples["sample_id"].to_list() == images["sample_id"].to_list()
+        assert samples["class"].to_list() == images["class"].to_list()
+        assert set(samples["modality"]) == {"image"}
+        return dict(samples.select("sample_id", "digest").iter_rows())
+
+    small, large = digests("small", 8), digests("large", 16)
+    assert small == digests("again", 8) and not set(small.values()) & set(large.values())
+    assert small["mine/a/1"] == small["mine/a/again"] != small["mine/b/2"]

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tasks.semantic import networks
-from tasks.semantic.auxiliary import find
+from tasks.semantic.models import find
 from tasks.semantic.networks import NetworkSettings
 from tasks.semantic.presets import setup_of
 
@@ -20,7 +20,7 @@ def paper(name: str) -> tuple[NetworkSettings, torch.nn.ModuleDict]:
 
 
 def counted(width: int, groups: int, stem: int, stem_bias: bool) -> int:
-    """Parameters by the spec's words: BN-ReLU-conv-BN-ReLU-conv, 1 x 1 where the shape changes."""
+    """Parameters by the paper's words: BN-ReLU-conv-BN-ReLU-conv, 1 x 1 where the shape changes."""
     four = [width, width, width, 2 * width]
     outs = [four, [2 * w for w in four], *[[4 * width] * 4] * (groups - 2)]
     total, inside = 3 * width * stem**2 + width * stem_bias, width

@@ -32,7 +32,7 @@ def rules(listing: Listing) -> dict[str, str]:
 
 def test_folders_of_classes(tmp_path):
     found = listed("mine", tree(tmp_path, "cat/1.jpg", "cat/2.PNG", "a/dog/1.jpg", "notes.txt"))
-    assert [(e.image_id, e.class_, e.split) for e in found.entries] == [
+    assert [(e.sample_id, e.class_, e.split) for e in found.entries] == [
         ("mine/a/dog/1", "dog", None),
         ("mine/cat/1", "cat", None),
         ("mine/cat/2", "cat", None),
@@ -166,4 +166,4 @@ def test_archives_are_read_in_place(tmp_path):
     (tmp_path / "set.zip").write_bytes(buffer.getvalue())
     found = listed("cifar10.train", tmp_path / "set.zip")
     assert found.dataset == "cifar10" and found.name == "cifar10.train"
-    assert [e.image_id for e in found.entries] == ["cifar10/train/cat/1", "cifar10/train/dog/1"]
+    assert [e.sample_id for e in found.entries] == ["cifar10/train/cat/1", "cifar10/train/dog/1"]

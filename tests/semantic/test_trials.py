@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.errors import ConfigError, SourceError
-from schemas.semantic import TRIALS, TrialSettings
+from schemas.semantic import TrialSettings
+from schemas.tables import SPLITS
 from storage.raw import open_raw
 from tasks.semantic.records import CIFAR_CLASSES, STL_CLASSES
 from tasks.semantic.report import OFFICIAL, trial_counts
@@ -17,6 +18,7 @@ from tasks.semantic.trials import (
     Subset,
     declared_subsets,
     hold_out,
+    protocol_of,
     read_subsets,
     resolve_subsets,
     with_splits,
@@ -30,7 +32,7 @@ def frame(rows) -> pl.DataFrame:
     """(dataset, class, class name, split, count, file) lines to images."""
     parts = [
         pl.DataFrame({"number": range(count)}).select(
-            pl.format(f"{dataset}/{split}/{class_}/{{}}", "number").alias("image_id"),
+            pl.format(f"{dataset}/{split}/{class_}/{{}}", "number").alias("sample_id"),
             pl.lit(dataset).alias("dataset"),
             pl.lit(class_).alias("class"),
             pl.lit(name, pl.String).alias("class_name"),
@@ -47,11 +49,14 @@ def all_trials(subset: Subset, images: pl.DataFrame, how: TrialSettings = PLAIN)
     own = images.filter(pl.col("dataset") == subset.dataset)
     rows = [
         hold_out(own, subset.members, name, how).select(
-            pl.lit(subset.name).alias("subset"), pl.all()
+            pl.lit(protocol_of(subset, name)).alias("protocol"),
+            pl.all(),
+            pl.lit(0, pl.Int32).alias("step"),
+            pl.lit(None, pl.String).alias("subset"),
         )
         for name in subset.members.values()
     ]
-    good, bad = TRIALS.check(pl.concat(rows))
+    good, bad = SPLITS.check(pl.concat(rows))
     assert bad.is_empty()
     return good
 
@@ -65,14 +70,15 @@ def agrees(counts: pl.DataFrame, expected: dict[str, str]) -> None:
     assert counts.height == int(expected["members"])
     for column in ("train_known", "test_known", "test_anomalous"):
         if expected[column].isdigit():
-            assert counts[column].unique().to_list() == [int(expected[column])]
+            ours = column.replace("anomalous", "novel")
+            assert counts[ours].unique().to_list() == [int(expected[column])]
     assert counts["skew_percent"].round(2).unique().to_list() == [float(expected["skew_percent"])]
 
 
 def test_cifar10_counts_from_the_real_labels():
     labels = pl.read_csv(shared_path("images/cifar10/cifar10_labels.csv"))
     images = labels.select(
-        pl.format("cifar10/{}/{}", "batch", "row").alias("image_id"),
+        pl.format("cifar10/{}/{}", "batch", "row").alias("sample_id"),
         pl.lit("cifar10").alias("dataset"),
         pl.col("label").replace_strict(dict(enumerate(CIFAR_CLASSES))).alias("class"),
         pl.lit(None, pl.String).alias("class_name"),
@@ -85,9 +91,9 @@ def test_cifar10_counts_from_the_real_labels():
     trials = all_trials(subset, images)
     agrees(trial_counts(trials), expected_counts()["cifar10"])
     valid = all_trials(subset, images, TrialSettings(validation="paper"))
-    assert valid.filter(pl.col("split") == "valid", trial="cat").height == 10_000
-    assert valid.filter(pl.col("split") == "valid")["image_id"].str.contains("data_batch_5").all()
-    cat = valid.filter(pl.col("trial") == "cat", pl.col("split") == "train")
+    assert valid.filter(pl.col("split") == "valid", protocol="cifar10/cat").height == 10_000
+    assert valid.filter(pl.col("split") == "valid")["sample_id"].str.contains("data_batch_5").all()
+    cat = valid.filter(pl.col("protocol") == "cifar10/cat", pl.col("split") == "train")
     batch_5 = labels.filter(pl.col("batch") == "data_batch_5", pl.col("label") != 3).height
     assert cat.height == 45_000 - batch_5
 
@@ -99,7 +105,7 @@ def test_stl10_counts_by_definition():
     (subset,) = resolve_subsets(declared_subsets(None), images)
     agrees(trial_counts(all_trials(subset, images)), expected_counts()["stl10"])
     valid = all_trials(subset, images, TrialSettings(validation="paper"))
-    one = valid.filter(pl.col("trial") == "bird", pl.col("split") == "valid")
+    one = valid.filter(pl.col("protocol") == "stl10/bird", pl.col("split") == "valid")
     assert one.height == 1000 and one["class"].value_counts()["count"].unique().to_list() == [100]
 
 
@@ -124,7 +130,7 @@ def test_imagenet_subsets_are_those_of_the_paper():
         trials = all_trials(subset, images)
         counts = trial_counts(trials)
         agrees(counts, expected)
-        total = trials.filter(pl.col("split") == "train")["image_id"].n_unique()
+        total = trials.filter(pl.col("split") == "train")["sample_id"].n_unique()
         assert total == int(expected["train_total"])
         assert (len(subset.members), total, 50 * len(subset.members)) == OFFICIAL[subset.name]
 
@@ -133,7 +139,7 @@ def test_the_real_tiny_imagenet(tmp_path, capsys):
     """The cars and spiders that it has of the paper's, and dogs of its own by a user's YAML."""
     listing = list_images("imagenet", open_raw(shared_path("images/tiny_imagenet_subset.zip")))
     images = pl.DataFrame(listing.entries, orient="row", schema=[
-        "image_id", "class", "class_name", "split", "file"]).with_columns(
+        "sample_id", "class", "class_name", "split", "file"]).with_columns(
         pl.lit("imagenet").alias("dataset"))  # fmt: skip
     paper = {wnid for subset in declared_subsets(None) for wnid in subset.members}
     names = images.filter(~pl.col("class").is_in(list(paper)))["class_name"].unique().sort()
@@ -170,17 +176,17 @@ def test_labels_shift_and_the_held_out_are_never_trained_on(members, held, how, 
     images = frame([("mine", n, None, s, 10, "f") for n in names for s in ("train", "test")])
     shape = TrialSettings(validation=how)
     known = {name: name for name in names}
-    rows = hold_out(images, known, f"c{held}", shape).sort("image_id")
+    rows = hold_out(images, known, f"c{held}", shape).sort("sample_id")
     again = hold_out(
         images.sample(fraction=1, shuffle=True, seed=shuffle), known, f"c{held}", shape
     )
-    assert rows.equals(again.sort("image_id"))
+    assert rows.equals(again.sort("sample_id"))
     labels = dict(rows.select("class", "label").unique().iter_rows())
     assert labels == {f"c{n}": None if n == held else n - (n > held) for n in range(members)}
-    assert rows.filter(pl.col("role") == "anomaly")["class"].unique().to_list() == [f"c{held}"]
+    assert rows.filter(pl.col("role") == "novel")["class"].unique().to_list() == [f"c{held}"]
     assert f"c{held}" not in set(rows.filter(pl.col("split") == "train")["class"])
     assert rows.filter(pl.col("split") == "test").height == 10 * members
-    assert rows["image_id"].is_unique().all()
+    assert rows["sample_id"].is_unique().all()
 
 
 def test_test_is_drawn_where_there_is_no_split():
@@ -189,7 +195,7 @@ def test_test_is_drawn_where_there_is_no_split():
     counts = rows.group_by("class", "split").len().sort("class", "split").rows()
     assert counts == [("a", "test", 2), ("a", "train", 8), ("b", "test", 5), ("b", "train", 20)]
     other = with_splits(images, TrialSettings(test_share=0.2, seed=1))
-    assert not rows.sort("image_id").equals(other.sort("image_id"))
+    assert not rows.sort("sample_id").equals(other.sort("sample_id"))
 
 
 # ---------------------------------------------------------------- a user's YAML

@@ -1,6 +1,6 @@
 """Control without a second loss: a square of the picture's middle is hidden from the class step.
 
-Spec semantic 2, "Random-centre mask": 16 x 16 inside the central 21 x 21 of a 32 x 32 picture; the
+Rule 12 of docs/semantic.md: 16 x 16 inside the central 21 x 21 of a 32 x 32 picture; the
 released code does not have it. The region begins at pixel 5 (5.5 would be the middle); the mask has
 the mean colour, which is 0 after normalising, and is laid on the cropped picture.
 """
@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from tasks.semantic.auxiliary.base import Auxiliary
+from tasks.semantic.models.base import NetworkModel
+from tasks.semantic.presets import MaskSetup, Setup
 
 if TYPE_CHECKING:
     import torch
 
 
-class CentreMask(Auxiliary):
+class CentreMask(NetworkModel):
     name: ClassVar[str] = "centre_mask"
+    configuration: ClassVar[type[Setup]] = MaskSetup
 
     def pictures(self) -> int:
         return 0

@@ -1,4 +1,4 @@
-"""Auxiliary tasks: their transforms, patches and masks, and what their steps may touch."""
+"""Models: the transforms, patches and masks, and what their steps may touch."""
 
 import copy
 
@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from schemas.errors import ConfigError
-from tasks.semantic import auxiliary, networks
-from tasks.semantic.auxiliary import views
-from tasks.semantic.auxiliary.updates import Updates
-from tasks.semantic.presets import Setup, setup_of
+from tasks.semantic import models, networks
+from tasks.semantic.models import views
+from tasks.semantic.models.updates import Updates
+from tasks.semantic.presets import CpcSetup, MaskSetup, Setup, setup_of
 from tasks.semantic.training import Trained, resolved
 
 torch.set_num_threads(1)
@@ -35,16 +35,20 @@ class Held:
         return self.pixels[rows]
 
 
-def tiny(**changes: object) -> Setup:
-    values = setup_of("cifar", "small").model_dump() | changes
-    return Setup(**values | {"network": {**values["network"], **TINY}})
+class Every(CpcSetup, MaskSetup):
+    """The settings of all models at once."""
+
+
+def tiny(**changes: object) -> Every:
+    values = setup_of("cifar", "small", Every).model_dump() | changes
+    return Every(**values | {"network": {**values["network"], **TINY}})
 
 
 def updates(name: str, setup: Setup, side: int = 32, count: int = 8, seed: int = 0) -> Updates:
     rng = np.random.default_rng(seed)
     pixels = rng.integers(0, 256, (count, side, side, 3), np.uint8)
     labels = np.arange(count) % 3
-    kind = auxiliary.find(name)
+    kind = models.find(name)
     setup = resolved(setup, kind)
     torch.manual_seed(seed)
     task = kind(setup)
@@ -63,19 +67,19 @@ def parameters(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: value.detach().clone() for name, value in module.named_parameters()}
 
 
-@pytest.mark.parametrize("name", auxiliary.NAMES)
-def test_a_task_is_found_by_its_file_name(name):
-    assert auxiliary.find(name).name == name
+@pytest.mark.parametrize("name", models.names())
+def test_a_model_is_found_by_its_file_name(name):
+    assert models.find(name).name == name
 
 
-def test_an_unknown_task_is_one_sentence():
-    with pytest.raises(ConfigError, match="no auxiliary task 'jigsaw'; there are: centre_mask"):
-        auxiliary.find("jigsaw")
+def test_an_unknown_model_is_one_sentence():
+    with pytest.raises(ConfigError, match="no model of semantic 'jigsaw'; there are: centre_mask"):
+        models.find("jigsaw")
 
 
 @pytest.mark.parametrize("name", sorted(TURNS))
 def test_four_transforms_of_a_square(name):
-    task = auxiliary.find(name)(tiny())
+    task = models.find(name)(tiny())
     found = [task.turn(SQUARE, number).flatten().tolist() for number in range(4)]
     assert found == TURNS[name]
 
@@ -87,14 +91,14 @@ def test_released_transforms_have_two_rotations_among_them():
 
 def test_lambda_of_the_paper():
     weights = {
-        (task, network): auxiliary.find(task).weight(network)
-        for task in ("rotation", "rotation_released", "cpc", "none", "centre_mask")
+        (task, network): models.find(task).weight(network)
+        for task in ("rotation", "rotation_released", "cpc", "classifier", "centre_mask")
         for network in ("cifar", "stl", "imagenet")
     }
     assert [weights["rotation", n] for n in ("cifar", "stl", "imagenet")] == [0.5, 1.0, 0.5]
     assert weights["rotation_released", "stl"] == 1.0 and weights["cpc", "imagenet"] == 10.0
-    assert weights["none", "cifar"] == weights["centre_mask", "cifar"] == 0.0
-    chosen = resolved(tiny(auxiliary_weight=0.25), auxiliary.find("rotation"))
+    assert weights["classifier", "cifar"] == weights["centre_mask", "cifar"] == 0.0
+    chosen = resolved(tiny(auxiliary_weight=0.25), models.find("rotation"))
     assert chosen.auxiliary_weight == 0.25
 
 
@@ -145,7 +149,7 @@ def test_momenta_are_separate():
 
 def test_a_step_is_nesterov_on_half_the_sum_of_squares():
     """One step by hand: gradient of CE + decay / 2 * sum of squares over every variable."""
-    run = updates("none", tiny(weight_decay=0.1, learning_rate=0.05, flip=False, padding=0.0))
+    run = updates("classifier", tiny(weight_decay=0.1, learning_rate=0.05, flip=False, padding=0.0))
     twin = copy.deepcopy(run.model.layers)
     rows = np.arange(6)
     batch = run.model.normalised(torch.from_numpy(run.pictures.decode(rows)))
@@ -179,20 +183,20 @@ def test_auxiliary_batches_move_statistics_only_where_that_is_asked_for():
         norm = run.model.layers["norm"][0]
         run.auxiliary_step(np.arange(4), run.optimizers()["auxiliary"])
         assert bool(norm.running_mean.any()) is asked and norm.momentum == 0.1
-    assert setup_of("cifar", "paper").auxiliary_statistics
+    assert setup_of("cifar", "paper", Every).auxiliary_statistics
 
 
 def test_a_rotation_step_takes_a_quarter_of_the_batch_plain():
-    task = auxiliary.find("rotation")(setup_of("cifar", "paper"))
+    task = models.find("rotation")(setup_of("cifar", "paper", Every))
     assert task.pictures() == 128 and not task.augmented
-    assert auxiliary.find("none")(tiny()).pictures() == 0
+    assert models.find("classifier")(tiny()).pictures() == 0
 
 
 # ---------------------------------------------------------------- cpc
 
 
 def test_patches_of_224_stand_six_by_six():
-    task = auxiliary.find("cpc")(setup_of("imagenet", "paper"))
+    task = models.find("cpc")(setup_of("imagenet", "paper", Every))
     places = torch.arange(224.0).expand(1, 3, 224, 224)
     across, down = task.patches(places), task.patches(places.transpose(2, 3))
     assert across.shape == (1, 6, 6, 3, 64, 64)
@@ -203,19 +207,19 @@ def test_patches_of_224_stand_six_by_six():
 
 @pytest.mark.parametrize(("network", "side"), [("cifar", 32), ("stl", 32), ("imagenet", 56)])
 def test_small_pictures_have_six_by_six_patches_too(network, side):
-    task = auxiliary.find("cpc")(setup_of(network, "small"))
+    task = models.find("cpc")(setup_of(network, "small", Every))
     assert task.patches(torch.zeros(1, 3, side, side)).shape[1:3] == (6, 6)
 
 
 def test_a_picture_too_small_for_two_rows_is_refused():
-    task = auxiliary.find("cpc")(setup_of("imagenet", "paper"))
+    task = models.find("cpc")(setup_of("imagenet", "paper", Every))
     with pytest.raises(ConfigError, match="no two rows of patches of 64"):
         task.patches(torch.zeros(1, 3, 95, 95))
 
 
 def test_a_changed_patch_keeps_one_channel_cut_and_reflected():
     torch.manual_seed(0)
-    task = auxiliary.find("cpc")(setup_of("imagenet", "paper"))
+    task = models.find("cpc")(setup_of("imagenet", "paper", Every))
     values = torch.arange(64 * 64.0).view(64, 64)
     patch = torch.stack([values, values + 10_000, values + 20_000])
     changed = task.changed(patch.expand(2, 6, 6, 3, 64, 64)).flatten(0, 2)
@@ -258,7 +262,7 @@ def test_the_loss_of_cpc_falls_on_a_few_pictures():
 
 def test_the_mask_is_16_inside_the_central_21():
     torch.manual_seed(0)
-    task = auxiliary.find("centre_mask")(setup_of("cifar", "paper"))
+    task = models.find("centre_mask")(setup_of("cifar", "paper", Every))
     hidden = (task.class_view(torch.ones(500, 3, 32, 32)) == 0).numpy()
     assert (hidden.sum((2, 3)) == 256).all() and (hidden == hidden[:, :1]).all()
     rows, columns = (hidden[:, 0].any(axis) for axis in (2, 1))
@@ -270,7 +274,7 @@ def test_the_mask_is_16_inside_the_central_21():
 
 
 def test_the_mask_grows_with_the_picture():
-    task = auxiliary.find("centre_mask")(setup_of("stl", "paper"))
+    task = models.find("centre_mask")(setup_of("stl", "paper", Every))
     ends = task.covered(96, torch.tensor([0.0, 0.999999]))
     assert [row.nonzero().flatten()[[0, -1]].tolist() for row in ends] == [[15, 62], [30, 77]]
 

@@ -1,6 +1,6 @@
 """The alternating steps of an epoch: first one of the auxiliary task, then one of the classes.
 
-Spec semantic 2, "Rotation" and "CPC". The auxiliary step minimises lambda * loss + L2 over the
+Rules 9 to 11 of docs/semantic.md. The auxiliary step minimises lambda * loss + L2 over the
 task's own layers and what it shares with the classifier, the class step cross entropy + L2 over the
 whole classifier; each has an optimiser, so a momentum, of its own. Rows of pictures enter, the
 layers are changed in place, means over the epoch leave.
@@ -11,19 +11,19 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tasks.semantic.auxiliary import views
-from tasks.semantic.auxiliary.base import Auxiliary
+from tasks.semantic.models import views
+from tasks.semantic.models.base import NetworkModel
 from tasks.semantic.presets import Setup
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from tasks.semantic.auxiliary.views import Pictures
+    from tasks.semantic.models.views import Pictures
     from tasks.semantic.training import Trained
 
 LEARNED = ("loss", "accuracy", "auxiliary_loss")
@@ -35,7 +35,7 @@ class Updates:
     """The model that is changed in place, the task with its own layers, and what they learn."""
 
     model: Trained
-    task: Auxiliary
+    task: NetworkModel
     own: nn.ModuleDict
     pictures: Pictures
     labels: np.ndarray
@@ -76,8 +76,7 @@ class Updates:
 
     def auxiliary_step(self, rows: np.ndarray, optimizer: torch.optim.Optimizer) -> torch.Tensor:
         """One step of the auxiliary task; its loss without lambda."""
-        setup = self.model.setup
-        assert setup.auxiliary_weight is not None
+        setup: Any = self.task.setup
         batch = self._batch(rows, augmented=self.task.augmented)
         with (
             precision(setup, self.model.device),

@@ -1,11 +1,11 @@
 """Contrastive predictive coding: from the patches of upper rows, tell those of a lower row.
 
-Spec semantic 2, "CPC". A picture of 224 gives 6 x 6 patches of 64 at a distance of 32. Each keeps
-one random channel, is flipped and shifted at random, and becomes a feature row: the shared groups,
-then a norm, ReLU and mean. A context network looks at each place and the row above; a matrix for
-each number of steps down (1 to 5) predicts features of the rows below. The score of a prediction is
-its mean product with a feature row, and the loss tells the true one from the one at the same place
-after the patches of the same picture were shuffled. The code's step has no L2 term.
+Rule 11 of docs/semantic.md. A picture of 224 gives 6 x 6 patches of 64 at a distance of 32. Each
+keeps one random channel, is flipped and shifted at random, and becomes a feature row: the shared
+groups, then a norm, ReLU and mean. A context network looks at each place and the row above; a
+matrix for each number of steps down (1 to 5) predicts features of the rows below. The score of a
+prediction is its mean product with a feature row, and the loss tells the true one from the one at
+the same place after the patches of the same picture were shuffled. The code's step has no L2 term.
 
 The network has a stride of 2 in the first convolution, mirrored edges and a batch norm per task.
 """
@@ -15,8 +15,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from schemas.errors import ConfigError
-from tasks.semantic.auxiliary.base import Auxiliary
+from tasks.semantic.models.base import NetworkModel
 from tasks.semantic.networks import AUXILIARY, NetworkSettings, norms, pooled, shared_width, trunk
+from tasks.semantic.presets import CpcSetup, Setup
 
 if TYPE_CHECKING:
     import torch
@@ -25,8 +26,9 @@ if TYPE_CHECKING:
 STEPS = 5
 
 
-class Cpc(Auxiliary):
+class Cpc(NetworkModel):
     name: ClassVar[str] = "cpc"
+    configuration: ClassVar[type[Setup]] = CpcSetup
     augmented: ClassVar[bool] = True
     decays: ClassVar[bool] = False
 

@@ -1,8 +1,9 @@
 """Pictures for a network: read once for their mean, cut, flipped, normalised in whole batches.
 
-uint8 (B, H, W, 3) enters, float32 (B, 3, h, w), contiguous, leaves. Spec semantic 2: CIFAR and STL
-add an eighth of the side by reflection and cut at random; ImageNet cuts 224 of 256 at random in
-training, in the middle elsewhere. Rows and columns are looked up, so nothing is padded in memory.
+uint8 (B, H, W, 3) enters, float32 (B, 3, h, w), contiguous, leaves. CIFAR and STL add an eighth of
+the side by reflection and cut at random (docs/semantic.md, 8); ImageNet cuts 224 of 256 at random
+in training, in the middle elsewhere. Rows and columns are looked up, so nothing is padded in
+memory.
 """
 
 from __future__ import annotations
