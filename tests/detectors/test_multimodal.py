@@ -118,7 +118,7 @@ def test_saved_and_loaded_scores_are_equal(rule, tmp_path):
     detector.save(tmp_path / "fusion.safetensors")
     again = load_detector(tmp_path / "fusion.safetensors", device="cpu")
     np.testing.assert_array_equal(again.score(test), detector.score(test))
-    assert again.record["visual"] == "autoencoder_patch"
+    assert again.record["visual"] == "patch_memory"
 
 
 numbers = st.floats(-1e6, 1e6, allow_nan=False).map(lambda x: round(x, 3))
