@@ -19,11 +19,11 @@ def balance(read: Tables, class_names: Mapping[str, str]) -> list[Section]:
     rows = read.scan("splits")
     if rows is None or not read.rows("splits") or "step" not in read.columns("splits"):
         return []
-    grouped = rows.group_by("protocol", "role", pl.col("class").replace(class_names)).agg(
+    grouped = rows.group_by("protocol", "role", pl.col("class")).agg(
         pl.col("sample_id").filter(split=name).n_unique().cast(pl.Int64).alias(name)
         for name in SPLIT_NAMES
     )
-    counts = read.collect("splits", grouped)
+    counts = _named(read.collect("splits", grouped), class_names)
     columns = [name for name in SPLIT_NAMES if counts[name].sum()]
     summary = (
         counts.group_by("protocol", "role")
@@ -50,3 +50,10 @@ def balance(read: Tables, class_names: Mapping[str, str]) -> list[Section]:
             paragraph(f"Drawn are the first {MOST_FIGURES} of {len(protocols)} protocols.")
         )
     return [Section("Classes and splits", parts)]
+
+
+def _named(counts: pl.DataFrame, class_names: Mapping[str, str]) -> pl.DataFrame:
+    """Ids of classes by their names; a label of several classes has a `+` between them."""
+    ids = counts["class"].unique().to_list()
+    names = {one: "+".join(class_names.get(part, part) for part in one.split("+")) for one in ids}
+    return counts.with_columns(pl.col("class").replace(names))
