@@ -296,19 +296,6 @@ SHARED = {
 }
 
 
-def features_table(extractor: str, dimension: int) -> Table:
-    """A table of embeddings, one per extractor as their lengths differ."""
-    return Table(
-        name=f"features_{extractor}",
-        description=f"Embeddings of {extractor}, {dimension} numbers a sample.",
-        columns=(
-            Column("sample_id", pa.string(), "Sample"),
-            Column("embedding", pa.list_(pa.float32(), dimension), "Feature vector"),
-        ),
-        key=("sample_id",),
-    )
-
-
 def benchmark_names() -> list[str]:
     """Benchmarks that declare tables: every `schemas/<name>.py` with a flow of the same name."""
     flows = Path(__file__).parents[1] / "flows"

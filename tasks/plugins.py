@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from types import UnionType
-from typing import Any, ClassVar, Generic, TypeVar, Union, get_args, get_origin
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
@@ -91,6 +91,14 @@ def put_over(before: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
 Kind = TypeVar("Kind")
 
 
+class Resolved(NamedTuple):
+    """A chosen plug-in: its class, all its settings, and those that differ from the preset."""
+
+    kind: Any
+    settings: Settings
+    changed: dict[str, Any]
+
+
 @dataclass(frozen=True)
 class Plugins(Generic[Kind]):
     """Subclasses of `kind` in the modules of `package`; `what` is what messages call one."""
@@ -134,3 +142,32 @@ class Plugins(Generic[Kind]):
         if everything is None:
             return {name: wanted[name] for name in sorted(wanted)}
         return {name: wanted.get(name, {}) for name in self.names()}
+
+    def resolved(
+        self,
+        choice: Mapping[str, Mapping[str, Any]],
+        preset: str | None = None,
+        shared: Mapping[str, Any] | None = None,
+    ) -> dict[str, Resolved]:
+        """What a choice asks for, with all settings; a wrong name or setting is refused.
+
+        `shared` changes settings of every plug-in that has them; a plug-in's own change wins, and
+        a shared setting that none has is refused.
+        """
+        found: dict[str, Resolved] = {}
+        left = dict(shared or {})
+        for name, changes in self.chosen(choice).items():
+            kind: Any = self.find(name)
+            fields = kind.configuration.model_fields
+            fitting = {key: value for key, value in (shared or {}).items() if key in fields}
+            settings = kind.resolve(preset, {**fitting, **changes})
+            before, after = (
+                each.model_dump(mode="json") for each in (kind.resolve(preset), settings)
+            )
+            changed = {key: value for key, value in after.items() if before[key] != value}
+            found[name] = Resolved(kind, settings, changed)
+            left = {key: value for key, value in left.items() if key not in fields}
+        if left:
+            names = ", ".join(found) or "none is chosen"
+            raise ConfigError(f"train.{min(left)} is a setting of no {self.what} ({names})")
+        return found

@@ -34,7 +34,7 @@ from schemas.errors import (
 )
 from schemas.manifest import BuildRecord, Input, PieceManifest, RunMark, SourceListing
 from schemas.table import Table
-from schemas.tables import PROTOCOLS, QUARANTINE, SCORE_SETTINGS, SPLITS, tables_of
+from schemas.tables import PROTOCOLS, QUARANTINE, RUNS, SCORE_SETTINGS, SPLITS, tables_of
 from storage.catalog import refresh_catalog
 from storage.filehash import HashCache
 from storage.layout import content_key, hash_cache_path, lake_root, work_path
@@ -604,9 +604,10 @@ class Build:
     def carried(self) -> list[Piece]:
         """Pieces of runs that this build did not ask for and that are still true.
 
-        A run stays as long as its protocol has the rows that the run was made on; splits and
-        protocols that this build did not make stay as long as all that they were made from is
-        there. What an older version of a stage or table made is left out, and that is said.
+        A run stays as long as its protocol has the rows that the run was made on; splits,
+        protocols and outputs of frozen models that this build did not make stay as long as the
+        tables that they were made from are there. What an older version of a stage or table made
+        is left out, and that is said.
         """
         made = {(piece.manifest.stage, piece.shard) for piece in self.pieces}
         addresses = {piece.manifest.address for piece in self.pieces}
@@ -638,6 +639,7 @@ class Build:
                     digests |= {part.sha256 for part in piece.manifest.parts}
         kept += [piece for piece in fresh if piece.has(SCORE_SETTINGS.name)]
         keys = self._data_keys([*self.pieces, *kept])
+        kept += _frozen(fresh, digests)
         mended = {piece.manifest.run.run_id for piece in self.pieces if piece.manifest.run}
         current = [
             piece
@@ -664,6 +666,23 @@ class Build:
             .read(["protocol", "data_key"])
             .iter_rows()
         }
+
+    def take_over(self, name: str) -> list[Piece]:
+        """The pieces of a table as the last build left it, as if this build had made them.
+
+        For a source that this command does not name: what is known of it stays.
+        """
+        try:
+            published = [current_version(self.lake, self.benchmark, name)]
+        except LakeError:
+            return []
+        found = [find_piece(self.lake, *address.split("/")) for address in _addresses(published)]
+        declared = tables_of(self.benchmark)
+        pieces = [p for p in found if p is not None and _made_by_todays_code(p.manifest, declared)]
+        pieces.sort(key=lambda piece: piece.shard)
+        self.pieces += pieces
+        self._tables |= {name: declared[name]} if pieces else {}
+        return pieces
 
     def table(self, name: str) -> tuple[Part, ...]:
         """The parts of a table made in this build, to be another shard's input."""
@@ -705,6 +724,20 @@ def _made_by_todays_code(manifest: PieceManifest, declared: Mapping[str, Table])
         part.table in declared and part.schema_version == declared[part.table].version
         for part in manifest.parts
     )
+
+
+def _frozen(pieces: Sequence[Piece], digests: set[str]) -> list[Piece]:
+    """Pieces of runs without a protocol whose parts are all there: outputs, then the runs' rows."""
+    frozen = [p for p in pieces if p.manifest.run is not None and p.manifest.run.protocol is None]
+    kept: list[Piece] = []
+    there = set(digests)
+    for is_row in (False, True):
+        for piece in frozen:
+            read = {given.digest for given in piece.manifest.inputs if given.piece}
+            if piece.has(RUNS.name) == is_row and read <= there:
+                kept.append(piece)
+                there |= {part.sha256 for part in piece.manifest.parts}
+    return kept
 
 
 def _is_true_of(run: RunMark | None, keys: Mapping[str, str]) -> bool:

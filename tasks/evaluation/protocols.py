@@ -27,9 +27,14 @@ def rows_key(rows: pl.DataFrame) -> str:
 
 
 def protocol_rows(
-    splits: pl.DataFrame, samples: pl.DataFrame, definitions: Mapping[str, Mapping[str, Any]]
+    splits: pl.DataFrame,
+    samples: pl.DataFrame,
+    definitions: Mapping[str, Mapping[str, Any]],
+    *,
+    with_content: bool = False,
 ) -> pl.DataFrame:
-    """The table `protocols` of these splits."""
+    """The table `protocols` of these splits; see `plan_protocols` for `with_content`."""
+    keyed = pl.col("digest").is_not_null() if with_content else pl.lit(True)
     content = samples.select("sample_id", "digest", "sequence")
     joined = splits.join(content, on="sample_id", how="left")
     rows = [
@@ -37,8 +42,8 @@ def protocol_rows(
             name,
             as_json(definitions.get(name, {})),
             part.height,
-            rows_key(part.filter(pl.col("split").is_in(FITTED))),
-            rows_key(part),
+            rows_key(part.filter(keyed, pl.col("split").is_in(FITTED))),
+            rows_key(part.filter(keyed)),
         )
         for (name,), part in joined.group_by("protocol")
     ]
@@ -49,9 +54,15 @@ def plan_protocols(
     splits: Sequence[Part],
     samples: Sequence[Part],
     definitions: Mapping[str, Mapping[str, Any]] | None = None,
+    *,
+    with_content: bool = False,
 ) -> list[Shard]:
-    """One shard for each part of the splits; `definitions` say by protocol what it is made by."""
+    """One shard for each part of the splits; `definitions` say by protocol what it is made by.
+
+    `with_content` leaves samples without a digest out of the keys: no model can see them.
+    """
     defined = dict(definitions or {})
+    rule = {"with_content": True} if with_content else {}
     return [
         Shard(
             part.shard,
@@ -59,7 +70,8 @@ def plan_protocols(
             about={
                 "definitions": {part.shard: defined[part.shard]}
                 if part.shard in defined
-                else defined
+                else defined,
+                **rule,
             },
         )
         for part in splits
@@ -74,7 +86,8 @@ def key_protocols(shard: Shard, settings: Settings) -> Produced:
     wanted = pl.col("sample_id").is_in(splits["sample_id"].unique().implode())
     parts = [part.read(columns).filter(wanted) for part in shard.parts if part.table == "samples"]
     samples = pl.concat([SAMPLES.empty().select(columns), *parts])
-    rows = protocol_rows(splits, samples, shard.about["definitions"])
+    only = bool(shard.about.get("with_content"))
+    rows = protocol_rows(splits, samples, shard.about["definitions"], with_content=only)
     return Produced({"protocols": rows}, rows.height)
 
 

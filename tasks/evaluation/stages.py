@@ -182,7 +182,7 @@ def plan_evaluation(
     ]
 
 
-# ---------------------------------------------------------------- failures
+# ---------------------------------------------------------------- runs without training
 
 
 def plan_failures(failures: Sequence[tuple[Shard, str]]) -> list[Shard]:
@@ -198,6 +198,26 @@ def record_failure(shard: Shard, settings: Settings) -> Produced:
     """Say in `runs` that a run failed, and why."""
     facts = RunFacts.model_validate(shard.about["facts"])
     return Produced({RUNS.name: run_row(facts, failed=shard.about["reason"])}, 1)
+
+
+def plan_records(runs: Sequence[PassedRun]) -> list[Shard]:
+    """One shard for each run that no training stage records."""
+    return [
+        Shard(
+            run.mark.run_id,
+            parts=run.outputs,
+            about=run.facts.model_dump(mode="json"),
+            depends={"run": run.mark.run_id, "outputs": sorted({p.piece for p in run.outputs})},
+            run=run.mark,
+        )
+        for run in runs
+    ]
+
+
+@stage(writes=(RUNS,), version=1)
+def record_run(shard: Shard, settings: Settings) -> Produced:
+    """The row of a run that only uses what is there, such as a frozen backbone."""
+    return Produced({RUNS.name: run_row(RunFacts.model_validate(shard.about))}, 1)
 
 
 # ---------------------------------------------------------------- scores
