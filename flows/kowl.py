@@ -2,26 +2,51 @@
 
 from flows.runner import benchmark_flow, publish_report
 from schemas.config import Settings
+from schemas.errors import ConfigError, SourceError
 from schemas.kowl import Config
+from schemas.runs import RunFacts
 from storage.layout import lake_root
+from tasks.evaluation.protocols import key_protocols, plan_protocols, protocol_keys
+from tasks.evaluation.runs import run_mark
+from tasks.evaluation.stages import (
+    EvaluationSettings,
+    PassedRun,
+    chosen_scores,
+    describe_scores,
+    evaluate_scores,
+    plan_evaluation,
+    plan_records,
+    plan_score_settings,
+    plan_scores,
+    record_run,
+    score_outputs,
+)
 from tasks.kowl.build import (
-    IncrementChoice,
     cut_increments,
+    define_protocol,
     find_releases,
+    list_samples,
     plan_increments,
     plan_lists,
+    plan_samples,
     plan_unify,
     read_lists,
     unify_releases,
 )
 from tasks.kowl.evaluation import (
+    NO_CLIP,
+    RunSettings,
     evaluate_predictor,
+    frozen_run,
     group_clips,
+    led_runs,
     plan_groups,
     plan_runs,
-    run_settings,
+    predictor_facts,
+    protocol_inputs,
 )
-from tasks.kowl.features import extract_features, of_clips, plan_features
+from tasks.kowl.evaluator import OWN, P_UNKNOWN
+from tasks.kowl.features import ExtractSettings, backbone_facts, extract_features, plan_features
 from tasks.kowl.videos import (
     match_source,
     plan_unlisted_shards,
@@ -29,30 +54,37 @@ from tasks.kowl.videos import (
     validate_unlisted,
     validate_videos,
 )
-from tasks.predictors import find_predictor
+from tasks.plugins import Resolved
+from tasks.predictors import resolved_predictors
 from tasks.stage import Build
+
+CONVENTIONS = ("openood",)
 
 
 @benchmark_flow
 def build(config: Config) -> None:
     """Lists to one table to increments to features to predictors (KOWL-718 sections 3 to 5)."""
     lake = lake_root(config.lake)
-    for name in config.evaluation.predictors:
-        find_predictor(name)  # a wrong name is said before any work
+    # Wrong names and settings are said before any work.
+    predictors = resolved_predictors(config.predictors, config.preset, config.train)
+    chosen_scores(config.scores, config.preset)
     with Build("kowl", lake, config, config.max_reject_share) as build:
         source = build.source(config.lists)
         releases = find_releases(source, config.releases)
+        choice = config.increment_choice()
+        protocol, definition = define_protocol(choice, config.unify, releases)
+        if config.protocols and config.protocols != (protocol,):
+            raise ConfigError(
+                f"these settings make the protocol {protocol}, not {', '.join(config.protocols)}"
+            )
         lists = plan_lists(source, releases, config.snapshot_date)
         build.run(read_lists, lists, Settings())
 
         listings = plan_unify(build.table("listings"), releases)
         build.run(unify_releases, listings, config.unify)
 
-        clips = plan_increments(build.table("clips"), releases)
-        protocol = IncrementChoice(
-            **config.protocol().model_dump(), validate_as_test=config.validate_as_test
-        )
-        build.run(cut_increments, clips, protocol)
+        clips = plan_increments(build.table("clips"), releases, protocol)
+        build.run(cut_increments, clips, choice)
 
         if config.videos:
             files = build.source(config.videos)
@@ -61,26 +93,65 @@ def build(config: Config) -> None:
             validated = build.run(validate_videos, listed, config.validation)
             unlisted = plan_unlisted_shards(files, matched)
             others = build.run(validate_unlisted, unlisted, config.validation)
-            if config.features.extractor != "none":
-                clips = plan_features(files.root, validated, config.features)
-                more = plan_features(files.root, others, config.features, "unlisted_videos")
-                build.run(extract_features, [*clips, *more], config.features)
+        else:  # what an earlier build found in videos stays
+            build.take_over("videos")
+            build.take_over("unlisted_videos")
+        videos = build.table("videos") + build.table("unlisted_videos")
+        build.run(list_samples, plan_samples(build.table("clips"), videos), Settings())
+        keyed = plan_protocols(
+            build.table("splits"),
+            build.table("samples"),
+            {protocol: definition},
+            with_content=True,
+        )
+        build.run(key_protocols, keyed, Settings())
+        build.publish()
 
-        if config.evaluation.predictors:
-            evaluate(build, config)
+        if config.videos and config.features.extractor != "none":
+            backbone = backbone_facts(config.features)
+            shards = [
+                *plan_features(files.root, validated, config.features, backbone),
+                *plan_features(files.root, others, config.features, backbone, "unlisted_videos"),
+            ]
+            how = ExtractSettings(features=config.features, device=config.device)
+            build.run(extract_features, shards, how)
+            evaluate(build, config, backbone, predictors, protocol)
     publish_report(lake, "kowl")
 
 
-def evaluate(build: Build, config: Config) -> None:
-    """Every predictor at every amount of feedback, with the ablations (KOWL-718 section 5)."""
-    choice = config.evaluation
-    if choice.ava:
-        shown = plan_groups(build.source(choice.ava), build.table("increments"))
+def evaluate(
+    build: Build,
+    config: Config,
+    backbone: RunFacts,
+    predictors: dict[str, Resolved],
+    protocol: str,
+) -> None:
+    """Scores of the features; every predictor at every amount of feedback (KOWL-718 section 5)."""
+    served = PassedRun(backbone, run_mark(backbone, "none"), build.table("outputs"), ())
+    outputs, splits = protocol_inputs(served.outputs, build.table("splits"), protocol)
+    if not outputs:
+        build.run(record_run, plan_records([served]), Settings())
+        if predictors:
+            raise SourceError(NO_CLIP)
+        return
+    keys = protocol_keys(build)[protocol]
+    frozen = frozen_run(backbone, protocol, keys, outputs, splits, build.table("samples"))
+    build.run(record_run, plan_records([served, frozen]), Settings())
+
+    # A predictor gives its own novelty itself; features alone have none.
+    scores = {name: changes for name, changes in config.scores.items() if name != OWN.name}
+    choices = [one for one in chosen_scores(scores, config.preset) if one.name != OWN.name]
+    made = [OWN, P_UNKNOWN] if predictors else []
+    build.run(describe_scores, plan_score_settings([*choices, *made]), Settings())
+    scored = build.run(score_outputs, plan_scores([frozen], choices, scores), Settings())
+
+    facts = predictor_facts(config, predictors, frozen, keys["fit_key"])
+    if config.evaluation.ava and predictors:
+        shown = plan_groups(build.source(config.evaluation.ava), build.table("clips"))
         build.run(group_clips, shown, Settings())
-    runs = plan_runs(
-        choice,
-        of_clips(build.table(f"features_{config.features.extractor}")),
-        build.table("increments"),
-        build.table("clip_groups"),
-    )
-    build.run(evaluate_predictor, runs, run_settings(choice, config.features))
+    shards = plan_runs(facts, frozen, build.table("clip_groups"))
+    how = RunSettings(predicted_ranks=config.evaluation.predicted_ranks, device=config.device)
+    led = build.run(evaluate_predictor, shards, how)
+    runs = [frozen, *led_runs(facts, frozen)]
+    measured = plan_evaluation(runs, [*scored, *led], CONVENTIONS)
+    build.run(evaluate_scores, measured, EvaluationSettings())

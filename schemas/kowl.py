@@ -1,21 +1,26 @@
 """KOWL-718: its tables and the configuration of its flow.
 
-A clip is named `{youtube_id}_{start:06}_{end:06}`, as in the release.
+A clip is named `{youtube_id}_{start:06}_{end:06}`, as in the release. Lists call the validation
+split `validate`; every table from the increments on calls it `valid`.
 """
 
+import hashlib
+import json
 from datetime import date
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 from pydantic import Field, field_validator, model_validator
 
 from schemas.config import Settings
 from schemas.increments import IncrementSettings
+from schemas.runs import RunChoices
 from schemas.table import Column, Table
+from schemas.tables import PHASES, PLAIN, SPLIT_NAMES
 
 Split = Literal["train", "validate", "test"]
-SPLITS: tuple[Split, ...] = ("train", "validate", "test")
+LIST_SPLITS: tuple[Split, ...] = ("train", "validate", "test")
 _CLIP = (
     Column("youtube_id", pa.string(), "Video"),
     Column("time_start", pa.int32(), "First second of the clip", unit="second", minimum=0),
@@ -27,7 +32,7 @@ LISTINGS = Table(
     description="Every line of every release's lists, with the snapshot it was read from.",
     columns=(
         Column("release", pa.string(), "Release, such as `kinetics600`"),
-        Column("split", pa.string(), "Split in that release", allowed=SPLITS),
+        Column("split", pa.string(), "Split in that release", allowed=LIST_SPLITS),
         *_CLIP,
         Column(
             "label", pa.string(), "Label in that release; null in unlabelled lists", nullable=True
@@ -51,7 +56,7 @@ CLIPS = Table(
             nullable=True,
         ),
         Column("label_release", pa.string(), "Release that the label is from", nullable=True),
-        Column("split", pa.string(), "Split by the split rule", allowed=SPLITS),
+        Column("split", pa.string(), "Split by the split rule", allowed=LIST_SPLITS),
         Column("release", pa.string(), "Release that the clip belongs to by the split rule"),
     ),
     key=("sample_id",),
@@ -81,14 +86,17 @@ LABEL_CHANGES = Table(
     key=("older", "newer", "label_older", "label_newer"),
 )
 
+_PROTOCOL = Column("protocol", pa.string(), "Definition of the increments, see `protocols`")
+
 INCREMENTS = Table(
     name="increments",
     description="The open-world protocol: the increment in which each clip is released.",
     columns=(
+        _PROTOCOL,
         Column("sample_id", pa.string(), "Clip"),
         *_CLIP,
         Column("label", pa.string(), "Label"),
-        Column("split", pa.string(), "Split", allowed=SPLITS),
+        Column("split", pa.string(), "Split", allowed=SPLIT_NAMES),
         Column("increment", pa.int32(), "Increment; 0 is the first release", minimum=0),
         Column(
             "role",
@@ -97,13 +105,15 @@ INCREMENTS = Table(
             allowed=("known", "novel"),
         ),
     ),
-    key=("sample_id",),
+    key=("protocol", "sample_id"),
+    version=2,
 )
 
 CLASSES = Table(
     name="classes",
     description="The increment in which each label first appears in training.",
     columns=(
+        _PROTOCOL,
         Column("label", pa.string(), "Label"),
         Column("increment_introduced", pa.int32(), "Its first increment", minimum=0),
         Column(
@@ -113,19 +123,22 @@ CLASSES = Table(
             minimum=0,
         ),
     ),
-    key=("label",),
+    key=("protocol", "label"),
+    version=2,
 )
 
 UNASSIGNED = Table(
     name="unassigned",
     description="Clips of the unified table that are in no increment, and why.",
     columns=(
+        _PROTOCOL,
         Column("sample_id", pa.string(), "Clip"),
         Column("label", pa.string(), "Label", nullable=True),
-        Column("split", pa.string(), "Split", allowed=SPLITS),
+        Column("split", pa.string(), "Split", allowed=SPLIT_NAMES),
         Column("reason", pa.string(), "Why it is in no increment"),
     ),
-    key=("sample_id",),
+    key=("protocol", "sample_id"),
+    version=2,
 )
 
 STATUSES = (
@@ -229,7 +242,7 @@ UNLISTED_VIDEOS = Table(
     name="unlisted_videos",
     description="Video files that belong to no clip of the lists, decoded all the same.",
     columns=(
-        Column("file", pa.string(), "Raw file; its `sample_id` among the features"),
+        Column("file", pa.string(), "Raw file; its `sample_id` in `samples` and `outputs`"),
         Column(
             "label",
             pa.string(),
@@ -259,54 +272,25 @@ TRANSFORMS = (
     "rotation",
     "vertical_flip",
 )
-PLAIN = "none"
 
-
-def features_table(extractor: str) -> Table:
-    """The feature vectors of one extractor."""
-    return Table(
-        name=f"features_{extractor}",
-        description=f"Feature vectors of clips by {extractor}, plain and under visual transforms.",
-        columns=(
-            Column("sample_id", pa.string(), "Clip, or a file of `unlisted_videos`"),
-            Column(
-                "transform",
-                pa.string(),
-                "Visual transform of the frames before extraction; `none` is the clip as it is",
-                allowed=(PLAIN, *TRANSFORMS),
-            ),
-            Column("embedding", pa.list_(pa.float32(), EXTRACTORS[extractor]), "Feature vector"),
-        ),
-        key=("sample_id", "transform"),
-    )
-
-
-_EVALUATED = (
-    Column("extractor", pa.string(), "Features that the predictor saw", allowed=(*EXTRACTORS,)),
-    Column("predictor", pa.string(), "Predictor, by the name of its file in tasks/predictors"),
-    Column(
-        "feedback",
-        pa.float64(),
-        "Share of each increment's train samples whose labels were given, after increment 0",
-        minimum=0,
-        maximum=1,
-    ),
-    Column("seed", pa.int32(), "Seed of the run"),
-    Column("increment", pa.int32(), "Increment", minimum=0),
-)
-_RUN = ("extractor", "predictor", "feedback", "seed", "increment")
+_RUN = Column("run_id", pa.string(), "Run of a predictor, see `runs`")
+_STEP = Column("step", pa.int32(), "Increment", minimum=0)
 _PHASE = Column(
     "phase",
     pa.string(),
     "Before or after the increment's labels were given",
-    allowed=("pre_feedback", "post_feedback"),
+    allowed=PHASES[1:],
 )
-_EVALUATED_SPLIT = Column(
-    "split", pa.string(), "Split, with the transform of its clips: `test`, `test+rotation`"
+_SPLIT = Column("split", pa.string(), "Split", allowed=SPLIT_NAMES)
+_VIEW = Column(
+    "view",
+    pa.string(),
+    "Visual transform of the clips; `plain` is the clip as it is",
+    allowed=(PLAIN, *TRANSFORMS),
 )
-_GROUP = (
+_SUBSET = (
     Column("grouping", pa.string(), "`all`, or what the AVA key frames of the clip show"),
-    Column("group", pa.string(), "Group of that grouping; empty for `all`"),
+    Column("subset", pa.string(), "Part of the clips by that grouping; empty for `all`"),
 )
 
 CLIP_GROUPS = Table(
@@ -321,24 +305,27 @@ CLIP_GROUPS = Table(
             "number of actions, number of people, or mean area of the people in thirds",
             allowed=("action_type", "actions", "area", "people"),
         ),
-        Column("group", pa.string(), "Group; a clip may be in several of one grouping"),
+        Column("subset", pa.string(), "Part; a clip may be in several of one grouping"),
     ),
-    key=("sample_id", "grouping", "group"),
+    key=("sample_id", "grouping", "subset"),
+    version=2,
 )
 
 MEASURES = Table(
     name="measures",
     description="The open-world evaluation: one row per measure of each increment and phase.",
     columns=(
-        *_EVALUATED,
+        _RUN,
+        _STEP,
         _PHASE,
         Column(
             "scope",
             pa.string(),
-            "This increment alone, or all post-feedback counts so far",
+            "This increment alone, or all counts after feedback so far",
             allowed=("increment", "cumulative"),
         ),
-        _EVALUATED_SPLIT,
+        _SPLIT,
+        _VIEW,
         Column(
             "known_set",
             pa.string(),
@@ -351,42 +338,51 @@ MEASURES = Table(
             "How labels were merged before measuring",
             allowed=("raw", "classification", "detection", "recognition"),
         ),
-        *_GROUP,
+        *_SUBSET,
         Column("metric", pa.string(), "accuracy, mcc, nmi, top_k or reaction time"),
         Column("value", pa.float64(), "Its value; null where it is not defined", nullable=True),
         Column("n", pa.int64(), "Samples it was measured on", minimum=0),
     ),
     key=(
-        *_RUN,
-        *("phase", "scope", "split", "known_set", "reduction", "grouping", "group", "metric"),
+        *("run_id", "step", "phase", "scope", "split", "view", "known_set", "reduction"),
+        *("grouping", "subset", "metric"),
     ),
+    version=2,
 )
 
 CONFUSION = Table(
     name="confusion",
     description="Ordered confusion counts, zero ones left out: how often a label came at a rank.",
     columns=(
-        *_EVALUATED,
+        _RUN,
+        _STEP,
         _PHASE,
-        _EVALUATED_SPLIT,
-        *_GROUP,
+        _SPLIT,
+        _VIEW,
+        *_SUBSET,
         Column("rank", pa.int32(), "1 is the most probable label", minimum=1),
         Column("target", pa.string(), "True label"),
         Column("predicted", pa.string(), "Predicted label; unknown_N was discovered"),
-        Column("count", pa.int64(), "Samples", minimum=1),
+        Column("count", pa.int64(), "Clips", minimum=1),
     ),
-    key=(*_RUN, "phase", "split", "grouping", "group", "rank", "target", "predicted"),
+    key=(
+        *("run_id", "step", "phase", "split", "view", "grouping", "subset"),
+        *("rank", "target", "predicted"),
+    ),
+    version=2,
 )
 
 FEEDBACK = Table(
     name="feedback",
     description="Train samples whose label the predictor was given, in the order it asked for.",
     columns=(
-        *_EVALUATED,
+        _RUN,
+        _STEP,
         Column("position", pa.int32(), "Place in the order", minimum=0),
         Column("sample_id", pa.string(), "Clip"),
     ),
-    key=(*_RUN, "position"),
+    key=("run_id", "step", "position"),
+    version=2,
 )
 
 TABLES = (
@@ -399,7 +395,6 @@ TABLES = (
     UNASSIGNED,
     VIDEOS,
     UNLISTED_VIDEOS,
-    *(features_table(extractor) for extractor in EXTRACTORS),
     CLIP_GROUPS,
     MEASURES,
     CONFUSION,
@@ -511,7 +506,7 @@ SAMPLING = {
 """How the frames of each extractor are sampled; crops of one frame are spread over the clip."""
 
 Transform = Literal[
-    "none",
+    "plain",
     "color_invert",
     "color_jitter",
     "gaussian_blur",
@@ -570,15 +565,13 @@ class FeatureSettings(Settings):
     """Network; efficientnet brings its ImageNet weights, the others need a checkpoint."""
     checkpoint: Path | None = Field(None, exclude=True)
     """Weights of X3D-M (PySlowFast, pytorchvideo, X3D-Multigrid) or TimeSformer (FAIR, HF)."""
-    transforms: tuple[Transform, ...] = ("none",)
-    """Visual transforms, each a set of features of its own; `none` is the plain clip."""
+    transforms: tuple[Transform, ...] = ("plain",)
+    """Visual transforms, each a view of its own in `outputs`; `plain` is the clip as it is."""
     strength: TransformSettings = TransformSettings()
     frames: int | None = Field(None, ge=1)
     """Frames per clip for efficientnet (default 8), or per temporal crop for timesformer (8)."""
     seed: int = Field(0, ge=0)
     """Seed of the transforms' draws."""
-    device: str = "auto"
-    """`auto`, `cpu` or `cuda`."""
     threads: int = Field(2, ge=1)
     """CPU threads of torch."""
     batch: int = Field(8, ge=1)
@@ -604,29 +597,49 @@ class FeatureSettings(Settings):
         return chosen.model_copy(update={"count": self.frames})
 
 
-class EvaluationChoice(Settings):
-    """The open-world evaluation of predictors on the features."""
+class OpenWorldSettings(Settings):
+    """How predictors are led through the increments."""
 
-    predictors: tuple[str, ...] = ()
-    """Predictors by name: ann, gmm_finch, evm."""
-    preset: str = "paper"
-    """Named settings of the predictors: paper, released or small."""
     feedback: tuple[float, ...] = (0.0, 0.5, 1.0)
     """Shares of an increment's train labels that are given, one run each."""
-    seeds: tuple[int, ...] = (0,)
-    """One run for each."""
     top_k: int = Field(5, ge=1)
     """Ranks of the ordered confusion counts."""
     experience_limit: int | None = Field(None, ge=1)
     """Most samples of a split that a predictor keeps, the oldest go first (default: all)."""
     experience_per_label: int | None = Field(None, ge=1)
     """Most labelled samples of a label and split that it keeps."""
+    predicted_ranks: int = Field(1, ge=1)
+    """Labels of each clip in `predictions`, from the most probable on; at most top_k."""
     ava: Path | None = Field(None, exclude=True)
     """Folder with AVA-Kinetics lists and their action list (pbtxt), for the ablation by them."""
 
+    @model_validator(mode="after")
+    def _ranks_are_counted(self) -> "OpenWorldSettings":
+        if self.predicted_ranks > self.top_k:
+            raise ValueError(f"predicted_ranks is above top_k, which is {self.top_k}")
+        return self
 
-class Config(Settings):
-    """KOWL-718: Kinetics lists to one table to open-world increments."""
+
+class IncrementChoice(IncrementSettings):
+    """The open-world protocol, and what counts as test."""
+
+    validate_as_test: bool = False
+    """Use `validate` as the test of a release without labelled test clips, as the paper does."""
+
+    def name(self, sources: dict[str, Any]) -> str:
+        """The protocol's name; `sources` says what else defines it and is not as usual."""
+        parts = ["kowl", self.novel_class_order, self.group_size, str(self.increments)]
+        parts += ["one_pool"] if self.pooling == "one_pool" else []
+        parts += ["validate_as_test"] if self.validate_as_test else []
+        parts.append(f"seed{self.seed}")
+        if sources:
+            text = json.dumps(sources, sort_keys=True)
+            parts.append(hashlib.sha256(text.encode()).hexdigest()[:8])
+        return "-".join(parts)
+
+
+class Config(RunChoices):
+    """KOWL-718: Kinetics lists to open-world increments, predictors led through them."""
 
     lists: Path
     """Folder with the release lists, such as kinetics600_train.csv.gz."""
@@ -655,13 +668,13 @@ class Config(Settings):
     """Use `validate` as the test of a release without labelled test clips, as the paper does."""
     validation: VideoSettings = VideoSettings()
     features: FeatureSettings = FeatureSettings()
-    evaluation: EvaluationChoice = EvaluationChoice()
+    evaluation: OpenWorldSettings = OpenWorldSettings()
     max_reject_share: float = Field(0.25, ge=0, le=1)
     """Share of list lines that may go to quarantine before the build stops."""
 
-    def protocol(self) -> IncrementSettings:
+    def increment_choice(self) -> "IncrementChoice":
         """The part that decides the increments."""
-        return IncrementSettings(**{n: getattr(self, n) for n in IncrementSettings.model_fields})
+        return IncrementChoice(**{n: getattr(self, n) for n in IncrementChoice.model_fields})
 
     @classmethod
     def demo(cls, sample: Path) -> "Config":
@@ -670,9 +683,9 @@ class Config(Settings):
             lists=sample / "lists",
             videos=sample / "videos",
             features=FeatureSettings(
-                extractor="efficientnet", frames=2, transforms=("none", "color_invert")
+                extractor="efficientnet", frames=2, transforms=("plain", "color_invert")
             ),
-            evaluation=EvaluationChoice(predictors=("ann", "gmm_finch"), preset="small"),
+            predictors={"ann": {}, "gmm_finch": {}},
         )
 
     @model_validator(mode="after")
@@ -687,6 +700,11 @@ class Config(Settings):
     def _needs_are_there(self) -> "Config":
         if self.features.extractor != "none" and self.videos is None:
             raise ValueError("features need videos: name their folder with --videos")
-        if self.evaluation.predictors and self.features.extractor == "none":
+        if self.predictors and self.features.extractor == "none":
             raise ValueError("predictors need features: choose features.extractor")
+        if self.models or self.networks:
+            raise ValueError(
+                "models and networks are not trained here: features.extractor names the backbone, "
+                "predictors name what learns on it"
+            )
         return self

@@ -1,7 +1,7 @@
 """The open-world-learning protocol of KOWL-718: a labelled table becomes increments.
 
 In: any table with sample_id, label, split and, optionally, release; other columns are carried.
-Out: `Increments`. Rules: KOWL-718 section 4 as released (spec sections 1 and 3):
+Out: `Increments`. Rules: KOWL-718 section 4 as released (docs/kowl.md, rules 4 and 5):
 - increment 0 is the first release; its train labels are known;
 - a later release has `increments` steps. Its novel labels are those of its train samples, ordered
   by train count and cut into groups, one a step; the other splits follow the train groups;

@@ -46,7 +46,7 @@ def folds(total: int, steps: int) -> list[int]:
 
 
 def plain_rules(counts, releases, novel_class_order, group_size, steps):
-    """The rules of expected/README 4 to 8 in plain Python: samples by (increment, split, role)."""
+    """The rules of docs/kowl.md 4 and 5 in plain Python: samples by (increment, split, role)."""
     found, introduced, left_out = Counter(), {}, 0
     for (release, split, label), n in counts.items():
         if release == releases[0] and n and split == "train":
@@ -306,7 +306,7 @@ def expected(name: str) -> pl.DataFrame:
     return pl.read_csv(shared_path(f"kinetics/expected/{name}.csv"))
 
 
-# Spec section 0: novel train samples of increments 6 to 10.
+# The paper's Table 1 order: novel train samples of increments 6 to 10.
 K700_NOVEL = {
     "least_frequent_first": [1906, 2448, 3365, 5365, 10246],
     "most_frequent_first": [2443, 2645, 3343, 4874, 7825],

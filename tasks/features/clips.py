@@ -1,6 +1,6 @@
 """What the clip networks share: reading a checkpoint, filling a network, preparing clips, `embed`.
 
-uint8 clips (N, T, H, W, 3), RGB, enter; float32 features (N, dim) leave (spec kowl, "Predictors").
+uint8 clips (N, T, H, W, 3), RGB, enter; float32 features (N, dim) leave (KOWL-718 section 5.1).
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """TimeSformer with divided space-time attention: the second of KOWL-718's two clip networks.
 
 uint8 clips (N, frames, 224, 224, 3), RGB, enter (`embed` of clips.py); the class token after the
-last norm leaves, 768 values (spec kowl, "Predictors"; Bertasius 2021, section 3). Plain torch
+last norm leaves, 768 values (KOWL-718 section 5.1; Bertasius 2021, section 3). Plain torch
 around the attention of vit.py, so that transformers is no dependency. Two kinds of files fit:
 
 - FAIR's TimeSformer_divST_8x32_224_K400.pyth (`model_state`, names with `model.` before them),

@@ -1,6 +1,6 @@
 """X3D-M in plain torch, from a public checkpoint: the first of KOWL-718's two clip networks.
 
-uint8 clips (N, 16, 224, 224, 3), RGB, enter; 2048 features a clip leave (spec kowl, "Predictors";
+uint8 clips (N, 16, 224, 224, 3), RGB, enter; 2048 features a clip leave (KOWL-718 section 5.1;
 Feichtenhofer 2020, table 1: four stages of 3, 5, 11 and 7 blocks, widths 24 to 192). The feature is
 the activation after the head's first linear layer and its ReLU: the release returns that layer's
 output, on which its ReLU has worked in place. Three kinds of files fit, each by its own names:

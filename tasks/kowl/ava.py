@@ -1,4 +1,4 @@
-"""What AVA-Kinetics says of a clip: the groups of KOWL-718's ablation (spec kowl, AVA).
+"""What AVA-Kinetics says of a clip: the subsets of KOWL-718's ablation (docs/kowl.md, rule 16).
 
 Enters: an AVA-Kinetics list and the AVA action list. Leaves: groups of key frames, then of clips.
 """
@@ -44,7 +44,7 @@ def read_ava_vocabulary(text: str) -> pl.DataFrame:
 
 
 def ava_groups(ava_rows: pl.DataFrame, vocabulary: pl.DataFrame) -> pl.DataFrame:
-    """(video_id, second, grouping, group) of each key frame (KOWL-718's ablation).
+    """(video_id, second, grouping, subset) of each key frame (KOWL-718's ablation).
 
     action_type: PM, OM, PI, each that occurs; actions: distinct actions; people: distinct boxes;
     area: mean area of the distinct boxes, by thirds of the key frames with people in ascending
@@ -84,10 +84,10 @@ def ava_groups(ava_rows: pl.DataFrame, vocabulary: pl.DataFrame) -> pl.DataFrame
     }
     return pl.concat(
         part.select(
-            *frame, pl.lit(grouping).alias("grouping"), pl.col(part.columns[2]).alias("group")
+            *frame, pl.lit(grouping).alias("grouping"), pl.col(part.columns[2]).alias("subset")
         )
         for grouping, part in parts.items()
-    ).sort(*frame, "grouping", "group")
+    ).sort(*frame, "grouping", "subset")
 
 
 def groups_of_clips(key_frames: pl.DataFrame, clips: pl.DataFrame) -> pl.DataFrame:
@@ -106,5 +106,5 @@ def groups_of_clips(key_frames: pl.DataFrame, clips: pl.DataFrame) -> pl.DataFra
     )
     rest = clips.select("sample_id").join(found, on="sample_id", how="anti")
     absent = rest.join(pl.DataFrame({"grouping": list(AVA_GROUPINGS)}), how="cross")
-    absent = absent.with_columns(pl.lit(NOT_ANNOTATED).alias("group"))
+    absent = absent.with_columns(pl.lit(NOT_ANNOTATED).alias("subset"))
     return pl.concat([found, absent]).sort(list(GROUPS))

@@ -1,7 +1,8 @@
 """The stages that turn Kinetics lists into KOWL-718's tables: read, unify, cut into increments.
 
-Enters: list files of each release. Leaves: listings, clips, labels, label changes, increments,
-classes, and the clips that are in no increment with the reason (KOWL-718 sections 3 and 4).
+Enters: list files of each release. Leaves: listings, clips, labels, label changes, samples, splits,
+increments, classes, and the clips that are in no increment with the reason (KOWL-718 sections 3
+and 4). Lists say `validate`; from the increments on the split is called `valid`.
 """
 
 import re
@@ -9,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
@@ -23,9 +25,14 @@ from schemas.kowl import (
     LABELS,
     LISTINGS,
     UNASSIGNED,
+    UNLISTED_VIDEOS,
+    USABLE,
+    VIDEOS,
+    IncrementChoice,
     Release,
     UnifySettings,
 )
+from schemas.tables import SAMPLES, SPLITS
 from storage.pieces import Part
 from storage.raw import RawSource, open_raw
 from tasks.increments import assign_increments
@@ -39,12 +46,6 @@ LIST_NAME = re.compile(
     r"kinetics[-_]?(?P<release>\w+?)[-_/](?P<split>train|validate|validation|val|test)"
     r"(?:[-_]\w*|\d*)\.csv(\.gz)?"
 )
-
-
-class IncrementChoice(IncrementSettings):
-    """The protocol, and what counts as test."""
-
-    validate_as_test: bool = False
 
 
 def find_releases(source: RawSource, declared: Sequence[Release]) -> list[Release]:
@@ -142,19 +143,99 @@ def unify_releases(shard: Shard, settings: UnifySettings) -> Produced:
     return Produced(tables, found.clips.height)
 
 
-def plan_increments(clips: tuple[Part, ...], releases: Sequence[Release]) -> list[Shard]:
+def define_protocol(
+    choice: IncrementChoice, unified: UnifySettings, releases: Sequence[Release]
+) -> tuple[str, dict[str, Any]]:
+    """Name and definition of the increments; all that decides them is in both."""
+    names = [release.name for release in releases]
+    rules = unified.model_dump(mode="json")
+    unusual: dict[str, Any] = {}
+    if names != [release.name for release in KINETICS]:
+        unusual["releases"] = names
+    if unified != UnifySettings():
+        unusual["unify"] = rules
+    definition = {**choice.model_dump(mode="json"), "releases": names, "unify": rules}
+    return choice.name(unusual), definition
+
+
+def plan_increments(
+    clips: tuple[Part, ...], releases: Sequence[Release], protocol: str
+) -> list[Shard]:
     """One shard: the unified table, and the releases from oldest to newest."""
-    return [Shard("all", parts=clips, about=[release.name for release in releases])]
+    names = [release.name for release in releases]
+    return [Shard(protocol, parts=clips, about={"protocol": protocol, "releases": names})]
 
 
-@stage(writes=(INCREMENTS, CLASSES, UNASSIGNED), version=1)
+@stage(writes=(SPLITS, INCREMENTS, CLASSES, UNASSIGNED), version=2)
 def cut_increments(shard: Shard, settings: IncrementChoice) -> Produced:
     """Put every labelled clip into its increment."""
     clips = shard.read("clips")
     if settings.validate_as_test:
         clips = validate_as_test(clips)
-    protocol = IncrementSettings(**settings.model_dump(exclude={"validate_as_test"}))
-    found = assign_increments(clips, protocol, releases=shard.about)
-    increments = found.increments.select(INCREMENTS.polars_schema.names())
-    tables = {"increments": increments, "classes": found.classes, "unassigned": found.unassigned}
+    rules = IncrementSettings(**settings.model_dump(exclude={"validate_as_test"}))
+    found = assign_increments(clips, rules, releases=shard.about["releases"])
+    named = pl.lit(shard.about["protocol"]).alias("protocol")
+    split = pl.col("split").replace("validate", "valid")
+    increments = found.increments.with_columns(named, split)
+    tables = {
+        "splits": _splits(increments, found.classes),
+        "increments": increments.select(INCREMENTS.polars_schema.names()),
+        "classes": found.classes.with_columns(named),
+        "unassigned": found.unassigned.with_columns(named, split),
+    }
     return Produced(tables, increments.height)
+
+
+def _splits(increments: pl.DataFrame, classes: pl.DataFrame) -> pl.DataFrame:
+    """Labels count through the classes of training by increment of release, then by name."""
+    numbers = classes.sort("increment_introduced", "label").select(
+        "label", pl.int_range(pl.len(), dtype=pl.Int32).alias("number")
+    )
+    return increments.join(numbers, on="label", how="left").select(
+        "protocol",
+        "sample_id",
+        pl.col("increment").alias("step"),
+        pl.col("label").alias("class"),
+        pl.col("number").alias("label"),
+        "split",
+        "role",
+        pl.lit(None, pl.String).alias("subset"),
+    )
+
+
+def plan_samples(clips: tuple[Part, ...], videos: tuple[Part, ...]) -> list[Shard]:
+    """One shard: the clips, and what is known of videos."""
+    return [Shard("all", parts=clips + videos)]
+
+
+@stage(writes=(SAMPLES,), version=1)
+def list_samples(shard: Shard, settings: Settings) -> Produced:
+    """Every clip, and every other video that features can be taken of.
+
+    A sample without a usable video has no digest: no model sees anything of it.
+    """
+    usable = pl.col("status").is_in(USABLE)
+    columns = ["file", "sha256", "status"]
+    clips = shard.read("clips", ["sample_id", "youtube_id", "label"])
+    others = pl.DataFrame(schema=SAMPLES.polars_schema)
+    files = pl.DataFrame(schema=dict.fromkeys(["sample_id", *columns], pl.String))
+    if any(part.table == VIDEOS.name for part in shard.parts):
+        files = shard.read(VIDEOS.name, ["sample_id", *columns])
+    if any(part.table == UNLISTED_VIDEOS.name for part in shard.parts):
+        unlisted = shard.read(UNLISTED_VIDEOS.name, ["label", *columns]).filter(usable)
+        named = unlisted.with_columns(pl.lit(None, pl.String).alias("youtube_id"))
+        others = named.select(pl.col("file").alias("sample_id"), *_sample_columns())
+    listed = clips.join(files.filter(usable), on="sample_id", how="left")
+    samples = pl.concat([listed.select("sample_id", *_sample_columns()), others])
+    return Produced({SAMPLES.name: samples.sort("sample_id")}, samples.height)
+
+
+def _sample_columns() -> list[pl.Expr]:
+    return [
+        pl.col("label").alias("class"),
+        pl.col("youtube_id").alias("sequence"),
+        pl.lit(None, pl.Int32).alias("position"),
+        pl.col("file").alias("source"),
+        pl.col("sha256").alias("digest"),
+        pl.lit("clip").alias("modality"),
+    ]

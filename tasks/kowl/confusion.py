@@ -1,9 +1,10 @@
 """Ordered confusion counts: what a predictor ranked first, second, ... for samples of each label.
 
 In: probabilities (N, C) with the text of their C labels, and target labels as text; the two are
-aligned by text, never by index (spec kowl 0.4). Out: sparse frames of `COUNTS`; rank 1 is the most
-likely label. A counts frame may have more columns (split, group, ...): every function treats each
-combination of them as a matrix of its own. Rules: KOWL-718 section 4, spec kowl 1 "Evaluator".
+aligned by text, never by index (docs/kowl.md, rule 9). Out: sparse frames of `COUNTS`; rank 1 is
+the most likely label. A counts frame may have more columns (split, subset, ...): every function
+treats each combination of them as a matrix of its own. Rules: KOWL-718 section 4, docs/kowl.md 6 to
+11.
 
 Ties in probability go to the earlier column, at every rank.
 """
@@ -15,9 +16,8 @@ import numpy as np
 import polars as pl
 
 from schemas.errors import ConfigError, NoveltyError
+from tasks.predictors.base import KNOWN, UNKNOWN
 
-UNKNOWN = "unknown"
-KNOWN = "known"
 COUNTS = {"rank": pl.Int32, "target": pl.String, "predicted": pl.String, "count": pl.Int64}
 MEASURES = {"metric": pl.String, "value": pl.Float64, "n": pl.Int64}
 

@@ -7,7 +7,7 @@ run in one process: decord breaks OpenCV's PNG support there.
 Frames are decoded one after another, never sought: where packets carry no time stamps (AVI of
 HMDB51) decord's `get_batch` and `skip_frames` give wrong frames without a word, while one after
 another both decoders give the same pixels. KOWL-718 sets the sampling: every 5th frame, 16 frames,
-4 temporal crops, 224 centre crop (spec kowl 1, "Predictors").
+4 temporal crops, 224 centre crop (KOWL-718 section 5.1; docs/kowl.md, rule 14).
 """
 
 import math

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import polars as pl
 
 from schemas.errors import SourceError
-from schemas.kowl import SPLITS, Split
+from schemas.kowl import LIST_SPLITS, Split
 from tasks.kowl.lists import KEY, SPLIT_SPELLINGS, read_list
 
 LIST_FILE = re.compile(r"(?:train|val|test)[^/]*\.csv(\.gz)?$", re.IGNORECASE)
@@ -88,7 +88,7 @@ def _rows(path: Path, split: Split | None) -> pl.DataFrame:
     files = [file for file in sorted(path.iterdir()) if LIST_FILE.search(file.name)]
     if not files:
         raise SourceError(f"{path} has no list; expected files such as train.csv or val.csv.gz")
-    rank = pl.col("split").cast(pl.Enum(SPLITS))
+    rank = pl.col("split").cast(pl.Enum(LIST_SPLITS))
     rows = pl.concat(_read(file, split) for file in files).sort(*KEY, rank)
     return rows.unique(KEY, keep="first", maintain_order=True)
 

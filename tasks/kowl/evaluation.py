@@ -1,43 +1,59 @@
 """The open-world evaluation as stages: predictors led through the increments (KOWL-718 section 4).
 
-Enters: features, increments and, for the ablation, AVA-Kinetics lists. Leaves: `clip_groups`,
-`measures`, `confusion` and `feedback`. One shard is one run of a predictor with one amount of
-feedback and one seed; a killed run goes on at the increment it had reached. Clips under a visual
-transform are evaluated as splits of their own (`test+rotation`) and never learned from.
+Enters: `outputs` of a frozen backbone, `splits` and, for the ablation, AVA-Kinetics lists. Leaves:
+`clip_groups`; of each run of a predictor its row of `runs`, `predictions`, `scores`, `measures`,
+`confusion` and `feedback`. One shard is one run: a predictor with all its settings, one amount of
+feedback and one seed. A killed run goes on at the increment it had reached. Clips under a visual
+transform are a view of their own and never learned from.
+
+The backbone on the protocol, with nothing fitted, is a run as well: scores of `tasks.scores` are
+made of its features (`frozen_run`).
 """
 
 import io
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import mkdtemp
+from typing import Any
 
 import polars as pl
+from pydantic import Field
 
 from schemas.config import Settings
 from schemas.errors import SourceError
-from schemas.kowl import (
-    CLIP_GROUPS,
-    CONFUSION,
-    FEEDBACK,
-    MEASURES,
+from schemas.kowl import CLIP_GROUPS, CONFUSION, FEEDBACK, MEASURES, Config
+from schemas.manifest import RunMark
+from schemas.runs import RunFacts
+from schemas.tables import (
+    ALL_STEPS,
+    METRICS,
+    NO_SCORE,
+    OUTPUTS,
     PLAIN,
-    EvaluationChoice,
-    FeatureSettings,
-    features_table,
+    PREDICTIONS,
+    RUNS,
+    SCORES,
 )
 from storage.checkpoints import read_checkpoint, write_checkpoint
 from storage.pieces import Part
 from storage.raw import RawSource, open_raw
 from tasks.detection import use_threads
+from tasks.evaluation.runs import run_id, run_mark, run_row
+from tasks.evaluation.stages import EVALUATED, PassedRun
 from tasks.kowl.ava import ava_groups, groups_of_clips, read_ava_rows, read_ava_vocabulary
 from tasks.kowl.evaluator import (
+    ALL,
+    PRE,
     TRAIN,
+    VERSION,
     EvaluationSettings,
     Features,
     OpenWorldRun,
     Step,
 )
+from tasks.plugins import Resolved
 from tasks.predictors import find_predictor
 from tasks.stage import Produced, Shard, stage
 
@@ -45,30 +61,21 @@ RUN = "run.safetensors"
 AVA_LIST = re.compile(r"ava[^/]*\.csv(\.gz)?", re.IGNORECASE)
 AVA_ACTIONS = re.compile(r"ava_action_list[^/]*\.pbtxt", re.IGNORECASE)
 LIST_BYTES = 1 << 30
+LED = ("feedback", "top_k", "experience_limit", "experience_per_label")
+"""Settings of the evaluator that stand among those of a run."""
 
 
 class RunSettings(Settings):
-    """What all runs of an evaluation share."""
+    """What is no fact of a run: how much of its predictions is kept, and where it runs."""
 
-    extractor: str
-    preset: str
-    top_k: int
-    experience_limit: int | None
-    experience_per_label: int | None
-    device: str
-    threads: int
-
-
-def run_settings(choice: EvaluationChoice, features: FeatureSettings) -> RunSettings:
-    shared = choice.model_dump(exclude={"predictors", "feedback", "seeds"})
-    network = features.model_dump(include={"extractor", "device", "threads"})
-    return RunSettings(**shared, **network)
+    predicted_ranks: int = 1
+    device: str = Field("auto", exclude=True)
 
 
 # ---------------------------------------------------------------- what AVA says of a clip
 
 
-def plan_groups(source: RawSource, increments: tuple[Part, ...]) -> list[Shard]:
+def plan_groups(source: RawSource, clips: tuple[Part, ...]) -> list[Shard]:
     """One shard: the AVA lists, and the action list last."""
     files = source.files()
     lists = [file for file in files if AVA_LIST.fullmatch(file.name)]
@@ -78,123 +85,246 @@ def plan_groups(source: RawSource, increments: tuple[Part, ...]) -> list[Shard]:
             f"{source.root}: {len(lists)} AVA-Kinetics lists and {len(actions)} action lists; "
             "expected some ava_*.csv[.gz] and one ava_action_list*.pbtxt"
         )
-    return [Shard("all", files=(*lists, *actions), parts=increments, source=source.root)]
+    return [Shard("all", files=(*lists, *actions), parts=clips, source=source.root)]
 
 
-@stage(writes=(CLIP_GROUPS,), version=1)
+@stage(writes=(CLIP_GROUPS,), version=2)
 def group_clips(shard: Shard, settings: Settings) -> Produced:
-    """Put each clip of the increments into the groups of the AVA key frames inside it."""
+    """Put each clip into the groups of the AVA key frames inside it."""
     source = open_raw(Path(shard.source or ""))
     *lists, actions = shard.files
     vocabulary = read_ava_vocabulary(source.read(actions.name, limit=LIST_BYTES).decode())
     rows = pl.concat(read_ava_rows(source.read(file.name, limit=LIST_BYTES)) for file in lists)
-    groups = groups_of_clips(ava_groups(rows, vocabulary), shard.read("increments"))
+    groups = groups_of_clips(ava_groups(rows, vocabulary), shard.read("clips"))
     return Produced({"clip_groups": groups}, groups.height)
 
 
 # ---------------------------------------------------------------- runs
 
 
-def plan_runs(
-    choice: EvaluationChoice,
-    features: tuple[Part, ...],
-    increments: tuple[Part, ...],
-    groups: tuple[Part, ...] = (),
-) -> list[Shard]:
-    """One shard for each predictor, amount of feedback and seed."""
+def protocol_inputs(
+    outputs: Sequence[Part], splits: Sequence[Part], protocol: str
+) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
+    """The parts of the outputs and splits that have clips of the protocol.
+
+    None of both where the first increment has no train clip with features: nothing can be fitted.
+    """
+    of_protocol = tuple(part for part in splits if part.shard == protocol)
+    rows = pl.concat([part.read(["sample_id", "step", "split"]) for part in of_protocol])
+    first = rows.filter(pl.col("step") == 0, pl.col("split") == TRAIN)["sample_id"].implode()
+    clips = rows["sample_id"].implode()
+    kept, can_fit = [], False
+    for part in outputs:
+        ids = part.read(["sample_id"])["sample_id"]
+        if ids.is_in(clips).any():
+            kept.append(part)
+            can_fit |= bool(ids.is_in(first).any())
+    return (tuple(kept), of_protocol) if can_fit else ((), ())
+
+
+def frozen_run(
+    backbone: RunFacts,
+    protocol: str,
+    keys: dict[str, str],
+    outputs: tuple[Part, ...],
+    splits: tuple[Part, ...],
+    samples: tuple[Part, ...],
+) -> PassedRun:
+    """The backbone on one protocol: what scores are made of."""
+    facts = backbone.model_copy(
+        update={
+            "protocol": protocol,
+            "base_runs": (run_id(backbone),),
+            "fit_key": keys["fit_key"],
+        }
+    )
+    mark = run_mark(facts, keys["data_key"])
+    return PassedRun(facts, mark, outputs, splits, samples, phase=PRE)
+
+
+def predictor_facts(
+    config: Config, chosen: dict[str, Resolved], frozen: PassedRun, fit_key: str
+) -> list[RunFacts]:
+    """One run for each predictor, amount of feedback and seed."""
+    led = config.evaluation
+    shared = led.model_dump(include={"top_k", "experience_limit", "experience_per_label"})
     return [
-        Shard(
-            f"{predictor}[feedback={feedback:g},seed={seed}]",
-            parts=features + increments + groups,
-            about={"predictor": predictor, "feedback": feedback, "seed": seed},
+        RunFacts(
+            benchmark="kowl",
+            protocol=frozen.facts.protocol,
+            model=name,
+            network=frozen.facts.model,
+            preset=config.preset,
+            settings={
+                **one.settings.model_dump(mode="json"),
+                **shared,
+                "feedback": feedback,
+                "threads": config.features.threads,
+            },
+            changed=one.changed,
+            seed=seed,
+            base_runs=frozen.facts.base_runs,
+            versions={**one.kind.versions(), "evaluator": VERSION},
+            fit_key=fit_key,
         )
-        for predictor in choice.predictors
-        for feedback in choice.feedback
-        for seed in choice.seeds
+        for name, one in chosen.items()
+        for feedback in led.feedback
+        for seed in config.seeds
     ]
 
 
-@stage(writes=(MEASURES, CONFUSION, FEEDBACK), version=1, tags=("gpu",), alone=True)
+def plan_runs(
+    facts: Sequence[RunFacts], frozen: PassedRun, groups: tuple[Part, ...] = ()
+) -> list[Shard]:
+    """One shard for each run. It depends on all clips with features, their views and subsets."""
+    views = pl.concat([part.read(["view"]) for part in frozen.outputs])["view"].unique().sort()
+    shards = []
+    for one in facts:
+        mark = RunMark(run_id=run_id(one), protocol=one.protocol, data_key=frozen.mark.data_key)
+        depends: dict[str, Any] = {
+            "run": mark.run_id,
+            "rows": mark.data_key,
+            "views": views.to_list(),
+            "groups": [part.sha256 for part in groups],
+        }
+        shards.append(
+            Shard(
+                mark.run_id,
+                parts=frozen.outputs + frozen.splits + groups,
+                about=one.model_dump(mode="json"),
+                depends=depends,
+                run=mark,
+            )
+        )
+    return shards
+
+
+def led_runs(facts: Sequence[RunFacts], frozen: PassedRun) -> list[PassedRun]:
+    """The runs of predictors as the shared stage of metrics takes them."""
+    return [
+        PassedRun(
+            one, run_mark(one, frozen.mark.data_key), (), frozen.splits, frozen.samples, phase=PRE
+        )
+        for one in facts
+    ]
+
+
+@stage(
+    writes=(RUNS, PREDICTIONS, SCORES, METRICS, MEASURES, CONFUSION, FEEDBACK),
+    version=2,
+    tags=("gpu",),
+    alone=True,
+)
 def evaluate_predictor(shard: Shard, settings: RunSettings) -> Produced:
     """Lead one predictor through all increments, before and after feedback."""
-    use_threads(settings.threads)
-    about = shard.about
-    features, increments = _presented(shard, settings.extractor)
-    groups = _groups(shard, increments)
+    facts = RunFacts.model_validate(shard.about)
+    use_threads(facts.settings["threads"])
+    features, splits = _presented(shard, str(facts.protocol))
+    groups = _groups(shard, splits)
     work = shard.work or Path(mkdtemp())
     work.mkdir(parents=True, exist_ok=True)
     saved = work / RUN
     if saved.exists():
-        run = OpenWorldRun.resume(saved, features, increments, groups, device=settings.device)
+        run = OpenWorldRun.resume(saved, features, splits, groups, device=settings.device)
     else:
         how = EvaluationSettings(
-            feedback=about["feedback"],
-            seed=about["seed"],
-            **settings.model_dump(
-                include={"top_k", "experience_limit", "experience_per_label"}, exclude_none=True
-            ),
+            seed=facts.seed or 0,
+            predicted_ranks=settings.predicted_ranks,
+            **{name: facts.settings[name] for name in LED},
         )
-        predictor = find_predictor(about["predictor"])(settings.preset, device=settings.device)
-        run = OpenWorldRun(predictor, features, increments, how, groups)
-    while run.done < len(run.increments):
+        kind = find_predictor(facts.model)
+        own = {key: facts.settings[key] for key in facts.settings if key not in (*LED, "threads")}
+        run = OpenWorldRun(
+            kind(kind.resolve(None, own), device=settings.device), features, splits, how, groups
+        )
+    while run.done < len(run.steps):
         step = run.step()
         # The step first: a run saved without it would go on and never count it.
         _write_step(work, run.done - 1, step)
         run.save(saved)
-        print(f"  {shard.name}: increment {step.increment} {_said(step)}", file=sys.stderr)
-    named = [
-        pl.lit(settings.extractor).alias("extractor"),
-        pl.lit(about["predictor"]).alias("predictor"),
-        pl.lit(about["feedback"], pl.Float64).alias("feedback"),
-        pl.lit(about["seed"], pl.Int32).alias("seed"),
-    ]
-    tables = {
-        table.name: table.conform(
-            pl.concat(
-                pl.read_parquet(read_checkpoint(_step_file(work, number, table.name)))
-                for number in range(run.done)
-            ).select(*named, pl.all())
-        )
-        for table in (MEASURES, CONFUSION, FEEDBACK)
+        name = f"{facts.model} {run.settings.feedback:g} {shard.name}"
+        print(f"  {name}: increment {step.step} {_said(step)}", file=sys.stderr)
+    named = pl.lit(shard.name).alias("run_id")
+    frames = {
+        name: pl.concat(
+            pl.read_parquet(read_checkpoint(_step_file(work, number, name)))
+            for number in range(run.done)
+        ).select(named, pl.all())
+        for name in STEP_TABLES
     }
-    return Produced(tables, tables["measures"].height)
+    roles = splits.select("sample_id", "step", (pl.col("role") == "novel").alias("novel"))
+    frames[SCORES.name] = frames[SCORES.name].join(roles, on=["sample_id", "step"])
+    written = (PREDICTIONS, SCORES, MEASURES, CONFUSION, FEEDBACK)
+    tables = {table.name: table.conform(frames[table.name]) for table in written}
+    tables[RUNS.name] = run_row(facts, device=run.predictor.device)
+    tables[METRICS.name] = metric_rows(facts, tables[MEASURES.name])
+    return Produced(tables, 1)
 
 
-def _presented(shard: Shard, extractor: str) -> tuple[Features, pl.DataFrame]:
-    """The features, and the increments of the clips that have some.
+def metric_rows(facts: RunFacts, measures: pl.DataFrame) -> pl.DataFrame:
+    """The reduced measures of valid and test clips in the form of the shared table.
 
-    A clip under a transform is a sample `clip+transform` of the split `split+transform`.
+    The convention says by which set of labels a clip counts as known; step -1 is all increments
+    together, after feedback; a subset is one of AVA's.
     """
-    rows = shard.read(features_table(extractor).name)
-    mark = (
-        pl.when(pl.col("transform") == PLAIN)
-        .then(pl.lit(""))
-        .otherwise(pl.concat_str(pl.lit("+"), "transform"))
+    whole = (pl.col("scope") == "cumulative") & (pl.col("step") == pl.col("step").max())
+    alone = pl.col("scope") == "increment"
+    subset = pl.concat_str("grouping", pl.lit(" "), "subset")
+    rows = measures.filter(
+        pl.col("split").is_in(EVALUATED), pl.col("known_set") != "none", whole | alone
+    ).select(
+        pl.lit(facts.protocol).alias("protocol"),
+        "run_id",
+        pl.lit(facts.model).alias("model"),
+        pl.lit(NO_SCORE).alias("score_id"),
+        pl.lit(NO_SCORE).alias("score"),
+        pl.lit(facts.seed, pl.Int32).alias("seed"),
+        "split",
+        "view",
+        "phase",
+        pl.when(whole).then(ALL_STEPS).otherwise("step").alias("step"),
+        pl.when(pl.col("grouping") == ALL).then(pl.lit(ALL)).otherwise(subset).alias("subset"),
+        pl.concat_str(pl.lit("kowl-"), "known_set").alias("convention"),
+        pl.concat_str("reduction", pl.lit("_"), "metric").alias("metric"),
+        "value",
+        pl.lit(None, pl.Float64).alias("low"),
+        pl.lit(None, pl.Float64).alias("high"),
+        "n",
     )
-    increments = (
-        shard.read("increments", ["sample_id", "label", "split", "increment"])
-        .join(rows.select("sample_id", mark.alias("mark")), on="sample_id")
-        .filter((pl.col("mark") == "") | (pl.col("split") != TRAIN))
-        .with_columns(
-            pl.concat_str("sample_id", "mark").alias("sample_id"),
-            pl.concat_str("split", "mark").alias("split"),
-        )
-        .drop("mark")
+    return METRICS.conform(rows)
+
+
+def _presented(shard: Shard, protocol: str) -> tuple[Features, pl.DataFrame]:
+    """The features, and the protocol's rows of the clips that have some."""
+    rows = shard.read(OUTPUTS.name, ["sample_id", "view", "features"])
+    plain = rows.filter(pl.col("view") == PLAIN).select("sample_id")
+    splits = (
+        shard.read("splits", ["protocol", "sample_id", "step", "class", "split", "role"])
+        .filter(pl.col("protocol") == protocol)
+        .select("sample_id", pl.col("class").alias("label"), "split", "step", "role")
+        .join(plain, on="sample_id", how="semi")
         .sort("sample_id")
     )
-    if increments.is_empty():
-        raise SourceError(
-            "no clip of the increments has features; look at the states in the table videos"
-        )
-    ids = rows.select(pl.concat_str("sample_id", mark))["sample_id"]
-    return Features(ids, rows["embedding"].to_numpy()), increments
+    if splits.is_empty():
+        raise SourceError(NO_CLIP)
+    rows = rows.join(splits, on="sample_id", how="semi", maintain_order="left")
+    vectors = rows["features"].list.to_array(rows["features"].list.len()[0]).to_numpy()
+    return Features(rows["sample_id"], vectors, rows["view"]), splits
 
 
-def _groups(shard: Shard, increments: pl.DataFrame) -> pl.DataFrame | None:
-    if not any(part.table == "clip_groups" for part in shard.parts):
+NO_CLIP = (
+    "no train clip of the first increment has features; look at the states in the table videos"
+)
+
+
+def _groups(shard: Shard, splits: pl.DataFrame) -> pl.DataFrame | None:
+    if not any(part.table == CLIP_GROUPS.name for part in shard.parts):
         return None
-    plain = pl.col("sample_id").is_in(increments["sample_id"].implode())
-    return shard.read("clip_groups").filter(plain)
+    shown = pl.col("sample_id").is_in(splits["sample_id"].implode())
+    return shard.read(CLIP_GROUPS.name).filter(shown)
+
+
+STEP_TABLES = (PREDICTIONS.name, SCORES.name, MEASURES.name, CONFUSION.name, FEEDBACK.name)
 
 
 def _step_file(work: Path, number: int, table: str) -> Path:
@@ -202,8 +332,8 @@ def _step_file(work: Path, number: int, table: str) -> Path:
 
 
 def _write_step(work: Path, number: int, step: Step) -> None:
-    frames = {"measures": step.measures, "confusion": step.counts, "feedback": step.feedback}
-    for name, frame in frames.items():
+    frames = (step.predictions, step.novelty, step.measures, step.counts, step.feedback)
+    for name, frame in zip(STEP_TABLES, frames, strict=True):
         buffer = io.BytesIO()
         frame.write_parquet(buffer)
         write_checkpoint(_step_file(work, number, name), buffer.getvalue())
@@ -217,10 +347,10 @@ def _said(step: Step) -> str:
         & (pl.col("known_set") == "novel_to_evaluator")
         & (pl.col("scope") == "increment")
         & (pl.col("grouping") == "all")
-        & ~pl.col("split").str.contains("+", literal=True)
+        & (pl.col("view") == PLAIN)
     ).sort("phase", "split", descending=[True, False])
     return ", ".join(
-        f"{phase.partition('_')[0]} {split} {value:.3f}"
+        f"{phase} {split} {value:.3f}"
         for phase, split, value in chosen.select("phase", "split", "value").iter_rows()
         if value is not None
     )

@@ -1,13 +1,15 @@
 """What the open-world evaluation shows: measures over the increments, feedback, the ablations.
 
-Enters: the tables measures, increments and features. Leaves: report sections laid out like the
-paper's Figures 7 to 13 and its Table 3.
+Enters: the tables measures, runs, samples and outputs. Leaves: report sections laid out like the
+paper's Figures 7 to 13 and its Table 3, for each protocol.
 """
+
+import json
 
 import numpy as np
 import polars as pl
 
-from schemas.kowl import EXTRACTORS, PLAIN
+from schemas.tables import PLAIN, SPLIT_NAMES
 from tasks.kowl.separation import MOST_SAMPLES, separation
 from tasks.plots import COLOURS, DASHES, bar_panels, line_panels
 from tasks.report import Html, Read, Section, figure, folded, paragraph, table
@@ -41,31 +43,81 @@ PAPER_CLASSES = 409
 def sections(read: Read) -> list[Section]:
     """Features, predictors over the increments, nuisance transforms and AVA groups."""
     found = [_separation(read)]
-    measures = read("measures", None, _shown())
-    if measures is not None and measures.height:
-        measures = measures.with_columns(_line().alias("line"))
-        found += [
-            _over_increments(measures),
-            _at_the_end(measures),
-            _beside_table_3(measures, read),
-            _transforms(measures),
-            _ava(measures),
-        ]
+    measures, runs = read("measures", None, _shown()), predictor_runs(read)
+    if measures is not None and measures.height and runs is not None:
+        joined = measures.join(runs, on="run_id", maintain_order="left")
+        for name, part in by_protocol(joined):
+            made = [
+                _over_increments(part),
+                _at_the_end(part),
+                _beside_table_3(part, read),
+                _transforms(part),
+                _ava(part),
+            ]
+            found += [
+                Section(f"{section.title}{name}", section.parts)
+                for section in made
+                if section is not None
+            ]
     return [section for section in found if section is not None]
+
+
+def by_protocol(rows: pl.DataFrame) -> list[tuple[str, pl.DataFrame]]:
+    """Rows of each protocol, with what is added to a title where there are several."""
+    parts = rows.partition_by("protocol", as_dict=True)
+    return [
+        (f" ({protocol})" if len(parts) > 1 else "", part)
+        for (protocol,), part in sorted(parts.items())
+    ]
+
+
+def predictor_runs(read: Read) -> pl.DataFrame | None:
+    """run_id, protocol, extractor, predictor, feedback, seed, line of the predictors' runs.
+
+    A predictor is called by its name and what differs from its preset; `line` has its feedback too.
+    """
+    runs = read("runs", None, pl.col("network") != "none")
+    if runs is None or runs.is_empty():
+        return None
+    changed = [
+        "".join(f", {key} {value}" for key, value in json.loads(text).items())
+        for text in runs["changed"]
+    ]
+    presets = runs["preset"].n_unique() > 1
+    runs = runs.with_columns(
+        pl.col("settings").str.json_path_match("$.feedback").cast(pl.Float64).alias("feedback"),
+        pl.col("network").alias("extractor"),
+        pl.concat_str(
+            "model",
+            pl.concat_str(pl.lit(" "), "preset") if presets else pl.lit(""),
+            pl.Series(changed, dtype=pl.String),
+        ).alias("predictor"),
+    )
+    # Runs that differ in something else are told apart by the first digits of their configuration.
+    several = pl.col("config_id").n_unique().over("protocol", "extractor", "predictor", "feedback")
+    mark = pl.concat_str(pl.lit(" "), pl.col("config_id").str.slice(0, 6))
+    runs = runs.with_columns(
+        pl.concat_str("predictor", pl.when(several > 1).then(mark).otherwise(pl.lit("")))
+    )
+    percent = (pl.col("feedback") * 100).round(1).cast(pl.Int64).cast(pl.String)
+    network = pl.concat_str(pl.lit(" on "), "extractor")
+    line = pl.concat_str(
+        "predictor",
+        network if runs["extractor"].n_unique() > 1 else pl.lit(""),
+        pl.lit(", feedback "),
+        percent,
+        pl.lit(" %"),
+    )
+    return runs.select(
+        "run_id", "protocol", "extractor", "predictor", "feedback", "seed", line.alias("line")
+    )
 
 
 def _shown() -> pl.Expr:
     """Of the measures those that some section looks at: not groups and transforms at each step."""
-    plain = (pl.col("grouping") == "all") & ~pl.col("split").str.contains("+", literal=True)
+    plain = (pl.col("grouping") == "all") & (pl.col("view") == PLAIN)
     ablated = (pl.col("scope") == "cumulative") & (pl.col("reduction") == "classification")
     return plain | ablated
-
-
-def _line() -> pl.Expr:
-    percent = (pl.col("feedback") * 100).round(1)
-    return pl.concat_str(
-        "predictor", pl.lit(", feedback "), percent.cast(pl.Int64).cast(pl.String), pl.lit(" %")
-    )
 
 
 def _styles(measures: pl.DataFrame) -> dict[str, tuple[str, str]]:
@@ -83,16 +135,19 @@ def _styles(measures: pl.DataFrame) -> dict[str, tuple[str, str]]:
 
 
 def _held_out(measures: pl.DataFrame) -> str:
-    """The split without training samples that most increments have; test before validate."""
-    plain = ~pl.col("split").str.contains("+", literal=True) & (pl.col("split") != "train")
+    """The split without training samples that most increments have; test before valid."""
+    plain = (pl.col("view") == PLAIN) & (pl.col("split") != "train")
     alone = pl.col("scope") == "increment"
-    covered = measures.filter(plain & alone).group_by("split").agg(pl.col("increment").n_unique())
-    return covered.sort("increment", "split", descending=[True, False])["split"][0]
+    covered = measures.filter(plain & alone).group_by("split").agg(pl.col("step").n_unique())
+    return covered.sort("step", "split", descending=[True, False])["split"][0]
 
 
 def _of(measures: pl.DataFrame, split: str, scope: str) -> pl.DataFrame:
     return measures.filter(
-        (pl.col("split") == split) & (pl.col("scope") == scope) & (pl.col("grouping") == "all")
+        (pl.col("split") == split)
+        & (pl.col("view") == PLAIN)
+        & (pl.col("scope") == scope)
+        & (pl.col("grouping") == "all")
     )
 
 
@@ -108,32 +163,28 @@ def _drawn(clips: pl.DataFrame) -> pl.DataFrame:
     return several[np.sort(chosen)]
 
 
-def _labels(read: Read) -> pl.DataFrame | None:
-    """Labels of clips by the lists, of other videos by what lies beside them."""
-    labels = read("increments", ["sample_id", "label"])
-    unlisted = read("unlisted_videos", ["file", "label"])
-    if labels is None or unlisted is None:
-        return labels
-    return pl.concat(
-        [labels, unlisted.drop_nulls().select("label", sample_id="file").select(labels.columns)]
-    )
-
-
 def _separation(read: Read) -> Section | None:
-    labels = _labels(read)
+    """Of clips the labels by the lists, of other videos those by what lies beside them."""
+    samples = read("samples", ["sample_id", "class"], pl.col("digest").is_not_null())
+    backbones = read("runs", ["run_id", "model"], pl.col("protocol").is_null())
+    shown = read("outputs", ["run_id", "sample_id"], pl.col("view") == PLAIN)
+    if samples is None or backbones is None or shown is None:
+        return None
+    labels = samples.drop_nulls().rename({"class": "label"})
     rows = []
-    for extractor in EXTRACTORS:
-        name = f"features_{extractor}"
-        there = read(name, ["sample_id"], pl.col("transform") == PLAIN)
-        if there is None or labels is None:
-            continue
+    for run_id, extractor in backbones.sort("model", "run_id").iter_rows():
+        there = shown.filter(pl.col("run_id") == run_id).select("sample_id")
         # A vector has thousands of numbers: only those of the samples that count are read.
         counted = _drawn(there.join(labels, on="sample_id").sort("sample_id"))
         wanted = pl.col("sample_id").is_in(counted["sample_id"].implode())
-        features = read(name, None, (pl.col("transform") == PLAIN) & wanted)
+        where = (pl.col("view") == PLAIN) & (pl.col("run_id") == run_id) & wanted
+        features = read("outputs", ["sample_id", "features"], where)
         assert features is not None
         plain = features.join(counted, on="sample_id").sort("sample_id")
-        found = separation(plain["embedding"].to_numpy(), plain["label"]) if len(plain) else None
+        if plain.is_empty():
+            continue
+        vectors = plain["features"].list.to_array(plain["features"].list.len()[0]).to_numpy()
+        found = separation(vectors, plain["label"])
         if found:
             rows.append({"extractor": extractor, **found._asdict()})
     if not rows:
@@ -175,7 +226,7 @@ def _over_increments(measures: pl.DataFrame) -> Section:
     reaction = chosen.filter(
         pl.col("metric").is_in(list(REACTION))
         & (pl.col("known_set") == "novel_to_evaluator")
-        & (pl.col("phase") == "pre_feedback")
+        & (pl.col("phase") == "before")
         & pl.col("value").is_not_null()
     )
     if reaction.height:
@@ -183,7 +234,7 @@ def _over_increments(measures: pl.DataFrame) -> Section:
             pl.col("metric").replace_strict(REACTION).alias("panel"),
             "line",
             "seed",
-            pl.col("increment").cast(pl.Float64).alias("x"),
+            pl.col("step").cast(pl.Float64).alias("x"),
             pl.col("value").alias("y"),
             pl.lit(True).alias("hollow"),
         ).sort("panel", "line", "seed", "x")
@@ -198,7 +249,7 @@ def _over_increments(measures: pl.DataFrame) -> Section:
 
 
 def _panels(chosen: pl.DataFrame, known_set: str, reduction: str) -> pl.DataFrame:
-    after = (pl.col("phase") == "post_feedback").cast(pl.Float64) / 2
+    after = (pl.col("phase") == "after").cast(pl.Float64) / 2
     return (
         chosen.filter(
             (pl.col("known_set") == known_set)
@@ -210,23 +261,23 @@ def _panels(chosen: pl.DataFrame, known_set: str, reduction: str) -> pl.DataFram
             pl.col("metric").replace_strict(METRICS).alias("panel"),
             "line",
             "seed",
-            (pl.col("increment") + after).alias("x"),
+            (pl.col("step") + after).alias("x"),
             pl.col("value").alias("y"),
-            (pl.col("phase") == "pre_feedback").alias("hollow"),
+            (pl.col("phase") == "before").alias("hollow"),
         )
         .sort("panel", "line", "seed", "x")
     )
 
 
 def _at_the_end(measures: pl.DataFrame) -> Section:
-    """All post-feedback counts of all increments, one row a run."""
-    last = measures["increment"].max()
+    """All counts after feedback of all increments, one row a run."""
+    last = measures["step"].max()
     wide = (
         measures.filter(
-            (pl.col("increment") == last)
+            (pl.col("step") == last)
             & (pl.col("scope") == "cumulative")
             & (pl.col("grouping") == "all")
-            & ~pl.col("split").str.contains("+", literal=True)
+            & (pl.col("view") == PLAIN)
             & (pl.col("known_set") == "novel_to_evaluator")
             & pl.col("metric").is_in(list(METRICS))
         )
@@ -247,7 +298,7 @@ def _at_the_end(measures: pl.DataFrame) -> Section:
         "All increments so far",
         [
             paragraph(
-                "Post-feedback predictions of all increments up to each one together; known is "
+                "Predictions after feedback of all increments up to each one together; known is "
                 "what had been released at the time."
             ),
             figure(
@@ -265,7 +316,7 @@ def _at_the_end(measures: pl.DataFrame) -> Section:
 
 
 def _beside_table_3(measures: pl.DataFrame, read: Read) -> Section | None:
-    classes = read("classes")
+    classes = read("classes", None, pl.col("protocol") == measures["protocol"][0])
     extractors = set(measures["extractor"])
     if classes is None or not extractors & {extractor for extractor, _ in PAPER_TABLE_3}:
         return None
@@ -273,21 +324,21 @@ def _beside_table_3(measures: pl.DataFrame, read: Read) -> Section | None:
         return None
     ours = (
         measures.filter(
-            (pl.col("increment") == 0)
+            (pl.col("step") == 0)
             & (pl.col("scope") == "increment")
+            & (pl.col("view") == PLAIN)
             & (pl.col("grouping") == "all")
             & (pl.col("reduction") == "raw")
             & (pl.col("metric") == "mcc")
-            & pl.col("split").is_in(["train", "validate", "test"])
         )
         .group_by("extractor", "predictor", "split")
         .agg(pl.col("value").mean())
         .pivot("split", index=["extractor", "predictor"], values="value")
-        .select("extractor", pl.col("predictor").alias("method"), "train", "validate", "test")
+        .select("extractor", pl.col("predictor").alias("method"), *SPLIT_NAMES)
     )
     paper = pl.DataFrame(
         [(*key, *row) for key, row in PAPER_TABLE_3.items() if key[0] in extractors],
-        schema=["extractor", "method", "train", "validate", "test"],
+        schema=["extractor", "method", *SPLIT_NAMES],
         orient="row",
     ).with_columns(pl.concat_str(pl.lit("paper: "), "method").alias("method"))
     both = pl.concat([ours.cast(paper.schema), paper]).sort("extractor", "method")
@@ -302,9 +353,9 @@ def _colours(measures: pl.DataFrame) -> dict[str, str]:
 
 
 def _ablated(measures: pl.DataFrame) -> pl.DataFrame:
-    """Accuracy of classification over all post-feedback predictions."""
+    """Accuracy of classification over all predictions after feedback."""
     return measures.filter(
-        (pl.col("increment") == measures["increment"].max())
+        (pl.col("step") == measures["step"].max())
         & (pl.col("scope") == "cumulative")
         & (pl.col("reduction") == "classification")
         & (pl.col("known_set") == "novel_to_evaluator")
@@ -313,21 +364,16 @@ def _ablated(measures: pl.DataFrame) -> pl.DataFrame:
 
 
 def _transforms(measures: pl.DataFrame) -> Section | None:
-    split = pl.col("split").str.splitn("+", 2)
-    chosen = _ablated(measures).filter(pl.col("grouping") == "all")
-    chosen = chosen.with_columns(
-        split.struct.field("field_0").alias("split"),
-        split.struct.field("field_1").fill_null(PLAIN).alias("transform"),
-    ).filter(pl.col("split") != "train")
-    if chosen["transform"].n_unique() < 2:
+    chosen = _ablated(measures).filter(pl.col("grouping") == "all", pl.col("split") != "train")
+    if chosen["view"].n_unique() < 2:
         return None
     bars = (
-        chosen.group_by("split", "transform", "line")
+        chosen.group_by("split", "view", "line")
         .agg(pl.col("value").mean())
-        .sort("split", "transform", "line")
+        .sort("split", "view", "line")
         .select(
             pl.col("split").alias("panel"),
-            pl.col("transform").alias("name"),
+            pl.col("view").alias("name"),
             pl.col("line").alias("kind"),
             "value",
         )
@@ -347,14 +393,14 @@ def _ava(measures: pl.DataFrame) -> Section | None:
     if chosen.is_empty():
         return None
     bars = (
-        chosen.group_by("grouping", "group", "line")
+        chosen.group_by("grouping", "subset", "line")
         .agg(pl.col("value").mean(), pl.col("n").first())
         .with_columns(
             pl.concat_str(
-                "group", pl.lit(" (n = "), pl.col("n").cast(pl.String), pl.lit(")")
+                "subset", pl.lit(" (n = "), pl.col("n").cast(pl.String), pl.lit(")")
             ).alias("name")
         )
-        .sort("grouping", pl.col("group").cast(pl.Int64, strict=False), "group", "line")
+        .sort("grouping", pl.col("subset").cast(pl.Int64, strict=False), "subset", "line")
         .select(
             pl.col("grouping").str.replace_all("_", " ").alias("panel"),
             "name",
@@ -367,5 +413,5 @@ def _ava(measures: pl.DataFrame) -> Section | None:
         "person interaction; area of the people in thirds). Classification accuracy over all "
         "increments."
     )
-    drawn = figure(bar_panels(bars, _colours(measures), "Accuracy"), "Accuracy by AVA group")
+    drawn = figure(bar_panels(bars, _colours(measures), "Accuracy"), "Accuracy by AVA subset")
     return Section("What the clips show", [said, drawn])

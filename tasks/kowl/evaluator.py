@@ -1,19 +1,21 @@
 """The open-world evaluator of KOWL-718: increments in order, before and after feedback.
 
-In: a predictor, features per sample and the increments table (sample_id, label, split, increment).
-Out, per increment: confusion counts, measures in long form, which samples got a label and, if asked
-for, the first predictions of each sample. Rules: KOWL-718 section 4, spec kowl 1 "Evaluator":
-- from increment 1 on, every split of the new data is predicted first (`pre_feedback`), after a
+In: a predictor, features per sample and view, and the rows of a protocol (sample_id, label, split,
+step). Out, per increment: confusion counts, measures in long form, which samples got a label, and
+of valid and test samples the first predictions and the novelty. Rules: KOWL-718 section 4 and
+docs/kowl.md, rules 6 to 13:
+- from increment 1 on, every split of the new data is predicted first (phase `before`), after a
   predictor that discovers labels has seen the new train samples (the released code lets it cluster
   validation and test samples as well);
 - increment 0 gives all train labels; later the predictor orders the new train samples and the first
   floor(feedback * N) get theirs; the rest stay in its experience without a label;
 - the predictor is fitted on all experience (unless feedback is 0) and every split of the increment
-  is predicted again (`post_feedback`).
+  is predicted again (phase `after`).
 What is known is judged twice: `novel_to_predictor` by the labels really given so far,
 `novel_to_evaluator` by the train labels released so far; before the feedback of an increment both
-stand as after the one before. Cumulative numbers add up post-feedback counts only, each reduced by
-what was known at its time. Samples of an increment and split come in an order drawn from the seed.
+stand as after the one before. Cumulative numbers add up counts after feedback only, each reduced by
+what was known at its time. Samples of an increment, split and view come in an order drawn from the
+seed. Views other than `plain` are predicted and never learned from.
 """
 
 from __future__ import annotations
@@ -32,12 +34,12 @@ from pydantic import Field
 
 from schemas.config import Settings
 from schemas.errors import ConfigError, SourceError
+from schemas.tables import PLAIN
 from storage.tensors import read_header, read_tensors, write_tensors
+from tasks.evaluation.stages import EVALUATED, ScoreChoice, chosen_scores
 from tasks.kowl.confusion import (
-    KNOWN,
     READINGS,
     REDUCTIONS,
-    UNKNOWN,
     add,
     count,
     measure,
@@ -46,34 +48,57 @@ from tasks.kowl.confusion import (
     top_k,
 )
 from tasks.predictors import find_predictor
-from tasks.predictors.base import Examples, Predictor, revive
+from tasks.predictors.base import KNOWN, UNKNOWN, Examples, Predictor, revive
 
+VERSION = 1
+"""Raised when the same predictor on the same rows gives other numbers."""
 TRAIN = "train"
-PRE, POST = "pre_feedback", "post_feedback"
-# Every sample belongs to this group of this grouping.
-ALL, NO_GROUP = "all", ""
+VALID = "valid"
+PRE, POST = "before", "after"
+# Every sample belongs to this subset of this grouping.
+ALL, NO_SUBSET = "all", ""
 
-GROUPS = {"sample_id": pl.String, "grouping": pl.String, "group": pl.String}
+(OWN,) = chosen_scores({"own": {}})
+P_UNKNOWN = ScoreChoice(name="p_unknown", version=1, settings={})
+"""What a predictor itself says of novelty: before any threshold, and the probability of `unknown`
+and all labels that it discovered."""
+
+GROUPS = {"sample_id": pl.String, "grouping": pl.String, "subset": pl.String}
 PREDICTIONS = {
-    "increment": pl.Int32,
     "phase": pl.String,
-    "split": pl.String,
-    "position": pl.Int32,
+    "step": pl.Int32,
     "sample_id": pl.String,
-    "target": pl.String,
+    "view": pl.String,
     "rank": pl.Int32,
+    "split": pl.String,
+    "class": pl.String,
     "predicted": pl.String,
-    "probability": pl.Float32,
+    "probability": pl.Float64,
+    "p_unknown": pl.Float64,
+}
+NOVELTY = {
+    "score_id": pl.String,
+    "score": pl.String,
+    "sample_id": pl.String,
+    "view": pl.String,
+    "phase": pl.String,
+    "step": pl.Int32,
+    "split": pl.String,
+    "class": pl.String,
+    "value": pl.Float64,
+    "predicted": pl.String,
 }
 COUNT_COLUMNS = (
-    *("increment", "phase", "split", "grouping", "group"),
+    *("step", "phase", "split", "view", "grouping", "subset"),
     *("rank", "target", "predicted", "count"),
 )
 MEASURE_COLUMNS = (
-    *("increment", "phase", "scope", "split", "known_set", "reduction", "grouping", "group"),
+    *("step", "phase", "scope", "split", "view", "known_set", "reduction", "grouping", "subset"),
     *("metric", "value", "n"),
 )
 _EXPERIENCE = {"sample_id": pl.String, "label": pl.String, "split": pl.String, "row": pl.Int64}
+# The split's name is part of the draw of its order, and lists call it so.
+_DRAWN_AS = {VALID: "validate"}
 
 
 class EvaluationSettings(Settings):
@@ -87,10 +112,8 @@ class EvaluationSettings(Settings):
     """Most samples of a split that the predictor keeps, the oldest go first (default: all)."""
     experience_per_label: int | None = Field(None, ge=1)
     """Most labelled samples of a label and split that it keeps, the oldest go first."""
-    validation_split: str = "validate"
-    """Split that sets the predictor's thresholds; its labels are given once they are known."""
-    keep_predictions: bool = False
-    """Also give the first top_k predictions of every sample."""
+    predicted_ranks: int = Field(1, ge=1)
+    """Predictions of each valid and test sample that are kept, at most top_k."""
     batch_size: int = Field(8192, ge=1)
     """Samples predicted at a time."""
     seed: int = Field(0, ge=0)
@@ -99,51 +122,73 @@ class EvaluationSettings(Settings):
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """One row of `values` (N, D) per sample; `values` may be a memory map."""
+    """One row of `values` (N, D) per sample and view; `values` may be a memory map.
+
+    Without `views` every row is `plain`.
+    """
 
     sample_ids: pl.Series
     values: np.ndarray
+    views: pl.Series | None = None
 
     def __post_init__(self) -> None:
         if self.values.ndim != 2 or len(self.sample_ids) != len(self.values):
             raise ConfigError(
                 f"features: {len(self.sample_ids)} ids, values {self.values.shape}; expected (N, D)"
             )
-        if self.sample_ids.n_unique() != len(self.sample_ids):
+        if self.rows().select("sample_id", "view").is_duplicated().any():
             raise SourceError("features: a sample stands twice; each must have one vector")
+
+    def rows(self) -> pl.DataFrame:
+        """sample_id and view of each row, and its number."""
+        view = pl.lit(PLAIN) if self.views is None else pl.lit(self.views)
+        return pl.DataFrame({"sample_id": self.sample_ids}).select(
+            "sample_id", view.alias("view"), pl.int_range(pl.len(), dtype=pl.Int64).alias("row")
+        )
 
 
 class Step(NamedTuple):
-    """What one increment gave. `counts` are raw; `feedback`: increment, position, sample_id."""
+    """What one increment gave. `counts` are raw; `feedback`: step, position, sample_id.
 
-    increment: int
+    `predictions` (`PREDICTIONS`) and `novelty` (`NOVELTY`) are of valid and test samples.
+    """
+
+    step: int
     counts: pl.DataFrame
     measures: pl.DataFrame
     feedback: pl.DataFrame
     predictions: pl.DataFrame
+    novelty: pl.DataFrame
 
 
 class _Ranked(NamedTuple):
-    """Predictions of one split: the samples in order, and labels by column number."""
+    """Predictions of one split and view: the samples in order, and labels by column number."""
 
     samples: pl.DataFrame
     labels: tuple[str, ...]
     columns: np.ndarray
     probabilities: np.ndarray
+    p_unknown: np.ndarray
+    nearest: np.ndarray
+    """Column of the most probable known label."""
+
+
+Found = Mapping[tuple[str, str], _Ranked]
+"""Predictions by split and view."""
 
 
 class OpenWorldRun:
     """One predictor on one sequence of increments; `step` does the next one.
 
-    `groups` (sample_id, grouping, group) adds measures per group, such as the transform of a clip
-    or `ava_groups`; a sample may be in several groups of one grouping.
+    `groups` (sample_id, grouping, subset) adds measures of plain samples by subset, such as
+    `ava_groups`; a sample may be in several subsets of one grouping.
     """
 
     def __init__(
         self,
         predictor: Predictor,
         features: Features,
-        increments: pl.DataFrame,
+        splits: pl.DataFrame,
         settings: EvaluationSettings | None = None,
         groups: pl.DataFrame | None = None,
     ) -> None:
@@ -151,29 +196,32 @@ class OpenWorldRun:
         self.features = features
         self.settings = settings or EvaluationSettings()
         self.groups = pl.DataFrame(schema=GROUPS) if groups is None else groups.select(*GROUPS)
-        self.plan = _plan(increments, features)
-        self.increments: list[int] = self.plan["increment"].unique().sort().to_list()
+        self.plan = _plan(splits, features)
+        self.steps: list[int] = self.plan["step"].unique().sort().to_list()
         self.parts: Mapping[Any, pl.DataFrame] = self.plan.partition_by(
-            "increment", "split", as_dict=True
+            "step", "split", "view", as_dict=True
         )
-        self.splits: list[str] = self.plan["split"].unique().sort().to_list()
+        self.splits: list[tuple[str, str]] = (
+            self.plan.select("split", "view").unique().sort("split", "view").rows()
+        )
         self.done = 0
         self.given: set[str] = set()
         self.experience = pl.DataFrame(schema=_EXPERIENCE)
         self.cumulative: pl.DataFrame | None = None
 
     def __iter__(self) -> Iterator[Step]:
-        while self.done < len(self.increments):
+        while self.done < len(self.steps):
             yield self.step()
 
     def step(self) -> Step:
-        if self.done >= len(self.increments):
-            raise ConfigError(f"all {len(self.increments)} increments are done")
-        number = self.increments[self.done]
+        if self.done >= len(self.steps):
+            raise ConfigError(f"all {len(self.steps)} increments are done")
+        number = self.steps[self.done]
         new = self._part(number, TRAIN)
-        counts, measures, predictions = [], [], []
+        counts, measures, predictions = [], [], [pl.DataFrame(schema=PREDICTIONS)]
+        novelty = pl.DataFrame(schema=NOVELTY)
 
-        def evaluate(phase: str, found: Mapping[str, _Ranked], released: int) -> None:
+        def evaluate(phase: str, found: Found, released: int) -> None:
             known = {
                 "novel_to_predictor": self.given,
                 "novel_to_evaluator": self._released(released),
@@ -185,7 +233,7 @@ class OpenWorldRun:
                 before = [] if self.cumulative is None else [self.cumulative]
                 self.cumulative = add(*before, reduced)
                 scopes.append(("cumulative", self.cumulative))
-            place = pl.lit(number, pl.Int32).alias("increment"), pl.lit(phase).alias("phase")
+            place = pl.lit(number, pl.Int32).alias("step"), pl.lit(phase).alias("phase")
             counts.append(counted.select(*place, pl.all()))
             for scope, matrices in scopes:
                 frame = _measured(matrices, self.settings.top_k).with_columns(
@@ -196,16 +244,21 @@ class OpenWorldRun:
                 *place, pl.lit("increment").alias("scope")
             )
             measures.append(reaction.select(MEASURE_COLUMNS))
-            if self.settings.keep_predictions:
-                predictions.extend(_predictions(number, phase, r) for r in found.values())
+            ranks = self.settings.predicted_ranks
+            predictions.extend(
+                _predictions(number, phase, place, ranked, ranks)
+                for place, ranked in found.items()
+                if place[0] in EVALUATED
+            )
 
-        found: dict[str, _Ranked] | None = None
+        found: Found | None = None
         if self.done:
             if self.predictor.discovers:
                 rows = np.concatenate([self._unlabelled(), new["row"].to_numpy()])
                 self.predictor.discover(self.features.values[rows])
             found = self._predicted(number)
             evaluate(PRE, found, self.done - 1)
+            novelty = self._novelty(number, found)
         feedback = self._feedback(number, new)
         self._remember(number, new, feedback)
         if self.done == 0 or self.settings.feedback > 0:
@@ -213,28 +266,29 @@ class OpenWorldRun:
             found = None
         evaluate(POST, found or self._predicted(number), self.done)
         self.done += 1
-        kept = pl.concat(predictions) if predictions else pl.DataFrame(schema=PREDICTIONS)
         return Step(
             number,
             pl.concat(counts).select(COUNT_COLUMNS),
             pl.concat(measures).sort(MEASURE_COLUMNS[:-2]),
             feedback.with_row_index("position").select(
-                pl.lit(number, pl.Int32).alias("increment"),
+                pl.lit(number, pl.Int32).alias("step"),
                 pl.col("position").cast(pl.Int32),
                 "sample_id",
             ),
-            kept,
+            pl.concat(predictions),
+            novelty,
         )
 
-    def _part(self, increment: int, split: str) -> pl.DataFrame:
-        """Samples of an increment and split, in the order in which they are presented."""
-        part = self.parts.get((increment, split), self.plan.clear())
-        draws = np.random.default_rng([self.settings.seed, increment, *split.encode()])
+    def _part(self, step: int, split: str, view: str = PLAIN) -> pl.DataFrame:
+        """Samples of an increment, split and view, in the order in which they are presented."""
+        part = self.parts.get((step, split, view), self.plan.clear())
+        drawn_as = _DRAWN_AS.get(split, split) + ("" if view == PLAIN else f"+{view}")
+        draws = np.random.default_rng([self.settings.seed, step, *drawn_as.encode()])
         return part[draws.permutation(part.height)]
 
     def _released(self, place: int) -> set[str]:
         """Train labels of all increments up to the one at `place`."""
-        out = (pl.col("increment") <= self.increments[place]) & (pl.col("split") == TRAIN)
+        out = (pl.col("step") <= self.steps[place]) & (pl.col("split") == TRAIN)
         return set(self.plan.filter(out)["label"].unique())
 
     def _unlabelled(self) -> np.ndarray:
@@ -260,9 +314,7 @@ class OpenWorldRun:
         """Experience grows by the new train samples, labelled or not, and the validation ones."""
         asked = feedback["sample_id"].implode()
         label = pl.when(pl.col("sample_id").is_in(asked)).then(pl.col("label"))
-        added = [new.with_columns(label)]
-        if self.settings.validation_split != TRAIN:
-            added.append(self._part(number, self.settings.validation_split))
+        added = [new.with_columns(label), self._part(number, VALID)]
         experience = pl.concat([self.experience, *(part.select(*_EXPERIENCE) for part in added)])
         self.given |= set(feedback["label"].unique())
         # The latest of a label and split, then the latest of a split; rows stand by arrival.
@@ -278,7 +330,7 @@ class OpenWorldRun:
         train = self.experience.filter(pl.col("split") == TRAIN)
         if train["label"].null_count() == train.height:
             return  # a limit let only samples without a label stay: nothing to learn from
-        valid = self.experience.filter(pl.col("split") == self.settings.validation_split)
+        valid = self.experience.filter(pl.col("split") == VALID)
         # A label that the predictor was never given stays hidden in validation too.
         given = pl.Series(sorted(self.given), dtype=pl.String).implode()
         valid = valid.filter(pl.col("label").is_in(given))
@@ -291,38 +343,74 @@ class OpenWorldRun:
     def _examples(self, samples: pl.DataFrame) -> Examples:
         return Examples(self.features.values[samples["row"].to_numpy()], samples["label"])
 
-    def _predicted(self, number: int) -> dict[str, _Ranked]:
+    def _predicted(self, number: int) -> Found:
         found = {}
-        for split in self.splits:
-            samples = self._part(number, split)
+        for place in self.splits:
+            samples = self._part(number, *place)
             if samples.height:
-                found[split] = self._ranked(samples)
+                found[place] = self._ranked(samples)
         return found
 
     def _ranked(self, samples: pl.DataFrame) -> _Ranked:
         labels: tuple[str, ...] = ()
-        columns, probabilities = [], []
+        columns, probabilities, p_unknown, nearest = [], [], [], []
         for batch in samples.iter_slices(self.settings.batch_size):
             prediction = self.predictor.predict(self.features.values[batch["row"].to_numpy()])
             labels = prediction.labels
             best = top_k(prediction.probabilities, self.settings.top_k)
             columns.append(best)
             probabilities.append(np.take_along_axis(prediction.probabilities, best, 1))
-        return _Ranked(samples, labels, np.concatenate(columns), np.concatenate(probabilities))
+            known = np.isin(labels, self.predictor.known)
+            p_unknown.append(prediction.probabilities[:, ~known].sum(1, dtype=np.float64))
+            nearest.append(np.where(known, prediction.probabilities, -1).argmax(1))
+        parts = (columns, probabilities, p_unknown, nearest)
+        return _Ranked(samples, labels, *(np.concatenate(part) for part in parts))
 
-    def _counted(self, found: Mapping[str, _Ranked]) -> pl.DataFrame:
-        """Raw counts of every split: all samples, then each group."""
+    def _novelty(self, number: int, found: Found) -> pl.DataFrame:
+        """What the predictor says of each valid and test sample before it is given labels."""
+        frames = [pl.DataFrame(schema=NOVELTY)]
+        for (split, view), ranked in found.items():
+            if split not in EVALUATED:
+                continue
+            rows = ranked.samples["row"].to_numpy()
+            values = [
+                (OWN, self.predictor.novelty(self.features.values[rows])),
+                (P_UNKNOWN, ranked.p_unknown),
+            ]
+            frames += [
+                pl.DataFrame(
+                    {
+                        "score_id": choice.score_id,
+                        "score": choice.name,
+                        "sample_id": ranked.samples["sample_id"],
+                        "view": view,
+                        "phase": PRE,
+                        "step": number,
+                        "split": split,
+                        "class": ranked.samples["label"],
+                        "value": value,
+                        "predicted": pl.Series(ranked.labels).gather(ranked.nearest),
+                    }
+                ).cast(NOVELTY)
+                for choice, value in values
+            ]
+        return pl.concat(frames)
+
+    def _counted(self, found: Found) -> pl.DataFrame:
+        """Raw counts of every split and view: all samples, then each subset of plain ones."""
         counted = []
-        for split, ranked in found.items():
+        for (split, view), ranked in found.items():
             place = ranked.samples.select(
                 pl.int_range(pl.len()).alias("place"),
                 "sample_id",
                 pl.lit(split).alias("split"),
+                pl.lit(view).alias("view"),
                 pl.lit(ALL).alias("grouping"),
-                pl.lit(NO_GROUP).alias("group"),
+                pl.lit(NO_SUBSET).alias("subset"),
             )
-            grouped = place.drop("grouping", "group").join(
-                self.groups, on="sample_id", maintain_order="left_right"
+            groups = self.groups if view == PLAIN else self.groups.clear()
+            grouped = place.drop("grouping", "subset").join(
+                groups, on="sample_id", maintain_order="left_right"
             )
             every = pl.concat([place, grouped.select(place.columns)])
             rows = every["place"].to_numpy()
@@ -331,7 +419,7 @@ class OpenWorldRun:
                     ranked.samples["label"].gather(rows),
                     ranked.columns[rows],
                     ranked.labels,
-                    every.select("split", "grouping", "group"),
+                    every.select("split", "view", "grouping", "subset"),
                 )
             )
         return pl.concat(counted)
@@ -359,7 +447,7 @@ class OpenWorldRun:
         cls,
         path: Path,
         features: Features,
-        increments: pl.DataFrame,
+        splits: pl.DataFrame,
         groups: pl.DataFrame | None = None,
         *,
         device: str = "auto",
@@ -379,18 +467,18 @@ class OpenWorldRun:
         run = cls(
             revive(kind, header["predictor"], weights, device=device),
             features,
-            increments,
+            splits,
             EvaluationSettings.model_validate_json(state["settings"]),
             groups,
         )
         if run._inputs() != state["inputs"]:
             raise ConfigError(
-                f"{path} was saved with other features, increments or groups; use the same ones or "
+                f"{path} was saved with other features, splits or groups; use the same ones or "
                 "start the run anew"
             )
         run.done, run.given = state["done"], set(state["given"])
         remembered = _unpacked(tensors["experience"].numpy())
-        rows = run.plan.select("sample_id", "row")
+        rows = run.plan.filter(pl.col("view") == PLAIN).select("sample_id", "row")
         run.experience = remembered.join(
             rows, on="sample_id", how="left", maintain_order="left"
         ).select(*_EXPERIENCE)
@@ -400,7 +488,7 @@ class OpenWorldRun:
 
     def _inputs(self) -> dict[str, str]:
         """What must agree between a saved run and the one that takes it up."""
-        frames = {"increments": self.plan.drop("row"), "groups": self.groups.sort(list(GROUPS))}
+        frames = {"splits": self.plan.drop("row"), "groups": self.groups.sort(list(GROUPS))}
         found = {name: hashlib.sha256(_packed(frame)).hexdigest() for name, frame in frames.items()}
         values = self.features.values
         some = np.ascontiguousarray(
@@ -410,32 +498,35 @@ class OpenWorldRun:
         return found
 
 
-def _plan(increments: pl.DataFrame, features: Features) -> pl.DataFrame:
-    """sample_id, label, split, increment and the row of the sample's features, sorted by id."""
-    needed = ["sample_id", "label", "split", "increment"]
-    missing = [name for name in needed if name not in increments.columns]
+def _plan(splits: pl.DataFrame, features: Features) -> pl.DataFrame:
+    """sample_id, label, split, step, view and the row of its features, sorted by id and view.
+
+    Train samples are there as they are; the others under every view.
+    """
+    needed = ["sample_id", "label", "split", "step"]
+    missing = [name for name in needed if name not in splits.columns]
     if missing:
-        raise ConfigError(f"evaluator: the increments table lacks {missing}")
-    types = {"increment": pl.Int64, **dict.fromkeys(needed[:3], pl.String)}
-    plan = increments.select(needed).cast(types).sort("sample_id")
+        raise ConfigError(f"evaluator: the splits lack {missing}")
+    types = {"step": pl.Int64, **dict.fromkeys(needed[:3], pl.String)}
+    plan = splits.select(needed).cast(types).sort("sample_id")
     if plan.null_count().sum_horizontal().item() or plan["sample_id"].is_duplicated().any():
         raise SourceError(
-            "evaluator: an increments row has an empty field or a sample stands twice; "
-            "build the increments table again"
+            "evaluator: a row of the splits has an empty field or a sample stands twice; "
+            "build the increments again"
         )
     reserved = plan.filter(pl.col("label").is_in([UNKNOWN, KNOWN]))
     if reserved.height:
         raise ConfigError(f"evaluator: a label is called {reserved['label'][0]!r}; rename it")
-    rows = pl.DataFrame({"sample_id": features.sample_ids}).with_row_index("row")
-    plan = plan.join(rows, on="sample_id", how="left", maintain_order="left")
-    absent = plan.filter(pl.col("row").is_null())
+    rows = features.rows()
+    absent = plan.join(rows.filter(pl.col("view") == PLAIN), on="sample_id", how="anti")
     if absent.height:
         raise SourceError(
             f"evaluator: {absent.height} of {plan.height} samples have no features, the first is "
-            f"{absent['sample_id'][0]}; extract them or take the samples out of the increments"
+            f"{absent['sample_id'][0]}; extract them or take the samples out of the splits"
         )
-    plan = plan.with_columns(pl.col("row").cast(pl.Int64))
-    first = plan.filter(pl.col("increment") == pl.col("increment").min())
+    shown = (pl.col("view") == PLAIN) | (pl.col("split") != TRAIN)
+    plan = plan.join(rows, on="sample_id").filter(shown).sort("sample_id", "view")
+    first = plan.filter(pl.col("step") == pl.col("step").min())
     if TRAIN not in first["split"]:
         raise ConfigError(f"evaluator: the first increment has no {TRAIN} sample to learn from")
     return plan
@@ -469,9 +560,9 @@ def _measured(matrices: pl.DataFrame, ranks: int) -> pl.DataFrame:
     return pl.concat([measure(matrices.filter(raw), ranks), measure(matrices.filter(~raw), 1)])
 
 
-def _reactions(found: Mapping[str, _Ranked], known: Mapping[str, set[str]]) -> pl.DataFrame:
+def _reactions(found: Found, known: Mapping[str, set[str]]) -> pl.DataFrame:
     rows = []
-    for split, ranked in found.items():
+    for (split, view), ranked in found.items():
         for known_set, labels in known.items():
             names = pl.Series(sorted(labels), dtype=pl.String).implode()
             novel = ~ranked.samples["label"].is_in(names).to_numpy()
@@ -480,10 +571,11 @@ def _reactions(found: Mapping[str, _Ranked], known: Mapping[str, set[str]]) -> p
             rows += [
                 {
                     "split": split,
+                    "view": view,
                     "known_set": known_set,
                     "reduction": "detection",
                     "grouping": ALL,
-                    "group": NO_GROUP,
+                    "subset": NO_SUBSET,
                     "metric": f"reaction_time_{reading}",
                     "value": reaction_time(novel, flagged, reading),
                     "n": len(novel),
@@ -493,21 +585,25 @@ def _reactions(found: Mapping[str, _Ranked], known: Mapping[str, set[str]]) -> p
     return pl.DataFrame(rows, schema_overrides={"value": pl.Float64, "n": pl.Int64})
 
 
-def _predictions(number: int, phase: str, ranked: _Ranked) -> pl.DataFrame:
-    samples, ranks = ranked.columns.shape
-    place = np.repeat(np.arange(samples), ranks)
-    every = ranked.samples[place]
+def _predictions(
+    number: int, phase: str, place: tuple[str, str], ranked: _Ranked, ranks: int
+) -> pl.DataFrame:
+    columns = ranked.columns[:, :ranks]
+    samples, ranks = columns.shape
+    row = np.repeat(np.arange(samples), ranks)
+    every = ranked.samples[row]
     return pl.DataFrame(
         {
-            "increment": np.full(samples * ranks, number),
-            "phase": [phase] * (samples * ranks),
-            "split": every["split"],
-            "position": place,
+            "phase": phase,
+            "step": number,
             "sample_id": every["sample_id"],
-            "target": every["label"],
+            "view": place[1],
             "rank": np.tile(np.arange(1, ranks + 1), samples),
-            "predicted": pl.Series(ranked.labels).gather(ranked.columns.ravel()),
-            "probability": ranked.probabilities.ravel(),
+            "split": place[0],
+            "class": every["label"],
+            "predicted": pl.Series(ranked.labels).gather(columns.ravel()),
+            "probability": ranked.probabilities[:, :ranks].ravel(),
+            "p_unknown": ranked.p_unknown[row],
         }
     ).cast(PREDICTIONS)
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import polars as pl
 
 from schemas.errors import SourceError
-from schemas.kowl import SPLITS, Release, Split
+from schemas.kowl import LIST_SPLITS, Release, Split
 from schemas.table import REJECTED
 
 SPLIT_SPELLINGS: dict[str, Split] = {
@@ -138,7 +138,7 @@ def read_release(release: Release, read: Callable[[str], bytes]) -> ListRead:
             split=split,
             snapshot_date=release.snapshot_date,
         )
-        for split in SPLITS
+        for split in LIST_SPLITS
         for file in release.files.get(split, ())
     ]
     rows = pl.concat([pl.DataFrame(schema=ROWS), *(part.rows for part in parts)])

@@ -1,7 +1,7 @@
 """The choices of KOWL-718 that are data: the three releases and the label renames, by name.
 
 Label and split rules are fields of `UnifySettings` (schemas/kowl.py), increment options those of
-`IncrementSettings` (schemas/increments.py). Spec section 1 and expected/README rule 2. The rename
+`IncrementSettings` (schemas/increments.py). docs/kowl.md, rules 1 to 3. The rename
 tables are in `renames.csv`: `kinetics400_renames` is the authors'; `football_case` is not in their
 code, it was fitted to their printed totals (718 labels, 409 known instead of 719 and 410).
 """

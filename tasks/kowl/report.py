@@ -24,25 +24,29 @@ BESIDE_PAPER = (
 def sections(read: Read) -> list[Section]:
     """Increments, label changes, videos and the evaluation, where the lake has them."""
     found = [
-        _increments(read),
+        *_increments(read),
         _label_changes(read),
         videos_report.section(read),
         *evaluation_report.sections(read),
-        results_report.confusions(read),
+        *results_report.confusions(read),
     ]
     return [section for section in found if section is not None]
 
 
-def results(read: Read) -> pl.DataFrame | None:
-    """The evaluation in the form of the shared table of metrics, for the leaderboard."""
-    return results_report.results(read)
-
-
-def _increments(read: Read) -> Section | None:
-    columns = ["sample_id", "label", "split", "increment", "role"]
+def _increments(read: Read) -> list[Section]:
+    """One section for each protocol."""
+    columns = ["protocol", "sample_id", "label", "split", "increment", "role"]
     increments, classes = read("increments", columns), read("classes")
     if increments is None or classes is None:
-        return None
+        return []
+    return [
+        Section(f"Increments{name}", _of_protocol(part, classes, read))
+        for name, part in evaluation_report.by_protocol(increments)
+    ]
+
+
+def _of_protocol(increments: pl.DataFrame, classes: pl.DataFrame, read: Read) -> list[Html]:
+    classes = classes.filter(pl.col("protocol") == increments["protocol"][0])
     counts = count_increments(Increments(increments, classes, pl.DataFrame()))
     train = counts.filter(pl.col("split") == "train").sort("increment")
     bars = train.select(
@@ -63,7 +67,7 @@ def _increments(read: Read) -> Section | None:
         parts += [heading("Beside the paper"), paragraph(BESIDE_PAPER)]
         for name, rows in beside.items():
             parts += _with_notes(rows, f"{name} of the paper and ours")
-    return Section("Increments", parts)
+    return parts
 
 
 def _with_notes(rows: pl.DataFrame, said: str) -> list[Html]:

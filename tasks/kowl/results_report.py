@@ -1,55 +1,35 @@
-"""Runs of the open-world evaluation side by side: for the leaderboard, and their confusions.
+"""First guesses of the open-world evaluation: which labels each predictor takes for which.
 
-Enters: the tables measures and confusion. Leaves: rows in the form of the shared metrics table, and
-a section.
+Enters: the tables confusion and runs. Leaves: sections, one for each protocol.
 """
 
 import polars as pl
 
-from tasks.kowl.evaluation_report import METRICS
+from schemas.tables import PLAIN
+from tasks.kowl.evaluation_report import by_protocol, predictor_runs
 from tasks.report import Html, Read, Section, confused, paragraph
 
 
-def results(read: Read) -> pl.DataFrame | None:
-    """All increments together after the last one, in the form of the shared metrics table."""
-    plain = (pl.col("grouping") == "all") & ~pl.col("split").str.contains("+", literal=True)
-    wanted = (
-        plain
-        & (pl.col("scope") == "cumulative")
-        & (pl.col("known_set") == "novel_to_evaluator")
-        & pl.col("metric").is_in(list(METRICS))
-        & (pl.col("split") != "train")
-    )
-    measures = read("measures", None, wanted)
-    if measures is None or measures.is_empty():
-        return None
-    percent = (pl.col("feedback") * 100).round(1).cast(pl.Int64).cast(pl.String)
-    percent = percent.str.pad_start(3)  # so that names stand in the order of their numbers
-    return measures.filter(pl.col("increment") == pl.col("increment").max()).select(
-        pl.concat_str(pl.lit("feedback "), percent, pl.lit(" %")).alias("protocol"),
-        pl.col("predictor").alias("detector"),
-        pl.col("extractor").alias("backbone"),
-        "seed",
-        "split",
-        pl.lit("all increments, after feedback").alias("convention"),
-        pl.concat_str("reduction", "metric", separator=" ").alias("metric"),
-        "value",
-        "n",
-    )
-
-
-def confusions(read: Read) -> Section | None:
+def confusions(read: Read) -> list[Section]:
     """Of each predictor the first guesses at held-out clips of all increments, after feedback."""
     wanted = (
         (pl.col("rank") == 1)
         & (pl.col("grouping") == "all")
-        & (pl.col("phase") == "post_feedback")
-        & pl.col("split").is_in(["test", "validate"])
+        & (pl.col("phase") == "after")
+        & (pl.col("view") == PLAIN)
+        & pl.col("split").is_in(["test", "valid"])
     )
-    columns = ["extractor", "predictor", "feedback", "split", "target", "predicted", "count"]
-    rows = read("confusion", columns, wanted)
-    if rows is None or rows.is_empty():
-        return None
+    columns = ["run_id", "split", "target", "predicted", "count"]
+    rows, runs = read("confusion", columns, wanted), predictor_runs(read)
+    if rows is None or rows.is_empty() or runs is None:
+        return []
+    return [
+        Section(f"Confusion of labels{name}", _confusions(part))
+        for name, part in by_protocol(rows.join(runs, on="run_id"))
+    ]
+
+
+def _confusions(rows: pl.DataFrame) -> list[Html]:
     split = rows.group_by("split").agg(pl.col("count").sum()).sort("count", "split")["split"][-1]
     guess = pl.col("predicted").str.replace(r"^unknown_\d+$", "unknown")
     counts = (
@@ -73,4 +53,4 @@ def confusions(read: Read) -> Section | None:
         right = own.filter(pl.col("target") == pl.col("predicted"))["count"].sum()
         share = right / own["count"].sum()
         parts += confused(own, f"{predictor} · {extractor}: {share:.1%} right", ("unknown",))
-    return Section("Confusion of labels", parts)
+    return parts

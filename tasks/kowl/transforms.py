@@ -1,4 +1,4 @@
-"""The seven visual transforms of KOWL-718 (nuisance novelty; spec kowl 1, "Six transforms").
+"""The seven visual transforms of KOWL-718 (nuisance novelty; docs/kowl.md, rule 15).
 
 Enters: the frames of one clip, uint8 RGB. Leaves: as many frames of the same size, changed. A
 clip's parameters are drawn once, from (seed, transform, sample_id) alone, so they are the same for

@@ -1,4 +1,4 @@
-"""Releases of Kinetics become one table of clips (KOWL-718 section 3, spec "Unified table").
+"""Releases of Kinetics become one table of clips (KOWL-718 section 3, docs/kowl.md 1 to 3).
 
 In: list rows of all releases (`tasks.kowl.lists.ROWS`). Out: `Unified` = the outer join on
 (youtube_id, time_start, time_end), with one label and one split chosen by named rules, and what

@@ -1,4 +1,4 @@
-"""Kinetics videos: which file is which clip, and what of it really decodes (spec kowl 4 and 6).
+"""Kinetics videos: which file is which clip, and what of it really decodes (docs/kowl.md).
 
 Enters: raw files (folder or archive) and the clips of `tasks.kowl.unify`. Leaves: the table VIDEOS,
 one row per clip with a status, also for clips without a file, so that link rot can be counted; and

@@ -14,6 +14,7 @@ from tasks.predictors.base import Predictor, revive
 _FILES = Plugins(__name__, __path__, "predictor", Predictor)
 predictor_names = _FILES.names
 find_predictor = _FILES.find
+resolved_predictors = _FILES.resolved
 
 
 def load_predictor(path: Path, *, device: str = "auto") -> Predictor:

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from tasks.detectors.base import Samples, Settings
-from tasks.detectors.training import TrainingSettings, seeded, train
-from tasks.kowl.confusion import UNKNOWN
-from tasks.predictors.base import Examples, Prediction, Predictor, with_unknown
+from schemas.config import Settings
+from tasks.detectors.base import Samples
+from tasks.detectors.training import TRAINER_VERSION, TrainingSettings, seeded, train
+from tasks.predictors.base import UNKNOWN, Examples, Prediction, Predictor, with_unknown
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 SCORING_BATCH = 8192
 
 
-class Configuration(TrainingSettings):
+class Configuration(TrainingSettings, Settings):
     hidden: int = Field(768, ge=1, description="Units of the hidden layer.")
     dropout: float = Field(0.5, ge=0, lt=1, description="Share of units dropped in training.")
     head: Literal["grow", "remake"] = Field(
@@ -48,6 +48,9 @@ class Configuration(TrainingSettings):
         False, description="Draw samples with replacement, weight 1 / size of their class."
     )
     mixed_precision: bool = Field(False, description="bfloat16 where a GPU has it.")
+    checkpoint_every: int = Field(
+        10, ge=1, exclude=True, description="Without effect: a run is saved after each increment."
+    )
 
 
 class _Rows(Samples):
@@ -59,15 +62,24 @@ class _Rows(Samples):
 
 class Ann(Predictor):
     name: ClassVar[str] = "ann"
-    presets: ClassVar[Mapping[str, Settings]] = {
-        "paper": Configuration(),
-        "released": Configuration(dropout=0.75, head="remake"),
-        "small": Configuration(
-            hidden=64, dropout=0.2, epochs=30, batch_size=64, calibrate="every_fit", cpu_threads=1
-        ),
+    configuration: ClassVar[type[Settings]] = Configuration
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {},
+        "released": {"dropout": 0.75, "head": "remake"},
+        "small": {
+            "hidden": 64,
+            "dropout": 0.2,
+            "epochs": 30,
+            "batch_size": 64,
+            "calibrate": "every_fit",
+        },
     }
     network: nn.Sequential
     threshold: float | None = None
+
+    @classmethod
+    def versions(cls) -> dict[str, int]:
+        return {**super().versions(), "trainer": TRAINER_VERSION}
 
     def _fit(
         self,
@@ -136,6 +148,10 @@ class Ann(Predictor):
             detected = probabilities.max(1) < self.threshold
             probabilities = with_unknown(probabilities, detected)
         return Prediction((UNKNOWN, *self.known), probabilities)
+
+    def _novelty(self, features: np.ndarray) -> np.ndarray:
+        """Minus the largest softmax among the known labels."""
+        return -self._softmax(features)[:, 1:].max(1)
 
     def state(self) -> dict[str, np.ndarray | torch.Tensor]:
         return dict(self.network.state_dict())

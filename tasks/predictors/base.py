@@ -16,14 +16,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 import polars as pl
 
+from schemas.config import Settings
 from schemas.errors import ConfigError, NoveltyError
 from storage.tensors import write_tensors
-from tasks.detectors.base import Settings, choose_device
-from tasks.kowl.confusion import KNOWN, UNKNOWN
+from tasks.detectors.base import choose_device
+from tasks.plugins import Plugin
 
 if TYPE_CHECKING:
     import torch
 
+# Names that no label may have: of what is known, and of what is not.
+KNOWN, UNKNOWN = "known", "unknown"
 _RESERVED = rf"^({KNOWN}|{UNKNOWN}(_\d+)?)$"
 
 
@@ -72,24 +75,39 @@ class Prediction(NamedTuple):
     probabilities: np.ndarray
 
 
-class Predictor(ABC):
+class Predictor(Plugin, ABC):
     """Subclasses set the class variables and implement the methods that begin with `_`,
-    `state` and `restore`."""
+    `state` and `restore`.
 
-    name: ClassVar[str]
-    presets: ClassVar[Mapping[str, Settings]]
+    The nearest class mean, with a distance as its novelty::
+
+        class NearestMean(Predictor):
+            name: ClassVar[str] = "nearest_mean"
+
+            def _fit(self, train, valid, *, before, seed):
+                codes = train.codes(self.known)
+                means = [train.features[codes == k].mean(0) for k in range(len(self.known))]
+                self.means = np.stack(means)
+
+            def _novelty(self, features):
+                return np.linalg.norm(features[:, None] - self.means, axis=2).min(1)
+
+    and `_predict`, `state` and `restore` in the same way.
+    """
+
     discovers: ClassVar[bool] = False
+
+    @classmethod
+    def versions(cls) -> dict[str, int]:
+        """Versions of all code that decides its numbers, for the key of a run."""
+        return {"predictor": cls.version}
 
     def __init__(self, settings: Settings | str = "paper", *, device: str = "auto") -> None:
         if isinstance(settings, str):
-            if settings not in self.presets:
-                raise ConfigError(
-                    f"predictor {self.name} has no preset {settings!r}, only {sorted(self.presets)}"
-                )
-            settings = self.presets[settings]
-        if type(settings) is not type(self.presets["paper"]):
+            settings = self.resolve(settings)
+        if type(settings) is not self.configuration:
             raise ConfigError(
-                f"predictor {self.name} takes {type(self.presets['paper']).__name__}, "
+                f"predictor {self.name} takes {self.configuration.__name__}, "
                 f"not {type(settings).__name__}"
             )
         self.settings: Any = settings
@@ -126,7 +144,7 @@ class Predictor(ABC):
         if self.discovers:
             self.discover(train.unlabelled())
 
-    def discover(self, features: np.ndarray) -> None:  # noqa: B027 (most discover nothing)
+    def discover(self, features: np.ndarray) -> None:
         """Look for new classes among all samples seen so far that have no label.
 
         A predictor that does so sets `discovers`.
@@ -136,6 +154,11 @@ class Predictor(ABC):
         """A row does not depend on the other rows."""
         self._check_fitted(features)
         return self._predict(features)
+
+    def novelty(self, features: np.ndarray) -> np.ndarray:
+        """How novel each row is before any threshold: float64 (N,), higher = more novel."""
+        self._check_fitted(features)
+        return self._novelty(features).astype(np.float64)
 
     def feedback_order(self, features: np.ndarray, *, seed: Sequence[int]) -> np.ndarray:
         """Row numbers in the order in which labels are wanted; here drawn from `seed`."""
@@ -163,6 +186,10 @@ class Predictor(ABC):
 
     @abstractmethod
     def _predict(self, features: np.ndarray) -> Prediction: ...
+
+    @abstractmethod
+    def _novelty(self, features: np.ndarray) -> np.ndarray:
+        """What the predictor's rule for the unknown compares with its threshold."""
 
     @abstractmethod
     def state(self) -> dict[str, np.ndarray | torch.Tensor]:
@@ -196,7 +223,7 @@ def revive(
     device: str,
 ) -> Predictor:
     """The predictor that `header` and `state` describe."""
-    settings = type(kind.presets["paper"]).model_validate_json(header["settings"])
+    settings = kind.configuration.model_validate_json(header["settings"])
     predictor = kind(settings, device=device)
     predictor.known, predictor.width = tuple(header["known"]), header["width"]
     if predictor.known:

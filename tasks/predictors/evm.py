@@ -12,16 +12,15 @@ x = 1 + largest tail distance - distance, so the probability is the distribution
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
+from schemas.config import Settings
 from schemas.errors import ConfigError
-from tasks.detectors.base import Settings
-from tasks.kowl.confusion import UNKNOWN
-from tasks.predictors.base import Examples, Prediction, Predictor
+from tasks.predictors.base import UNKNOWN, Examples, Prediction, Predictor
 
 if TYPE_CHECKING:
     import torch
@@ -50,10 +49,11 @@ class Configuration(Settings):
 
 class Evm(Predictor):
     name: ClassVar[str] = "evm"
-    presets: ClassVar[Mapping[str, Settings]] = {
-        "paper": Configuration(),
-        "released": Configuration(tail_rule="released"),
-        "small": Configuration(tail_size=20, distance_multiplier=0.5),
+    configuration: ClassVar[type[Settings]] = Configuration
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {},
+        "released": {"tail_rule": "released"},
+        "small": {"tail_size": 20, "distance_multiplier": 0.5},
     }
     # One row per vector that represents its label, sorted by label: the vector of length 1, its
     # (shape, scale, largest tail distance), and the place of the label in `known`.
@@ -137,19 +137,30 @@ class Evm(Predictor):
         covers = torch.cat(parts)
         return covers.fill_diagonal_(True)
 
-    def _predict(self, features: np.ndarray) -> Prediction:
+    def _members(self, features: np.ndarray) -> Iterator[torch.Tensor]:
+        """Probabilities (labels, rows) of belonging to each known label, some rows at a time."""
         import torch
 
-        parts = [np.empty((0, len(self.known) + 1), np.float32)]
         sizes = torch.bincount(self.owner, minlength=len(self.known))
         size = max(1, BLOCK_ELEMENTS // max(len(self.vectors), len(self.known) + 1))
         for start in range(0, len(features), size):
             rows = self._unit(features[start : start + size])
             inside = belonging(1 - self.vectors @ rows.T, self.weibull)
-            best = torch.segment_reduce(inside, "max", lengths=sizes, axis=0, initial=0)
+            yield torch.segment_reduce(inside, "max", lengths=sizes, axis=0, initial=0)
+
+    def _predict(self, features: np.ndarray) -> Prediction:
+        import torch
+
+        parts = [np.empty((0, len(self.known) + 1), np.float32)]
+        for best in self._members(features):
             every = torch.cat([1 - best.max(0, keepdim=True).values, best])
             parts.append((every / every.sum(0)).T.float().cpu().numpy())
         return Prediction((UNKNOWN, *self.known), np.concatenate(parts))
+
+    def _novelty(self, features: np.ndarray) -> np.ndarray:
+        """Minus the largest probability of belonging to a known label."""
+        parts = [best.max(0).values.cpu().numpy() for best in self._members(features)]
+        return -np.concatenate([np.empty(0), *parts])
 
     def state(self) -> dict[str, np.ndarray | torch.Tensor]:
         return {"vectors": self.vectors, "weibull": self.weibull, "owner": self.owner}

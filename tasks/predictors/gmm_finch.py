@@ -24,11 +24,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from tasks.detectors.base import Settings
+from schemas.config import Settings
 from tasks.detectors.training import seeded
 from tasks.finch import finch
-from tasks.kowl.confusion import UNKNOWN
-from tasks.predictors.base import Examples, Prediction, Predictor, with_unknown
+from tasks.predictors.base import UNKNOWN, Examples, Prediction, Predictor, with_unknown
 
 if TYPE_CHECKING:
     import torch
@@ -61,10 +60,11 @@ class Configuration(Settings):
 class GmmFinch(Predictor):
     name: ClassVar[str] = "gmm_finch"
     discovers: ClassVar[bool] = True
-    presets: ClassVar[Mapping[str, Settings]] = {
-        "paper": Configuration(),
-        "released": Configuration(names="restart"),
-        "small": Configuration(epsilon=1e-2, calibrate="every_fit"),
+    configuration: ClassVar[type[Settings]] = Configuration
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {},
+        "released": {"names": "restart"},
+        "small": {"epsilon": 1e-2, "calibrate": "every_fit"},
     }
     mixture: Mixture
     discovered: Mixture | None = None
@@ -175,6 +175,10 @@ class GmmFinch(Predictor):
         detected = (densities < self.threshold).all(1)
         labels = (UNKNOWN, *self.known, *self.names)
         return Prediction(labels, with_unknown(shares, detected))
+
+    def _novelty(self, features: np.ndarray) -> np.ndarray:
+        """Minus the largest log density among the known labels."""
+        return -self._highest(features)
 
     def feedback_order(self, features: np.ndarray, *, seed: Sequence[int]) -> np.ndarray:
         """The least certain first, before any sample is called unknown; equals in given order."""

@@ -92,19 +92,18 @@ def put_shared(lake: Path) -> None:
     )
 
 
-def measure(increment: int, value: float, **other: object) -> dict:
+def measure(step: int, value: float, **other: object) -> dict:
     row = {
-        "extractor": "x3d",
-        "predictor": "ann",
-        "feedback": 0.5,
-        "increment": increment,
-        "phase": "post_feedback",
+        "run_id": "ann",
+        "step": step,
+        "phase": "after",
         "scope": "increment",
         "split": "test",
+        "view": "plain",
         "known_set": "none",
         "reduction": "raw",
         "grouping": "all",
-        "group": "",
+        "subset": "",
         "metric": "accuracy",
         "value": value,
         "n": 20,
@@ -112,10 +111,10 @@ def measure(increment: int, value: float, **other: object) -> dict:
     return row | other
 
 
-def confused(target: str, predicted: str, count: int, rank: int = 1) -> dict:
-    run = {"extractor": "x3d", "predictor": "ann", "feedback": 0.5, "split": "test"}
-    found = {"target": target, "predicted": predicted, "count": count, "rank": rank}
-    return run | found | {"phase": "post_feedback", "grouping": "all", "group": ""}
+def guessed(number: int, label: str, predicted: str, rank: int = 1) -> dict:
+    place = {"run_id": "ann", "phase": "after", "step": 1, "sample_id": f"g{number:02}"}
+    found = {"class": label, "predicted": predicted, "rank": rank}
+    return place | found | {"view": "plain", "split": "test"}
 
 
 def refused(rule: str, record: str, message: str) -> dict:
@@ -150,8 +149,11 @@ def make_query_lake(lake: Path) -> Path:
     both = scores(1, ["odin", "patch_memory", "vgg_classifier"])
     put_novelcraft_runs(lake, both)
     put_table(lake, "novelcraft", "images", [{"frame_id": "normal/0/0", "png": small_png()}])
-    vectors = [{"sample_id": f"c{i}", "embedding": [float(i)] * 1280} for i in range(2)]
-    put_table(lake, "kowl", "features_efficientnet", vectors)
+    vectors = [
+        {"run_id": "frozen", "sample_id": f"c{i}", "view": "plain", "features": [float(i)] * 1280}
+        for i in range(2)
+    ]
+    put_table(lake, "kowl", "outputs", vectors)
     frames = both.filter(detector="odin").select("sample_id", "class")
     place = frames.with_row_index("frame").with_columns(subset=pl.lit(""), episode=0)
     fraction = pl.when(pl.col("class") == "item_tnt").then(0.3).otherwise(0.02)
@@ -238,20 +240,24 @@ def make_query_lake(lake: Path) -> Path:
     put_table(
         lake,
         "kowl",
-        "increments",
+        "splits",
         [
             {
+                "protocol": "kowl-test",
                 "sample_id": f"c{i}",
-                "label": label,
+                "class": name,
                 "split": "train",
-                "increment": step,
+                "step": step,
                 "role": role,
             }
-            for i, (label, step, role) in enumerate(
+            for i, (name, step, role) in enumerate(
                 [("a", 0, "known"), ("a", 1, "known"), ("b", 1, "novel"), ("b", 1, "novel")]
             )
         ],
     )
+    settings = '{"feedback": 0.5}'
+    run = {"run_id": "ann", "model": "ann", "network": "x3d", "settings": settings, "seed": 0}
+    put_table(lake, "kowl", "runs", [run])
     put_table(
         lake,
         "kowl",
@@ -261,21 +267,21 @@ def make_query_lake(lake: Path) -> Path:
             measure(1, 0.8),
             measure(3, 0.2),
             measure(4, 0.6),
-            measure(1, 0.1, phase="pre_feedback"),
+            measure(1, 0.1, phase="before"),
             measure(1, 0.1, scope="cumulative"),
             measure(1, 0.1, metric="mcc"),
+            measure(1, 0.1, view="rotation"),
         ],
     )
+    guesses = ["luge", "skiing", "skiing", "archery"]
     put_table(
         lake,
         "kowl",
-        "confusion",
+        "predictions",
         [
-            confused("luge", "luge", 1),
-            confused("luge", "skiing", 2),
-            confused("luge", "archery", 1),
-            confused("skiing", "skiing", 5),
-            confused("skiing", "luge", 9, rank=2),
+            *(guessed(i, "luge", name) for i, name in enumerate(guesses)),
+            *(guessed(i, "skiing", "skiing") for i in range(4, 9)),
+            *(guessed(i, "skiing", "luge", rank=2) for i in range(4, 9)),
         ],
     )
     put_table(

@@ -1,6 +1,7 @@
 """The KOWL flow end to end: on sample lists through Prefect, on the real lists without it."""
 
 import csv
+import json
 import shutil
 from datetime import date
 
@@ -9,12 +10,18 @@ import pytest
 
 from schemas.config import Settings, make_config
 from schemas.errors import ConfigError, SourceError
-from schemas.kowl import Config, EvaluationChoice, FeatureSettings, UnifySettings
+from schemas.kowl import (
+    Config,
+    FeatureSettings,
+    IncrementChoice,
+    OpenWorldSettings,
+    UnifySettings,
+)
 from storage.raw import open_raw
 from storage.tables import current_version
 from tasks.kowl.build import (
-    IncrementChoice,
     cut_increments,
+    define_protocol,
     find_releases,
     plan_increments,
     plan_lists,
@@ -22,6 +29,7 @@ from tasks.kowl.build import (
     read_lists,
     unify_releases,
 )
+from tasks.kowl.policies import KINETICS
 from tasks.sample.kowl import write_kowl
 from tasks.stage import Build
 from tests.shared import shared_path
@@ -42,7 +50,7 @@ def built(tmp_path_factory, prefect_api):
 
 
 @pytest.fixture(scope="module")
-def evaluated(tmp_path_factory, prefect_api):
+def evaluated(tmp_path_factory):
     """Videos, features of one frame, one predictor with no and with all feedback."""
     from flows.kowl import build
 
@@ -55,45 +63,183 @@ def evaluated(tmp_path_factory, prefect_api):
         videos=root / "raw" / "videos",
         lake=root / "lake",
         features=FeatureSettings(extractor="efficientnet", frames=1, threads=1),
-        evaluation=EvaluationChoice(predictors=("gmm_finch",), preset="small", feedback=(0, 1)),
+        predictors={"gmm_finch": {}},
+        evaluation=OpenWorldSettings(feedback=(0, 1)),
     )
-    build(config)
+    build.fn(config)  # without Prefect, which `built` goes through
     return root, config
+
+
+def shown(lake) -> pl.DataFrame:
+    """Rows of the splits whose clips have features."""
+    return table(lake, "splits").join(table(lake, "outputs"), on="sample_id")
 
 
 def test_every_usable_video_has_features_and_every_increment_measures(evaluated):
     lake = evaluated[0] / "lake"
-    videos, features = table(lake, "videos"), table(lake, "features_efficientnet")
+    videos, outputs = table(lake, "videos"), table(lake, "outputs")
     usable = videos.filter(pl.col("status").is_in(["ok", "frame_count_lie"]))
-    assert features["sample_id"].to_list() == usable["sample_id"].to_list()
+    assert outputs["sample_id"].to_list() == usable["sample_id"].to_list()
+    samples = table(lake, "samples")
+    assert samples["sample_id"].to_list() == table(lake, "clips")["sample_id"].to_list()
+    seen = samples.drop_nulls("digest")
+    assert seen["sample_id"].to_list() == usable["sample_id"].to_list()
+    assert seen["digest"].to_list() == usable["sha256"].to_list()
+    runs = table(lake, "runs")
+    assert runs.group_by("model").len().sort("model").rows() == [
+        ("efficientnet", 2),  # the backbone, and the backbone on the protocol
+        ("gmm_finch", 2),
+    ]
+    backbone = runs.filter(pl.col("protocol").is_null())["run_id"].item()
+    assert set(outputs["run_id"]) == {backbone}
+    assert set(runs.drop_nulls("protocol")["base_runs"].explode()) == {backbone}
     measures = table(lake, "measures")
-    shown = table(lake, "increments").join(features, on="sample_id")
-    assert set(measures["increment"]) == set(shown["increment"])
-    assert sorted(set(measures["feedback"])) == [0, 1]
+    assert set(measures["step"]) == set(shown(lake)["step"])
     counts = table(lake, "confusion").filter((pl.col("rank") == 1) & (pl.col("grouping") == "all"))
-    after = counts.filter((pl.col("phase") == "post_feedback") & (pl.col("feedback") == 1))
-    assert after["count"].sum() == shown.height
+    after = counts.filter(pl.col("phase") == "after")
+    assert after["count"].sum() == 2 * shown(lake).height
+
+
+def test_predictions_and_scores_have_a_row_for_each_clip_step_and_phase(evaluated):
+    lake = evaluated[0] / "lake"
+    tested = shown(lake).filter(pl.col("split") != "train")
+    counts = {row[:2]: row[2] for row in tested.group_by("step", "split").len().rows()}
+    later = {key: n for key, n in counts.items() if key[0] > 0}
+    predictions = table(lake, "predictions")
+    for (_, phase), part in predictions.group_by("run_id", "phase"):
+        found = {row[:2]: row[2] for row in part.group_by("step", "split").len().rows()}
+        assert found == (counts if phase == "after" else later)
+    scores = table(lake, "scores")
+    for (score, _), part in scores.group_by("score", "run_id"):
+        found = {row[:2]: row[2] for row in part.group_by("step", "split").len().rows()}
+        assert found == (later if score in ("own", "p_unknown") else counts), score
+    assert {"own", "p_unknown", "nearest", "cosine", "mahalanobis"} <= set(scores["score"])
+    assert set(scores["score_id"]) <= set(table(lake, "score_settings")["score_id"])
+
+
+def test_every_score_has_metrics_by_increment(evaluated):
+    metrics = table(evaluated[0] / "lake", "metrics").filter(convention="openood")
+    whole = metrics.filter(step=-1, split="valid", metric="auroc")
+    assert {"own", "p_unknown", "nearest", "cosine"} <= set(whole["score"])
+    assert whole["value"].null_count() == 0 and (whole["n"] > 0).all()
+    assert (whole["low"] <= whole["high"]).all()
+    assert set(metrics["phase"]) == {"before"} and metrics["step"].n_unique() > 5
+    assert {"auroc", "fpr95"} <= set(metrics["metric"])
+    first = metrics.filter(step=0, metric="auroc")
+    assert first["value"].null_count() == first.height  # nothing is novel yet
 
 
 def test_all_feedback_beats_none_after_the_last_increment(evaluated):
-    measures = table(evaluated[0] / "lake", "measures").filter(
-        (pl.col("increment") == pl.col("increment").max())
+    lake = evaluated[0] / "lake"
+    measures = table(lake, "measures").filter(
+        (pl.col("step") == pl.col("step").max())
         & (pl.col("scope") == "cumulative")
         & (pl.col("metric") == "accuracy")
         & (pl.col("reduction") == "raw")
         & (pl.col("grouping") == "all")
-        & (pl.col("split") == "validate")
+        & (pl.col("split") == "valid")
     )
-    none, everything = measures.sort("feedback")["value"]
+    runs = table(lake, "runs").with_columns(
+        pl.col("settings").str.json_path_match("$.feedback").cast(pl.Float64).alias("feedback")
+    )
+    none, everything = measures.join(runs, on="run_id").sort("feedback")["value"]
     assert everything > none
 
 
 def test_a_second_evaluation_does_nothing(evaluated, capsys):
     from flows.kowl import build
 
-    build(evaluated[1])
+    build.fn(evaluated[1])
     lines = capsys.readouterr().err.splitlines()
     assert lines and all(": 0 of" in line for line in lines if line.startswith("kowl/"))
+
+
+def test_runs_of_other_commands_stay(evaluated, capsys):
+    """Another predictor, then another protocol, then the lists alone: nothing leaves."""
+    from flows.kowl import build
+
+    root, config = evaluated
+    lake = root / "lake"
+    before = {name: table(lake, name) for name in ("runs", "predictions", "metrics", "measures")}
+    evm = config.model_copy(
+        update={"predictors": {"evm": {}}, "evaluation": OpenWorldSettings(feedback=(1,))}
+    )
+    build.fn(evm)
+    assert "extract_features: 0 of" in capsys.readouterr().err
+    runs = table(lake, "runs")
+    assert runs.group_by("model").len().sort("model").rows() == [
+        ("efficientnet", 2),
+        ("evm", 1),
+        ("gmm_finch", 2),
+    ]
+    for name, rows in before.items():
+        found = table(lake, name)
+        kept = found.filter(pl.col("run_id").is_in(rows["run_id"].unique().implode()))
+        assert kept.equals(rows) and found.height > rows.height, name
+    outputs, samples = table(lake, "outputs"), table(lake, "samples")
+    build.fn(Config(lists=config.lists, lake=lake, seed=3))
+    build.fn(Config(lists=config.lists, lake=lake))
+    assert table(lake, "runs").equals(runs) and table(lake, "outputs").equals(outputs)
+    assert table(lake, "samples").equals(samples)
+    assert table(lake, "splits")["protocol"].n_unique() == 2
+
+
+def test_the_report_shows_runs_of_all_commands(evaluated):
+    page = (evaluated[0] / "lake" / "reports" / "kowl.html").read_text()
+    assert "gmm_finch" in page and "evm" in page
+
+
+def test_a_wrong_plug_in_or_setting_is_said_before_any_work(evaluated, tmp_path):
+    from flows.kowl import build
+
+    config = evaluated[1].model_copy(update={"lake": tmp_path / "lake"})
+    for changed, said in (
+        ({"predictors": {"svm": {}}}, "no predictor 'svm'"),
+        ({"predictors": {"evm": {"tail": 3}}}, "evm: .*tail is not a setting"),
+        ({"predictors": {"evm": {}}, "train": {"epochs": 3}}, "no predictor"),
+        ({"scores": {"nearst": {}}}, "no score 'nearst'"),
+        ({"preset": "large"}, "no preset 'large'"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            build.fn(config.model_copy(update=changed))
+    assert not (tmp_path / "lake").exists()
+    with pytest.raises(
+        ConfigError, match="make the protocol kowl-least_frequent_first-ceil-5-seed0"
+    ):
+        build.fn(config.model_copy(update={"protocols": ("kowl-other",)}))
+
+
+def test_an_added_video_is_all_that_is_read(tmp_path):
+    """It joins the rows of its protocol, so that runs of it are made again; its features alone."""
+    from flows import kowl
+
+    raw = tmp_path / "raw"
+    write_kowl(raw, clips_per_class=4, videos_per_class=1)
+    folders = sorted((raw / "videos").iterdir())
+    for folder in folders[10:]:
+        shutil.rmtree(folder)
+    files = [file for folder in folders[:10] for file in folder.iterdir()]
+    later = max(files, key=lambda file: file.stat().st_size)  # a whole video
+    data = later.read_bytes()
+    later.unlink()
+    config = Config(
+        lists=raw / "lists",
+        videos=raw / "videos",
+        lake=tmp_path / "lake",
+        features=FeatureSettings(extractor="efficientnet", frames=1, threads=1),
+        scores={"nearest": {}},
+    )
+    kowl.build.fn(config)
+    before = {name: table(tmp_path / "lake", name) for name in ("outputs", "protocols", "runs")}
+    later.write_bytes(data)
+    kowl.build.fn(config)
+    after = {name: table(tmp_path / "lake", name) for name in before}
+    assert after["outputs"].height == before["outputs"].height + 1
+    kept = after["outputs"].join(before["outputs"], on="sample_id", how="semi")
+    assert kept.equals(before["outputs"])
+    assert after["protocols"]["data_key"].item() != before["protocols"]["data_key"].item()
+    backbone = pl.col("protocol").is_null()
+    assert after["runs"].filter(backbone).equals(before["runs"].filter(backbone))
 
 
 def test_protocol_tests_are_made_of_the_lake(evaluated, tmp_path):
@@ -102,7 +248,7 @@ def test_protocol_tests_are_made_of_the_lake(evaluated, tmp_path):
     from tasks.condda.from_lake import tests_of_lake
 
     settings = TestSettings(
-        tests=2, rows=12, round_size=4, novelty_mix=0.3, splits=("train", "validate", "test")
+        tests=2, rows=12, round_size=4, novelty_mix=0.3, splits=("train", "valid", "test")
     )
     made = tests_of_lake(evaluated[0] / "lake", "kowl", tmp_path, settings)
     source = open_raw(tmp_path)
@@ -139,17 +285,53 @@ def test_bad_lines_are_quarantined(built):
     assert set(quarantine["stage"]) == {"read_lists"}
 
 
-def test_other_orders_and_seeds_change_only_the_increments(built, capsys):
+def test_splits_say_what_the_increments_say(built):
+    lake = built / "lake"
+    increments, splits = table(lake, "increments"), table(lake, "splits")
+    assert set(splits["split"]) == {"train", "valid", "test"}
+    joined = increments.join(splits, on=["protocol", "sample_id", "split", "role"])
+    assert joined.height == increments.height == splits.height
+    assert (joined["increment"] == joined["step"]).all()
+    assert (joined["label"] == joined["class"]).all()
+    # Labels count through the train classes in the order of their release.
+    classes = table(lake, "classes").sort("increment_introduced", "label")
+    numbers = dict(splits.drop_nulls("label").select("class", "label").unique().iter_rows())
+    assert [numbers[name] for name in classes["label"]] == list(range(classes.height))
+    (protocol,) = table(lake, "protocols").iter_rows(named=True)
+    assert protocol["protocol"] == "kowl-least_frequent_first-ceil-5-seed0"
+    assert json.loads(protocol["definition"])["pooling"] == "per_release"
+    assert protocol["samples"] == splits.height
+    assert table(lake, "samples")["digest"].null_count() == table(lake, "samples").height
+
+
+def test_another_definition_is_another_protocol(built, capsys):
     from flows.kowl import build
 
-    before = table(built / "lake", "increments")
-    build(Config(lists=built / "raw" / "lists", lake=built / "lake", seed=3))
+    lake = built / "lake"
+    before = table(lake, "splits")
+    build(Config(lists=built / "raw" / "lists", lake=lake, seed=3))
     lines = capsys.readouterr().err
     assert "read_lists: 0 of" in lines and "unify_releases: 0 of" in lines
-    after = table(built / "lake", "increments")
-    assert not after.equals(before)
-    sizes = ["increment", "split", "role"]
+    both = table(lake, "splits")
+    after = both.filter(protocol="kowl-least_frequent_first-ceil-5-seed3").drop("protocol")
+    assert both.filter(protocol=before["protocol"][0]).equals(before)
+    assert not after.equals(before.drop("protocol"))
+    sizes = ["step", "split", "role"]
     assert after.group_by(sizes).len().sort(sizes).equals(before.group_by(sizes).len().sort(sizes))
+
+
+def test_the_name_of_a_protocol_sees_all_that_defines_it(tmp_path):
+    (tmp_path / "kinetics400_train.csv").write_text("x")
+    (release,) = find_releases(open_raw(tmp_path), ())
+    usual = define_protocol(IncrementChoice(), UnifySettings(), KINETICS)[0]
+    names = {
+        usual,
+        define_protocol(IncrementChoice(validate_as_test=True), UnifySettings(), KINETICS)[0],
+        define_protocol(IncrementChoice(pooling="one_pool"), UnifySettings(), KINETICS)[0],
+        define_protocol(IncrementChoice(), UnifySettings(renames=()), KINETICS)[0],
+        define_protocol(IncrementChoice(), UnifySettings(), [release])[0],
+    }
+    assert len(names) == 5 and usual == "kowl-least_frequent_first-ceil-5-seed0"
 
 
 def test_report_shows_the_increments(built):
@@ -220,7 +402,7 @@ def test_real_lists_give_the_expected_increments(tmp_path, order):
         releases = find_releases(source, ())
         build.run(read_lists, plan_lists(source, releases), Settings())
         build.run(unify_releases, plan_unify(build.table("listings"), releases), UnifySettings())
-        clips = plan_increments(build.table("clips"), releases)
+        clips = plan_increments(build.table("clips"), releases, "real")
         build.run(cut_increments, clips, IncrementChoice(novel_class_order=order))
     assert build.versions["clips"].manifest.rows == 869_006
     increments = build.versions["increments"].read(["increment", "split", "role"])
@@ -234,5 +416,6 @@ def test_real_lists_give_the_expected_increments(tmp_path, order):
     for row in rows:
         for role in ("known", "novel"):
             expected = int(row[f"{role}_samples"])
-            key = (int(row["increment"]), row["split"], role)
+            split = row["split"].replace("validate", "valid")
+            key = (int(row["increment"]), split, role)
             assert counted.get(key, 0) == expected, (row, role)

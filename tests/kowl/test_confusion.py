@@ -89,7 +89,7 @@ def test_every_rank_counts_every_sample_once(drawn):
 
 
 def test_targets_and_predictions_meet_by_text_not_by_index():
-    """Spec 0.4: the evaluator counted [.. z m d e], the predictor [.. m z d e]."""
+    """Rule 9: the release's evaluator counted [.. z m d e], its predictor [.. m z d e]."""
     targets = pl.Series(["z", "m", "d", "e"])
     predictor = ("unknown", "a", "m", "z", "d", "e")
     perfect = np.eye(6)[[3, 2, 4, 5]]

@@ -1,5 +1,6 @@
 """The evaluation stages: what a run is shown, what it leaves, and that it goes on after a kill."""
 
+import json
 import re
 
 import numpy as np
@@ -9,9 +10,13 @@ from polars.testing import assert_frame_equal
 
 from schemas.config import Settings
 from schemas.errors import SourceError
-from schemas.kowl import EvaluationChoice, features_table
+from schemas.kowl import Config
+from schemas.runs import RunFacts
+from schemas.tables import OUTPUTS, RUNS
 from storage.pieces import Part
 from storage.raw import open_raw
+from tasks.evaluation.runs import run_id, run_mark, run_row
+from tasks.evaluation.stages import PassedRun
 from tasks.kowl import evaluation, evaluation_report
 from tasks.kowl.evaluation import (
     RunSettings,
@@ -19,70 +24,156 @@ from tasks.kowl.evaluation import (
     group_clips,
     plan_groups,
     plan_runs,
-    run_settings,
+    predictor_facts,
+    protocol_inputs,
 )
+from tasks.predictors import resolved_predictors
 from tasks.stage import Shard
 from tests.kowl.test_evaluator import world
 from tests.report.reading import read_of
 from tests.shared import shared_path
 
-SETTINGS = RunSettings(
-    extractor="efficientnet",
-    preset="small",
-    top_k=2,
-    experience_limit=None,
-    experience_per_label=None,
-    device="cpu",
-    threads=1,
+PROTOCOL = "kowl-test"
+SETTINGS = RunSettings(device="cpu")
+CONFIG = {
+    "lists": ".",
+    "videos": ".",
+    "features": {"extractor": "efficientnet", "threads": 1},
+    "evaluation": {"top_k": 2, "feedback": [1.0]},
+}
+BACKBONE = RunFacts(
+    benchmark="kowl", protocol=None, model="efficientnet", origin="frozen", fit_key="none"
 )
 
 
 class Held(Part):
     """A part that is in memory, not in a lake."""
 
-    def __new__(cls, table: str, frame: pl.DataFrame):
+    def __new__(cls, table: str, frame: pl.DataFrame, shard: str = "all"):
         part = object.__new__(cls)
-        object.__setattr__(part, "table", table)
-        object.__setattr__(part, "frame", frame)
+        for name, value in {"table": table, "frame": frame, "shard": shard}.items():
+            object.__setattr__(part, name, value)
         return part
 
-    def __init__(self, table: str, frame: pl.DataFrame):
+    def __init__(self, table: str, frame: pl.DataFrame, shard: str = "all"):
         pass
+
+    def __eq__(self, other):
+        return self is other
+
+    __hash__ = object.__hash__
 
     def read(self, columns=None):
         return self.frame if columns is None else self.frame.select(columns)
 
 
-@pytest.fixture
-def parts() -> tuple[Held, Held]:
-    """Three increments; each clip plain and, by the same features, inverted."""
-    features, increments = world()
-    rows = pl.DataFrame({"sample_id": features.sample_ids, "embedding": features.values})
-    both = [rows.with_columns(pl.lit(t).alias("transform")) for t in ("none", "color_invert")]
-    return (
-        Held(features_table("efficientnet").name, pl.concat(both)),
-        Held("increments", increments),
+def outputs_of(names, vectors, view="plain") -> pl.DataFrame:
+    rows = pl.DataFrame({"sample_id": names, "features": vectors.astype(np.float32)})
+    return OUTPUTS.conform(
+        rows.select(
+            pl.lit(run_id(BACKBONE)).alias("run_id"),
+            "sample_id",
+            pl.lit(view).alias("view"),
+            pl.lit(None, pl.List(pl.Float32)).alias("logits"),
+            pl.col("features").arr.to_list(),
+            pl.lit(None, pl.Float64).alias("novelty"),
+            pl.lit(None, pl.String).alias("predicted"),
+        )
     )
 
 
+@pytest.fixture
+def parts() -> tuple[Held, Held]:
+    """Three increments; each clip plain and, by the same features, inverted."""
+    features, table = world()
+    views = ("plain", "color_invert")
+    shown = [outputs_of(features.sample_ids, features.values, view) for view in views]
+    introduced = pl.col("class").replace_strict(
+        dict(zip("abcdefgh", (0, 0, 0, 0, 1, 1, 2, 2), strict=True))
+    )
+    splits = table.rename({"label": "class"}).with_columns(
+        pl.lit(PROTOCOL).alias("protocol"),
+        pl.when(introduced < pl.max_horizontal("step", 1))
+        .then(pl.lit("known"))
+        .otherwise(pl.lit("novel"))
+        .alias("role"),
+    )
+    return Held("outputs", pl.concat(shown)), Held("splits", splits, PROTOCOL)
+
+
+def frozen(parts=((), ())) -> PassedRun:
+    facts = BACKBONE.model_copy(
+        update={"protocol": PROTOCOL, "base_runs": (run_id(BACKBONE),), "fit_key": "fit"}
+    )
+    outputs, splits = parts
+    return PassedRun(facts, run_mark(facts, "data"), (outputs,), (splits,), phase="before")
+
+
+def facts_of(predictors, **changed) -> list[RunFacts]:
+    config = Config.model_validate({**CONFIG, "predictors": predictors, **changed})
+    chosen = resolved_predictors(config.predictors, config.preset, config.train)
+    return predictor_facts(config, chosen, frozen(), "fit")
+
+
 def shard(parts, work=None, predictor="gmm_finch", feedback=1.0) -> Shard:
-    about = {"predictor": predictor, "feedback": feedback, "seed": 0}
-    return Shard("run", parts=parts, about=about, work=work)
+    (facts,) = facts_of([predictor], evaluation={"top_k": 2, "feedback": [feedback]})
+    return Shard(run_id(facts), parts=tuple(parts), about=facts.model_dump(mode="json"), work=work)
 
 
-def test_transformed_clips_are_splits_of_their_own_and_never_learned_from(parts, tmp_path):
+def test_every_table_of_a_run(parts, tmp_path):
+    run = shard(parts, tmp_path)
+    tables = evaluate_predictor(run, SETTINGS).tables
+    splits, outputs = parts[1].frame, parts[0].frame
+    assert all(set(table["run_id"]) == {run.name} for table in tables.values())
+    row = tables["runs"].row(0, named=True)
+    assert (row["model"], row["network"], row["protocol"]) == (
+        "gmm_finch",
+        "efficientnet",
+        PROTOCOL,
+    )
+    assert json.loads(row["settings"])["feedback"] == 1 and row["origin"] == "trained"
+    # One prediction for each valid and test clip, view and phase; none before increment 1.
+    tested = splits.filter(pl.col("split") != "train").join(outputs, on="sample_id")
+    counts = tested.group_by("step", "split", "view").len()
+    for phase in ("before", "after"):
+        expected = counts.filter(pl.col("step") > 0) if phase == "before" else counts
+        found = tables["predictions"].filter(phase=phase).group_by("step", "split", "view").len()
+        assert_frame_equal(found, expected, check_row_order=False, check_dtypes=False)
+    scores = tables["scores"]
+    assert set(scores["score"]) == {"own", "p_unknown"} and set(scores["phase"]) == {"before"}
+    for score in ("own", "p_unknown"):
+        found = scores.filter(score=score).group_by("step", "split", "view").len()
+        expected = counts.filter(pl.col("step") > 0)
+        assert_frame_equal(found, expected, check_row_order=False, check_dtypes=False)
+    novel = scores.filter(score="own", split="test", view="plain", step=1)
+    assert set(novel.filter("novel")["class"]) == set("ef")
+    assert novel.filter("novel")["value"].min() > novel.filter(~pl.col("novel"))["value"].median()
+    # The reduced measures stand in the shared table too.
+    pick = {"split": "test", "view": "plain", "subset": "all", "step": -1}
+    found = tables["metrics"].filter(
+        convention="kowl-novel_to_evaluator", metric="classification_accuracy", **pick
+    )
+    measures = tables["measures"].filter(
+        scope="cumulative", step=2, split="test", view="plain", known_set="novel_to_evaluator"
+    )
+    expected = measures.filter(metric="accuracy", reduction="classification")
+    assert found["value"].item() == expected["value"].item() and found["n"].item() > 0
+
+
+def test_transformed_clips_are_a_view_of_their_own_and_never_learned_from(parts, tmp_path):
     produced = evaluate_predictor(shard(parts, tmp_path), SETTINGS)
     measures = produced.tables["measures"]
-    plain = {"train", "validate", "test"}
-    assert set(measures["split"]) == plain | {"validate+color_invert", "test+color_invert"}
-    given = produced.tables["feedback"]["sample_id"]
-    assert len(given) and not given.str.contains("+", literal=True).any()
+    assert set(measures["split"]) == {"train", "valid", "test"}
+    shown = set(measures.filter(view="color_invert")["split"])
+    assert shown == {"valid", "test"}
     # The same features give the same measures under another name; only the order is drawn anew.
     ordered = ~pl.col("metric").str.starts_with("reaction_time")
-    columns = [c for c in measures.columns if c != "split"]
+    columns = [c for c in measures.columns if c != "view"]
     found = [
-        measures.filter(ordered & (pl.col("split") == s)).select(columns).sort(columns[:-2])
-        for s in ("test", "test+color_invert")
+        measures.filter(ordered & (pl.col("split") == "test") & (pl.col("view") == view))
+        .select(columns)
+        .sort(columns[:-2])
+        for view in ("plain", "color_invert")
     ]
     assert_frame_equal(*found)
 
@@ -113,9 +204,10 @@ def test_more_feedback_is_better(parts, tmp_path):
         run = shard(parts, tmp_path / str(feedback), "ann", feedback)
         measures = evaluate_predictor(run, SETTINGS).tables["measures"]
         chosen = measures.filter(
-            (pl.col("increment") == 2)
+            (pl.col("step") == 2)
             & (pl.col("scope") == "cumulative")
             & (pl.col("split") == "test")
+            & (pl.col("view") == "plain")
             & (pl.col("metric") == "accuracy")
             & (pl.col("reduction") == "raw")
         )
@@ -125,31 +217,62 @@ def test_more_feedback_is_better(parts, tmp_path):
 
 
 def test_no_features_is_said(parts):
-    features, increments = parts
-    with pytest.raises(SourceError, match="no clip of the increments has features"):
-        evaluate_predictor(
-            shard((Held(features.table, features.frame.clear()), increments)), SETTINGS
-        )
+    outputs, splits = parts
+    with pytest.raises(SourceError, match="no train clip of the first increment has features"):
+        evaluate_predictor(shard((Held("outputs", outputs.frame.clear()), splits)), SETTINGS)
 
 
-def test_one_run_for_each_predictor_feedback_and_seed():
-    choice = EvaluationChoice(predictors=("ann", "evm"), feedback=(0.0, 0.5), seeds=(0, 1, 2))
-    runs = plan_runs(choice, (), (), ())
-    assert len({run.name for run in runs}) == 12
-    assert runs[0].about == {"predictor": "ann", "feedback": 0.0, "seed": 0}
-
-
-def test_settings_of_a_run_are_those_of_the_choice():
-    from schemas.kowl import FeatureSettings
-
-    choice = EvaluationChoice(predictors=("ann",), preset="released", top_k=3)
-    found = run_settings(choice, FeatureSettings(extractor="efficientnet", threads=1))
-    assert (found.preset, found.top_k, found.extractor, found.threads) == (
-        "released",
-        3,
-        "efficientnet",
-        1,
+def test_runs_need_train_clips_of_the_first_increment(parts):
+    outputs, splits = parts
+    first = splits.frame.filter(step=0, split="train")
+    rest = Held("outputs", outputs.frame.join(first, on="sample_id", how="anti"))
+    other = Held("splits", splits.frame, "another")
+    assert protocol_inputs([rest], [splits, other], PROTOCOL) == ((), ())
+    assert protocol_inputs([rest, outputs], [splits, other], PROTOCOL) == (
+        (rest, outputs),
+        (splits,),
     )
+
+
+def test_one_run_for_each_predictor_feedback_and_seed(parts):
+    facts = facts_of(["ann", "evm"], evaluation={"feedback": [0.0, 0.5]}, seeds=[0, 1, 2])
+    shards = plan_runs(facts, frozen(parts))
+    assert len({run.name for run in shards}) == 12
+    assert {run.run.data_key for run in shards} == {"data"}
+    assert shards[0].depends["views"] == ["color_invert", "plain"]
+
+
+def ids(predictors=("ann", "evm"), **changed) -> dict[str, str]:
+    found = facts_of(predictors, **changed)
+    return {facts.model: run_id(facts) for facts in found}
+
+
+def test_what_changes_the_runs_of_which_predictor(monkeypatch):
+    before = ids()
+    assert ids(device="cpu", predictors=["evm", "ann"]) == before
+    assert ids(evaluation={"top_k": 2, "feedback": [1.0], "predicted_ranks": 2}) == before
+    for changed in (
+        {"predictors": {"ann": {"dropout": 0.3}, "evm": {}}},
+        {"train": {"epochs": 3}},
+        {"train": {"learning_rate": "0.01"}},
+    ):
+        after = ids(**changed)
+        assert after["evm"] == before["evm"] and after["ann"] != before["ann"], changed
+    for changed in (
+        {"preset": "paper"},
+        {"seeds": [1]},
+        {"evaluation": {"top_k": 2, "feedback": [0.5]}},
+        {"evaluation": {"top_k": 3, "feedback": [1.0]}},
+        {"evaluation": {"top_k": 2, "feedback": [1.0], "experience_limit": 9}},
+        {"features": {"extractor": "efficientnet", "threads": 2}},
+    ):
+        after = ids(**changed)
+        assert after["evm"] != before["evm"] and after["ann"] != before["ann"], changed
+    from tasks.predictors.evm import Evm
+
+    monkeypatch.setattr(Evm, "version", 2)
+    after = ids()
+    assert after["evm"] != before["evm"] and after["ann"] == before["ann"]
 
 
 # ---------------------------------------------------------------- AVA
@@ -172,24 +295,28 @@ def test_real_ava_groups_of_clips_that_have_a_key_frame():
             {"sample_id": "other", **clip, "youtube_id": "no such one"},
         ]
     )
-    (planned,) = plan_groups(open_raw(kinetics), (Held("increments", clips),))
+    (planned,) = plan_groups(open_raw(kinetics), (Held("clips", clips),))
     groups = group_clips(planned, Settings()).tables["clip_groups"]
     assert set(groups["grouping"]) == {"action_type", "actions", "area", "people"}
     other = groups.filter(pl.col("sample_id") == "other")
-    assert other["group"].to_list() == ["N/A"] * 4
-    assert "N/A" not in groups.filter(pl.col("sample_id") == "shown")["group"].to_list()
+    assert other["subset"].to_list() == ["N/A"] * 4
+    assert "N/A" not in groups.filter(pl.col("sample_id") == "shown")["subset"].to_list()
+
+
+def backbone_row() -> pl.DataFrame:
+    return run_row(BACKBONE)
 
 
 def test_the_score_of_features_counts_unlisted_videos():
     vectors = np.random.default_rng(0).normal(size=(6, 1280)).astype(np.float32)
     names = ["clip", "other clip", "a/1.avi", "a/2.avi", "b/1.avi", "odd.avi"]
+    samples = pl.DataFrame(
+        {"sample_id": names, "class": ["b", "a", "a", "a", "b", None], "digest": "x"}
+    )
     tables = {
-        "increments": pl.DataFrame({"sample_id": names[:2], "label": ["b", "a"]}),
-        "unlisted_videos": pl.DataFrame({"file": names[2:], "label": ["a", "a", "b", None]}),
-        "features_efficientnet": pl.DataFrame(
-            {"sample_id": names, "transform": "none", "embedding": vectors},
-            schema=features_table("efficientnet").polars_schema,
-        ),
+        "samples": samples,
+        "runs": backbone_row(),
+        "outputs": outputs_of(names, vectors),
     }
     (section,) = evaluation_report.sections(read_of(tables))
     assert "chance" in "".join(section.parts)
@@ -198,22 +325,26 @@ def test_the_score_of_features_counts_unlisted_videos():
 
 
 def test_the_report_shows_runs_transforms_and_groups(parts, tmp_path):
-    features, increments = parts
-    clips = increments.frame.select("sample_id").sort("sample_id")
+    outputs, splits = parts
+    clips = splits.frame.select("sample_id").sort("sample_id")
     groups = clips.with_columns(
         pl.lit("people").alias("grouping"),
-        (pl.int_range(pl.len()) % 3).cast(pl.String).alias("group"),
+        (pl.int_range(pl.len()) % 3).cast(pl.String).alias("subset"),
     )
-    measured = []
+    made = []
     for feedback in (0.0, 1.0):
         run = shard(
             (*parts, Held("clip_groups", groups)), tmp_path / str(feedback), feedback=feedback
         )
-        measured.append(evaluate_predictor(run, SETTINGS).tables["measures"])
+        made.append(evaluate_predictor(run, SETTINGS).tables)
+    samples = clips.with_columns(
+        pl.col("sample_id").str.slice(0, 1).alias("class"), pl.lit("x").alias("digest")
+    )
     tables = {
-        "measures": pl.concat(measured),
-        "increments": increments.frame,
-        features.table: features.frame,
+        "measures": pl.concat(tables["measures"] for tables in made),
+        "runs": pl.concat([backbone_row(), *(tables["runs"] for tables in made)]),
+        "samples": samples,
+        "outputs": outputs.frame,
     }
     sections = evaluation_report.sections(read_of(tables))
     titles = [section.title for section in sections]
@@ -228,3 +359,18 @@ def test_the_report_shows_runs_transforms_and_groups(parts, tmp_path):
     assert "color_invert" in pictures and "gmm_finch, feedback 100 %" in pictures
     for number in range(3):
         assert f"{number} (n = " in pictures
+    metrics = pl.concat(tables["metrics"] for tables in made)
+    assert {"people 0", "people 1", "people 2", "all"} == set(metrics["subset"])
+
+
+def test_runs_of_one_predictor_are_told_apart():
+    facts = [
+        *facts_of(["ann"]),
+        *facts_of({"ann": {"dropout": 0.3}}),
+        *facts_of(["ann"], evaluation={"top_k": 2, "feedback": [1.0], "experience_limit": 9}),
+    ]
+    runs = pl.concat([backbone_row(), *(run_row(one) for one in facts)])
+    found = evaluation_report.predictor_runs(read_of({"runs": runs}))
+    assert found["line"].n_unique() == 3
+    assert "ann, dropout 0.3, feedback 100 %" in found["line"].to_list()
+    assert evaluation_report.predictor_runs(read_of({"runs": RUNS.empty()})) is None

@@ -1,6 +1,7 @@
 """The open-world evaluator: phases, feedback, known sets, sums, resuming; AVA bins."""
 
 import math
+from itertools import product
 from typing import ClassVar
 
 import numpy as np
@@ -24,17 +25,18 @@ from tasks.kowl.confusion import REDUCTIONS, reaction_time
 from tasks.kowl.evaluator import (
     COUNT_COLUMNS,
     MEASURE_COLUMNS,
+    NOVELTY,
     PREDICTIONS,
     EvaluationSettings,
     Features,
     OpenWorldRun,
 )
 from tasks.predictors import find_predictor, predictor_names
-from tasks.predictors.base import Prediction, Predictor, Settings
+from tasks.predictors.base import Prediction, Predictor
 from tests.predictors import samples as synthetic_samples
 from tests.shared import shared_path
 
-SPLITS = {"train": 12, "validate": 6, "test": 8}
+SPLITS = {"train": 12, "valid": 6, "test": 8}
 INTRODUCED = ("abcd", "ef", "gh")
 
 
@@ -62,7 +64,7 @@ def world(scale: int = 1, seed: int = 0) -> tuple[Features, pl.DataFrame]:
         "sample_id": pl.String,
         "label": pl.String,
         "split": pl.String,
-        "increment": pl.Int32,
+        "step": pl.Int32,
     }
     table = pl.DataFrame(rows, schema=schema, orient="row")
     return Features(table["sample_id"], np.concatenate(values)), table
@@ -75,7 +77,7 @@ class Memory(Predictor):
     """
 
     name = "memory"
-    presets: ClassVar = {"paper": Settings()}
+    presets: ClassVar = {"paper": {}}
 
     def __init__(self):
         super().__init__("paper", device="cpu")
@@ -92,6 +94,9 @@ class Memory(Predictor):
         found = features[:, :1] == codes
         found[:, 0] = ~found.any(1)
         return Prediction(labels, found.astype(np.float32))
+
+    def _novelty(self, features):
+        return ~np.isin(features[:, 0], [ord(name) for name in self.known])
 
     def feedback_order(self, features, *, seed):
         return np.argsort(features[:, 0], kind="stable")
@@ -124,49 +129,88 @@ def value(measures: pl.DataFrame, **where) -> float:
 
 def test_what_comes_out():
     _, table = world()
-    settings_ = EvaluationSettings(keep_predictions=True, top_k=3)
+    settings_ = EvaluationSettings(predicted_ranks=2, top_k=3)
     steps = run_all(OpenWorldRun(Memory(), coded(table), table, settings_))
-    assert [step.increment for step in steps] == [0, 1, 2]
+    assert [step.step for step in steps] == [0, 1, 2]
     for step in steps:
-        phases = {"post_feedback"} | ({"pre_feedback"} if step.increment else set())
+        phases = {"after"} | ({"before"} if step.step else set())
         assert step.counts.columns == list(COUNT_COLUMNS)
         assert step.measures.columns == list(MEASURE_COLUMNS)
         assert step.predictions.schema == pl.Schema(PREDICTIONS)
+        assert step.novelty.schema == pl.Schema(NOVELTY)
         for frame in (step.counts, step.measures, step.predictions):
             assert set(frame["phase"]) == phases
-            assert set(frame["increment"]) == {step.increment}
+            assert set(frame["step"]) == {step.step}
+        for frame in (step.counts, step.measures):
             assert set(frame["split"]) == set(SPLITS)
         key = [name for name in MEASURE_COLUMNS if name not in ("value", "n")]
         assert not step.measures.select(key).is_duplicated().any()
         cumulative = step.measures.filter(scope="cumulative")
-        assert set(cumulative["phase"]) == {"post_feedback"}
+        assert set(cumulative["phase"]) == {"after"}
         assert set(step.measures["reduction"]) == set(REDUCTIONS)
         assert set(step.measures.filter(metric="top_3_accuracy")["reduction"]) == {"raw"}
         # Each sample is predicted once a phase and rank.
-        here = table.filter(increment=step.increment)
+        here = table.filter(step=step.step)
         totals = step.counts.group_by("phase", "split", "rank").agg(pl.col("count").sum())
         for _, split, _, count in totals.iter_rows():
             assert count == here.filter(split=split).height
-        first = step.predictions.filter(rank=1, phase="post_feedback")
-        assert sorted(first["sample_id"]) == sorted(here["sample_id"])
-        assert not first.select("split", "position").is_duplicated().any()
+        # Valid and test samples with their predictions by rank, and novelty before feedback.
+        tested = here.filter(pl.col("split") != "train")
+        for phase, rank in product(phases, (1, 2)):
+            ranked = step.predictions.filter(rank=rank, phase=phase)
+            assert sorted(ranked["sample_id"]) == sorted(tested["sample_id"])
+        for score in ("own", "p_unknown"):
+            scored = step.novelty.filter(score=score)
+            assert scored.height == (tested.height if step.step else 0)
+            assert set(scored["phase"]) <= {"before"}
+
+
+def test_views_are_predicted_apart_and_never_learned_from():
+    _, table = world()
+    features = coded(table)
+    both = pl.concat([features.sample_ids, features.sample_ids])
+    views = pl.Series(["plain", "blurred"]).gather(np.repeat([0, 1], table.height))
+    shown = Features(both, np.concatenate([features.values] * 2), views)
+    plain, seen = Memory(), Memory()
+    first = run_all(OpenWorldRun(plain, features, table))
+    second = run_all(OpenWorldRun(seen, shown, table))
+    assert [len(labels) for labels in seen.fitted] == [len(labels) for labels in plain.fitted]
+    for one, two in zip(first, second, strict=True):
+        assert_frame_equal(one.measures, two.measures.filter(view="plain"))
+        assert_frame_equal(one.novelty, two.novelty.filter(view="plain"))
+        assert_frame_equal(one.feedback, two.feedback)
+        assert set(two.measures.filter(view="blurred")["split"]) == {"valid", "test"}
+
+
+def test_novelty_and_the_probability_of_the_unknown():
+    _, table = world()
+    step = run_all(OpenWorldRun(Memory(), coded(table), table))[1]
+    for score in ("own", "p_unknown"):
+        rows = step.novelty.filter(score=score, split="test")
+        novel = ~rows["class"].is_in(list("abcd"))
+        assert (rows.filter(novel)["value"] == 1).all()
+        assert (rows.filter(~novel)["value"] == 0).all()
+        known = rows.filter(~novel)
+        assert known["predicted"].equals(known["class"], check_names=False)
+        assert set(rows["predicted"]) <= set("abcd")
+    assert step.predictions.filter(predicted="unknown")["p_unknown"].unique().to_list() == [1]
 
 
 def test_samples_come_in_a_drawn_order_that_the_table_does_not_decide():
     _, table = world()
     features = coded(table)
-    settings_ = EvaluationSettings(keep_predictions=True)
+    settings_ = EvaluationSettings()
     first = run_all(OpenWorldRun(Memory(), features, table, settings_))
     turned = table.sample(fraction=1, shuffle=True, seed=3)
     second = run_all(OpenWorldRun(Memory(), coded(turned), turned, settings_))
     for one, two in zip(first, second, strict=True):
         for frame, other in zip(one[1:], two[1:], strict=True):
             assert_frame_equal(frame, other)
-    order = first[0].predictions.filter(rank=1, split="train")["sample_id"]
+    order = first[0].predictions.filter(rank=1, split="test")["sample_id"]
     assert not order.is_sorted()
-    other_seed = EvaluationSettings(keep_predictions=True, seed=1)
+    other_seed = EvaluationSettings(seed=1)
     third = OpenWorldRun(Memory(), features, table, other_seed).step()
-    assert third.predictions.filter(rank=1, split="train")["sample_id"].to_list() != order.to_list()
+    assert third.predictions.filter(rank=1, split="test")["sample_id"].to_list() != order.to_list()
 
 
 # ---------------------------------------------------------------- feedback and experience
@@ -179,9 +223,9 @@ def test_the_first_of_the_predictors_order_get_labels(feedback):
     run = OpenWorldRun(predictor, coded(table), table, EvaluationSettings(feedback=feedback))
     steps = run_all(run)
     train = table.filter(split="train")
-    assert steps[0].feedback.height == train.filter(increment=0).height
+    assert steps[0].feedback.height == train.filter(step=0).height
     for step in steps[1:]:
-        new = train.filter(increment=step.increment)
+        new = train.filter(step=step.step)
         asked = step.feedback.join(new, on="sample_id", maintain_order="left")
         assert asked.height == math.floor(feedback * new.height + 1e-9)
         assert asked["label"].is_sorted()  # what Memory asks for
@@ -247,13 +291,13 @@ def test_known_is_judged_by_what_was_given_or_by_what_was_released():
     # Without feedback the labels of increment 1 stay unknown to it, though they are out since then.
     novel_to_evaluator = [
         value(none[n].measures, known_set="novel_to_evaluator", phase=phase, **pick)
-        for n, phase in ((1, "pre_feedback"), (1, "post_feedback"), (2, "pre_feedback"))
+        for n, phase in ((1, "before"), (1, "after"), (2, "before"))
     ]
     assert novel_to_evaluator == [1, pytest.approx(4 / 6), pytest.approx(6 / 8)]
     raw = value(
         whole[1].measures,
         known_set="none",
-        phase="pre_feedback",
+        phase="before",
         **{**pick, "reduction": "raw"},
     )
     assert raw == pytest.approx(4 / 6)
@@ -265,7 +309,7 @@ def test_partial_feedback_knows_the_labels_really_given():
     run = OpenWorldRun(Memory(), coded(table), table, EvaluationSettings(feedback=0.5))
     steps = run_all(run)
     assert run.given == set("abcd")
-    pick = {"split": "test", "reduction": "detection", "phase": "post_feedback"}
+    pick = {"split": "test", "reduction": "detection", "phase": "after"}
     for step in steps[1:]:
         for known_set, expected in (("novel_to_predictor", 1.0), ("novel_to_evaluator", None)):
             mcc = value(step.measures, known_set=known_set, metric="mcc", **pick)
@@ -275,12 +319,12 @@ def test_partial_feedback_knows_the_labels_really_given():
 # ---------------------------------------------------------------- cumulative, groups, reaction
 
 
-def test_cumulative_adds_post_feedback_counts_only():
+def test_cumulative_adds_counts_after_feedback_only():
     _, table = world()
     steps = run_all(OpenWorldRun(Memory(), coded(table), table, EvaluationSettings(feedback=0)))
     expected = 0
     for step in steps:
-        expected += table.filter(split="test", increment=step.increment).height
+        expected += table.filter(split="test", step=step.step).height
         ends = step.measures.filter(scope="cumulative", split="test")
         assert set(ends["n"]) == {expected}
     # Memory without feedback names abcd only: right by raw counts for 4/4, 4/6, 4/8 of the labels.
@@ -297,13 +341,13 @@ def test_a_group_is_measured_as_a_run_on_its_samples_alone():
             table.select(
                 "sample_id",
                 pl.lit("letter").alias("grouping"),
-                pl.when(vowel).then(pl.lit("vowel")).otherwise(pl.lit("consonant")).alias("group"),
+                pl.when(vowel).then(pl.lit("vowel")).otherwise(pl.lit("consonant")).alias("subset"),
             ),
             # A second group of the same grouping for some samples, one that nobody is in.
             table.filter(label="a").select(
-                "sample_id", pl.lit("letter").alias("grouping"), pl.lit("first").alias("group")
+                "sample_id", pl.lit("letter").alias("grouping"), pl.lit("first").alias("subset")
             ),
-            pl.DataFrame({"sample_id": ["x"], "grouping": ["letter"], "group": ["absent"]}),
+            pl.DataFrame({"sample_id": ["x"], "grouping": ["letter"], "subset": ["absent"]}),
         ]
     )
     settings_ = EvaluationSettings(feedback=0.8)
@@ -312,16 +356,16 @@ def test_a_group_is_measured_as_a_run_on_its_samples_alone():
     for step, without in zip(run_all(run), run_all(plain), strict=True):
         assert_frame_equal(step.measures.filter(grouping="all"), without.measures)
         grouped = step.measures.filter(grouping="letter", split="test", scope="increment")
-        assert set(grouped["group"]) == {"vowel", "consonant", "first"}
-        here = table.filter(split="test", increment=step.increment)
+        assert set(grouped["subset"]) == {"vowel", "consonant", "first"}
+        here = table.filter(split="test", step=step.step)
         counts = {
             "vowel": here.filter(vowel).height,
             "consonant": here.filter(~vowel).height,
             "first": here.filter(label="a").height,
         }
         for group, n in counts.items():
-            assert set(grouped.filter(group=group)["n"]) == {n}
-        parts = step.counts.filter(pl.col("group").is_in(["vowel", "consonant"]))
+            assert set(grouped.filter(subset=group)["n"]) == {n}
+        parts = step.counts.filter(pl.col("subset").is_in(["vowel", "consonant"]))
         key = ["phase", "split", "rank", "target", "predicted"]
         assert_frame_equal(
             parts.group_by(key).agg(pl.col("count").sum()).sort(key),
@@ -331,16 +375,16 @@ def test_a_group_is_measured_as_a_run_on_its_samples_alone():
 
 def test_reaction_times_follow_the_order_of_samples():
     _, table = world()
-    settings_ = EvaluationSettings(keep_predictions=True, feedback=0)
+    settings_ = EvaluationSettings(feedback=0)
     steps = run_all(OpenWorldRun(Memory(), coded(table), table, settings_))
     for step in steps[1:]:
-        first = step.predictions.filter(phase="pre_feedback", split="test", rank=1).sort("position")
-        novel = ~first["target"].is_in(list("abcd")).to_numpy()
+        first = step.predictions.filter(phase="before", split="test", rank=1)
+        novel = ~first["class"].is_in(list("abcd")).to_numpy()
         flagged = ~first["predicted"].is_in(list("abcd")).to_numpy()
         for reading in ("inclusive", "before"):
             found = value(
                 step.measures,
-                phase="pre_feedback",
+                phase="before",
                 split="test",
                 known_set="novel_to_predictor",
                 metric=f"reaction_time_{reading}",
@@ -349,7 +393,7 @@ def test_reaction_times_follow_the_order_of_samples():
     assert (
         value(
             steps[0].measures,
-            phase="post_feedback",
+            phase="after",
             split="test",
             known_set="novel_to_predictor",
             metric="reaction_time_before",
@@ -372,13 +416,12 @@ def test_feedback_helps_and_novelty_is_noticed(name):
     pick = {"split": "test", "known_set": "novel_to_evaluator", "reduction": "classification"}
     for metric in ("accuracy", "mcc", "nmi"):
         without, whole = (
-            value(last[f][-1].measures, phase="post_feedback", metric=metric, **pick)
-            for f in (0.0, 1.0)
+            value(last[f][-1].measures, phase="after", metric=metric, **pick) for f in (0.0, 1.0)
         )
         assert whole > without + 0.1, metric
     noticed = value(
         last[1.0][1].measures,
-        phase="pre_feedback",
+        phase="before",
         metric="mcc",
         **{**pick, "reduction": "detection"},
     )
@@ -390,9 +433,9 @@ def test_feedback_helps_and_novelty_is_noticed(name):
 def test_a_run_that_stops_and_goes_on_is_the_same_run(name, feedback, tmp_path):
     features, table = world()
     groups = table.select(
-        "sample_id", pl.lit("label").alias("grouping"), pl.col("label").alias("group")
+        "sample_id", pl.lit("label").alias("grouping"), pl.col("label").alias("subset")
     )
-    settings_ = EvaluationSettings(feedback=feedback, keep_predictions=True, experience_limit=90)
+    settings_ = EvaluationSettings(feedback=feedback, experience_limit=90)
 
     def start() -> OpenWorldRun:
         predictor = find_predictor(name)("small", device="cpu")
@@ -440,9 +483,9 @@ def test_the_increments_of_the_protocol_can_be_run():
             "split": random.choice(list(SPLITS), 600, p=[0.6, 0.2, 0.2]),
         }
     )
-    made = assign_increments(table).increments
+    made = assign_increments(table).increments.rename({"increment": "step"})
     steps = run_all(OpenWorldRun(Memory(), coded(made), made))
-    assert len(steps) == made["increment"].n_unique()
+    assert len(steps) == made["step"].n_unique()
     assert sum(step.feedback.height for step in steps) == made.filter(split="train").height
 
 
@@ -454,7 +497,7 @@ def test_totals_hold_for_any_settings(feedback, seed, batch):
     for step in OpenWorldRun(Memory(), coded(table), table, settings_):
         sizes = step.measures.filter(scope="increment").group_by("split").agg(pl.col("n").unique())
         for split, n in sizes.iter_rows():
-            assert n == [table.filter(split=split, increment=step.increment).height]
+            assert n == [table.filter(split=split, step=step.step).height]
         finite = step.measures.filter(pl.col("value").is_not_null())["value"]
         assert finite.is_finite().all() and finite.is_between(-1, 1).all()
 
@@ -464,7 +507,7 @@ def test_totals_hold_for_any_settings(feedback, seed, batch):
 
 def test_wrong_input():
     features, table = world()
-    with pytest.raises(ConfigError, match="lacks"):
+    with pytest.raises(ConfigError, match="lack"):
         OpenWorldRun(Memory(), features, table.drop("label"))
     fewer = Features(table["sample_id"].head(-2), features.values[:-2])
     with pytest.raises(SourceError, match=r"2 of .* have no features"):
@@ -478,7 +521,7 @@ def test_wrong_input():
     with pytest.raises(ConfigError, match="rename"):
         named = pl.lit("unknown").alias("label")
         OpenWorldRun(Memory(), features, table.with_columns(named))
-    late = pl.col("increment") > 0
+    late = pl.col("step") > 0
     with pytest.raises(ConfigError, match="no train"):
         OpenWorldRun(Memory(), features, table.filter(late | (pl.col("split") == "test")))
 
@@ -518,7 +561,7 @@ def small_ava() -> pl.DataFrame:
 
 def test_ava_groups_of_a_small_list():
     found = {
-        key: sorted(part["group"])
+        key: sorted(part["subset"])
         for key, part in small_ava().partition_by("video_id", "grouping", as_dict=True).items()
     }
     assert found["v1", "action_type"] == ["OM", "PM"] and found["v1", "area"] == ["SM"]
@@ -539,10 +582,10 @@ def test_a_clip_takes_the_groups_of_its_key_frame():
         }
     )
     groups = groups_of_clips(small_ava(), clips)
-    assert groups.filter(sample_id="s1", grouping="action_type")["group"].to_list() == ["OM", "PM"]
+    assert groups.filter(sample_id="s1", grouping="action_type")["subset"].to_list() == ["OM", "PM"]
     for absent in ("s2", "s3"):
         rows = groups.filter(sample_id=absent)
-        assert rows.height == 4 and set(rows["group"]) == {"N/A"}
+        assert rows.height == 4 and set(rows["subset"]) == {"N/A"}
 
 
 def test_ava_input_that_is_wrong():
@@ -570,7 +613,7 @@ def test_ava_counts_of_the_real_list():
     groups = ava_groups(rows, vocabulary)
     counts = {
         (grouping, group): n
-        for grouping, group, n in groups.group_by("grouping", "group").len().iter_rows()
+        for grouping, group, n in groups.group_by("grouping", "subset").len().iter_rows()
     }
     assert rows.height == expected["rows"]
     assert groups.select("video_id", "second").n_unique() == expected["key_frames"]
@@ -592,6 +635,6 @@ def test_ava_counts_of_the_real_list():
     means = boxes.group_by("video_id", "second").agg(area.alias("mean"))
     sized = means.join(groups.filter(grouping="area"), on=["video_id", "second"])
     edge = expected["mean_area_first_third_upper_edge"]
-    assert sized.filter(group="SM")["mean"].max() == pytest.approx(edge, rel=1e-9)
+    assert sized.filter(subset="SM")["mean"].max() == pytest.approx(edge, rel=1e-9)
     edge = expected["mean_area_second_third_upper_edge"]
-    assert sized.filter(group="AVG")["mean"].max() == pytest.approx(edge, rel=1e-9)
+    assert sized.filter(subset="AVG")["mean"].max() == pytest.approx(edge, rel=1e-9)

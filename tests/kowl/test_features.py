@@ -1,5 +1,6 @@
 """The feature stage: shards, transforms, refusals; and what real videos give."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,20 +10,21 @@ import pytest
 from schemas.config import make_config
 from schemas.errors import ConfigError, RecordError
 from schemas.kowl import Config, FeatureSettings
+from tasks.evaluation.runs import run_id
 from tasks.kowl import features as stage
-from tasks.kowl.features import extract_features, of_clips, plan_features
+from tasks.kowl.features import ExtractSettings, backbone_facts, extract_features, plan_features
 from tasks.kowl.separation import separation
 from tasks.kowl.videos import sample_videos
 from tasks.stage import Shard
 from tests.kowl.test_evaluation import Held
 from tests.shared import shared_path
 
-CPU = {"device": "cpu", "threads": 1}
+CPU = {"threads": 1}
 
 
 def videos(*rows: tuple[str, str]) -> pl.DataFrame:
     return pl.DataFrame(
-        [(name, status, f"{name}.mp4", 9, "0" * 64, 20, "decord") for name, status in rows],
+        [(name, status, f"{name}.mp4", 9, name, 20, "decord") for name, status in rows],
         schema=["sample_id", "status", "file", "bytes", "sha256", "frames", "decoder"],
         orient="row",
     )
@@ -41,9 +43,31 @@ def test_shards_with_nothing_to_use_are_left_out():
         Planned("a", videos(("x", "ok"), ("y", "missing"))),
         Planned("b", videos(("z", "missing"))),
     ]
-    settings = FeatureSettings(extractor="efficientnet", transforms=("none", "rotation"))
-    shards = list(plan_features("root", pieces, settings))
-    assert [shard.name for shard in shards] == ["a/none", "a/rotation"]
+    settings = FeatureSettings(extractor="efficientnet", transforms=("plain", "rotation"))
+    facts = backbone_facts(settings)
+    shards = list(plan_features("root", pieces, settings, facts))
+    assert [shard.name for shard in shards] == [
+        f"{run_id(facts)}/a/{t}" for t in settings.transforms
+    ]
+
+
+def test_what_a_backbones_run_and_its_shards_depend_on():
+    base = {"extractor": "efficientnet", **CPU}
+    facts = backbone_facts(FeatureSettings(**base))
+    assert (facts.origin, facts.protocol, facts.seed) == ("frozen", None, None)
+    assert len(facts.weights["efficientnet"]) == 64
+    same = FeatureSettings(**base, transforms=("plain", "rotation"))
+    assert run_id(backbone_facts(same)) == run_id(facts)
+    for changed in ({"frames": 2}, {"batch": 4}, {"strength": {"hue": 0.1}}, {"seed": 1}):
+        other = FeatureSettings.model_validate({**base, **changed})
+        assert run_id(backbone_facts(other)) != run_id(facts), changed
+
+    def key(*rows: tuple[str, str]) -> str:
+        planned = plan_features("root", [Planned("a", videos(*rows))], same, facts)
+        return extract_features.key("kowl", next(planned), ExtractSettings(features=same))
+
+    assert key(("x", "ok")) == key(("x", "ok"), ("y", "missing"))
+    assert key(("x", "ok")) != key(("x", "ok"), ("y", "ok"))
 
 
 @pytest.fixture
@@ -63,38 +87,75 @@ def clips(monkeypatch):
 
 def run(clips: Held, transform: str, **changed):
     settings = FeatureSettings(extractor="efficientnet", frames=1, **CPU, **changed)
-    return extract_features(
-        Shard("s", parts=(clips,), source="", about={"transform": transform}), settings
-    )
+    return extract_features(shard_of(clips, transform, settings), given(settings))
+
+
+def given(settings: FeatureSettings) -> ExtractSettings:
+    return ExtractSettings(features=settings, device="cpu")
+
+
+def shard_of(clips: Held, view: str, settings: FeatureSettings, source: str = "") -> Shard:
+    facts = backbone_facts(settings).model_dump(mode="json")
+    return Shard("s", parts=(clips,), source=source, about={"facts": facts, "view": view})
+
+
+def vectors_of(produced) -> np.ndarray:
+    return np.array(produced.tables["outputs"]["features"].to_list(), np.float32)
 
 
 def test_every_usable_clip_gets_a_vector_or_a_reason(clips):
-    produced = run(clips, "none")
-    rows = produced.tables["features_efficientnet"]
+    produced = run(clips, "plain")
+    rows = produced.tables["outputs"]
     assert rows["sample_id"].to_list() == ["one", "two"]
-    assert rows["embedding"].to_numpy().shape == (2, 1280)
-    assert [(r.record, r.rule) for r in produced.rejects] == [("gone, none", "frames_missing")]
+    assert vectors_of(produced).shape == (2, 1280) and set(rows["view"]) == {"plain"}
+    assert [(r.record, r.rule) for r in produced.rejects] == [("gone, plain", "frames_missing")]
     assert produced.records == 3
 
 
 def test_features_follow_the_transform_and_not_the_batch(clips):
     plain, alone, inverted = (
-        run(clips, transform, batch=batch).tables["features_efficientnet"]["embedding"].to_numpy()
-        for transform, batch in (("none", 8), ("none", 1), ("color_invert", 8))
+        vectors_of(run(clips, transform, batch=batch))
+        for transform, batch in (("plain", 8), ("plain", 1), ("color_invert", 8))
     )
-    np.testing.assert_allclose(plain, alone, rtol=1e-4, atol=1e-4)
+    # To the bit: so vectors of clips that did not change are taken over from an earlier build.
+    np.testing.assert_array_equal(plain, alone)
     assert np.abs(plain - inverted).max() > 0.1
+
+
+def test_a_clip_that_did_not_change_is_not_read_again(clips, monkeypatch):
+    settings = FeatureSettings(extractor="efficientnet", frames=1, **CPU)
+    shard = shard_of(clips, "plain", settings)
+    first = extract_features(shard, given(settings))
+    earlier = SimpleNamespace(
+        file=lambda name: SimpleNamespace(path=first.files[name]),
+        part=lambda name: Held(name, first.tables[name]),
+    )
+    read: list[str] = []
+    sampled = stage.sample_videos
+
+    def counted(root, rows, settings):
+        read.extend(rows["sample_id"])
+        return sampled(root, rows, settings)
+
+    monkeypatch.setattr(stage, "sample_videos", counted)
+    changed = videos(("one", "ok"), ("two", "ok"), ("three", "ok"))
+    changed = changed.with_columns(pl.Series("sha256", ["one", "other", "three"]))
+    again = replace(shard, parts=(Held("videos", changed),), earlier=earlier)
+    produced = extract_features(again, given(settings))
+    assert read == ["two", "three"]
+    rows = produced.tables["outputs"]
+    assert sorted(rows["sample_id"]) == ["one", "three", "two"]
+    assert rows.filter(sample_id="one").equals(first.tables["outputs"].filter(sample_id="one"))
 
 
 def test_unlisted_videos_get_features_under_the_name_of_their_file(clips):
     rows = clips.frame.drop("sample_id").with_columns(file=pl.Series(["a/x.avi", "gone", "b"]))
     pieces = [Planned("unlisted_0000_of_0001", rows)]
     settings = FeatureSettings(extractor="efficientnet", frames=1, **CPU)
-    (shard,) = plan_features("", pieces, settings, "unlisted_videos")
-    produced = extract_features(shard, settings)
-    assert produced.tables["features_efficientnet"]["sample_id"].to_list() == ["a/x.avi", "b"]
-    parts = [SimpleNamespace(shard=name) for name in (shard.name, "0000_of_0001/none")]
-    assert of_clips(parts) == (parts[1],), "nothing is evaluated on them"
+    facts = backbone_facts(settings)
+    (shard,) = plan_features("", pieces, settings, facts, "unlisted_videos")
+    produced = extract_features(shard, given(settings))
+    assert produced.tables["outputs"]["sample_id"].to_list() == ["a/x.avi", "b"]
 
 
 @pytest.mark.parametrize(
@@ -102,13 +163,15 @@ def test_unlisted_videos_get_features_under_the_name_of_their_file(clips):
     [
         ({"features": {"extractor": "x3d"}, "videos": "."}, "needs features.checkpoint"),
         ({"features": {"extractor": "efficientnet"}}, "features need videos"),
-        ({"evaluation": {"predictors": ["ann"]}}, "predictors need features"),
+        ({"predictors": ["ann"]}, "predictors need features"),
+        ({"models": ["ndcc"]}, "models and networks are not trained here"),
+        ({"evaluation": {"predicted_ranks": 6}}, "predicted_ranks is above top_k"),
         (
             {"features": {"extractor": "x3d", "checkpoint": "x", "frames": 4}, "videos": "."},
             "leave features.frames out",
         ),
     ],
-    ids=["checkpoint", "videos", "features", "frames"],
+    ids=["checkpoint", "videos", "features", "models", "ranks", "frames"],
 )
 def test_what_is_missing_is_said_before_anything_runs(changed, said):
     with pytest.raises(ConfigError, match=said):
@@ -157,11 +220,12 @@ def test_the_papers_networks_run_from_a_checkpoint_of_official_names(tmp_path, e
             "frames": [259, 151],
             "decoder": "decord",
             "status": "ok",
+            "sha256": ["1", "2"],
         }
     )
-    shard = Shard("s", parts=(Held("videos", rows),), source=str(root), about={"transform": "none"})
-    produced = extract_features(shard, settings)
-    vectors = produced.tables[f"features_{extractor}"]["embedding"].to_numpy()
+    shard = shard_of(Held("videos", rows), "plain", settings, str(root))
+    produced = extract_features(shard, given(settings))
+    vectors = vectors_of(produced)
     assert vectors.shape == (2, width) and not produced.rejects
     assert np.isfinite(vectors).all() and np.abs(vectors[0] - vectors[1]).max() > 1e-3
 
@@ -183,7 +247,7 @@ def test_real_clips_of_different_classes_separate():
     settings = FeatureSettings(extractor="efficientnet", frames=4, **CPU)
     frames = dict(sample_videos(str(root), rows, settings.sampling()))
     assert not [name for name, found in frames.items() if isinstance(found, RecordError)]
-    vectors = stage._EXTRACTORS["efficientnet"](settings)(np.stack([*frames.values()]))
+    vectors = stage._EXTRACTORS["efficientnet"](settings, "cpu")(np.stack([*frames.values()]))
     labels = dict(listed.select("file", "label").iter_rows())
     found = separation(vectors, pl.Series([labels[name] for name in frames]))
     print(found)

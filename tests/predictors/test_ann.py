@@ -11,12 +11,12 @@ from tests.predictors import WIDTH, examples, named, samples
 
 
 def changed(preset: str = "small", **values) -> Ann:
-    settings = Ann.presets[preset]
+    settings = Ann.resolve(preset)
     return Ann(type(settings).model_validate({**settings.model_dump(), **values}), device="cpu")
 
 
 def test_numbers_of_the_paper_and_of_the_release():
-    paper, released = Ann.presets["paper"], Ann.presets["released"]
+    paper, released = Ann.resolve("paper"), Ann.resolve("released")
     assert (paper.hidden, paper.dropout, paper.epochs) == (768, 0.5, 1)
     assert (paper.batch_size, paper.learning_rate, paper.optimizer) == (1000, 1e-3, "adam")
     assert (paper.accepted_error, paper.head) == (0.1, "grow")

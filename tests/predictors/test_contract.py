@@ -9,7 +9,12 @@ import pytest
 
 from schemas.errors import ConfigError, NoveltyError, SourceError
 from storage.tensors import write_tensors
-from tasks.predictors import find_predictor, load_predictor, predictor_names
+from tasks.predictors import (
+    find_predictor,
+    load_predictor,
+    predictor_names,
+    resolved_predictors,
+)
 from tasks.predictors.base import Examples, with_unknown
 from tests.predictors import WIDTH, examples, named, samples
 
@@ -50,7 +55,7 @@ def test_all_are_found():
 def test_finding_predictors_and_their_settings_does_not_import_torch():
     program = (
         "import sys; from tasks.predictors import predictor_names, find_predictor\n"
-        "assert [find_predictor(n).presets['paper'].model_dump_json() for n in predictor_names()]\n"
+        "assert [find_predictor(n).resolve('paper').model_dump_json() for n in predictor_names()]\n"
         "heavy = {'torch', 'sklearn'} & sys.modules.keys(); assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
@@ -60,7 +65,8 @@ def test_finding_predictors_and_their_settings_does_not_import_torch():
 def test_declaration(name):
     kind = find_predictor(name)
     assert {"paper", "released", "small"} <= kind.presets.keys()
-    for settings in kind.presets.values():
+    for preset in kind.presets:
+        settings = kind.resolve(preset)
         assert settings.model_config["frozen"] and settings.model_config["extra"] == "forbid"
         for field, info in type(settings).model_fields.items():
             assert info.description and info.description.endswith("."), f"{name}.{field}"
@@ -85,6 +91,38 @@ def test_known_labels_are_named_and_others_are_unknown(name, fitted):
     assert (named(predictor, features) == labels.to_numpy()).mean() > 0.8
     found = named(predictor, samples("uvwxyz", 20, 8)[0])
     assert np.char.startswith(found, "unknown").mean() > 0.7
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_novelty_is_higher_for_labels_it_was_never_given(name, fitted):
+    predictor = fitted(name)
+    known, novel = samples("abcd", 30, 17)[0], samples("uvwxyz", 20, 18)[0]
+    values = predictor.novelty(np.concatenate([known, novel]))
+    assert values.shape == (240,) and values.dtype == np.float64 and np.isfinite(values).all()
+    assert (values[:120, None] < values[120:]).mean() > 0.9
+    np.testing.assert_allclose(predictor.novelty(known[:1]), values[:1], rtol=1e-4, atol=1e-6)
+    assert predictor.novelty(known[:0]).shape == (0,)
+
+
+def test_settings_of_all_predictors_are_resolved_and_wrong_ones_refused():
+    found = resolved_predictors({"all": {}, "ann": {"dropout": 0.3}}, "small", {"epochs": 2})
+    assert tuple(found) == NAMES
+    ann = found["ann"]
+    assert (ann.settings.dropout, ann.settings.epochs, ann.settings.hidden) == (0.3, 2, 64)
+    assert ann.changed == {"dropout": 0.3, "epochs": 2} and found["evm"].changed == {}
+    assert "checkpoint_every" not in ann.settings.model_dump()
+    own = resolved_predictors({"ann": {"epochs": 5}}, "small", {"epochs": 2})
+    assert own["ann"].settings.epochs == 5
+    for choice, train, said in (
+        ({"svm": {}}, {}, "no predictor 'svm'"),
+        ({"ann": {"drop": 1}}, {}, "ann: .*drop is not a setting"),
+        ({"ann": {"dropout": 2}}, {}, "ann: .*dropout"),
+        ({"evm": {}}, {"epochs": 2}, "train.epochs is a setting of no predictor"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            resolved_predictors(choice, "small", train)
+    with pytest.raises(ConfigError, match="no preset 'large'"):
+        resolved_predictors({"ann": {}}, "large")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -16,15 +16,15 @@ from tests.predictors import examples, samples
 
 
 def changed(**values) -> Evm:
-    small = Evm.presets["small"]
+    small = Evm.resolve("small")
     return Evm(type(small).model_validate({**small.model_dump(), **values}), device="cpu")
 
 
 def test_numbers_of_the_paper():
-    paper = Evm.presets["paper"]
+    paper = Evm.resolve("paper")
     assert (paper.tail_size, paper.tail_rule, paper.cover_threshold) == (100, "absolute", 0.7)
     assert (paper.distance_multiplier, paper.tolerance) == (1.0, 1e-5)
-    assert Evm.presets["released"].tail_rule == "released"
+    assert Evm.resolve("released").tail_rule == "released"
 
 
 # ---------------------------------------------------------------- Weibull

@@ -13,16 +13,16 @@ from tests.predictors import examples, named, samples
 
 
 def changed(preset: str = "small", **values) -> GmmFinch:
-    settings = GmmFinch.presets[preset]
+    settings = GmmFinch.resolve(preset)
     changed_settings = type(settings).model_validate({**settings.model_dump(), **values})
     return GmmFinch(changed_settings, device="cpu")
 
 
 def test_numbers_of_the_paper():
-    paper = GmmFinch.presets["paper"]
+    paper = GmmFinch.resolve("paper")
     assert (paper.level, paper.precision, paper.epsilon) == (-1, "float64", 1e-12)
     assert (paper.accepted_error, paper.batch_size) == (0.05, 8192)
-    assert GmmFinch.presets["released"].names == "restart"
+    assert GmmFinch.resolve("released").names == "restart"
 
 
 # ---------------------------------------------------------------- densities
@@ -40,7 +40,7 @@ def parts(width: int, seed: int = 0) -> list[tuple[int, np.ndarray]]:
 
 
 def expected(components, epsilon: float, x: np.ndarray, owners: int) -> np.ndarray:
-    """The rule of the spec with full matrices."""
+    """The rule of the paper with full matrices."""
     found: list[list[torch.Tensor]] = [[] for _ in range(owners)]
     for owner, rows in components:
         rows = torch.tensor(rows)
