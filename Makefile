@@ -33,7 +33,7 @@ endif
 define INSTALL
 install() { \
   python=$$(bash .ci/install/python "$(PYTHON)") || exit 2; \
-  "$$python" -m tasks.doctor --install; \
+  "$$python" -m tasks.operations.doctor --install; \
   if ! test -x $(BIN)/python; then "$$python" -m venv .venv || exit 2; fi; \
   $(BIN)/python .ci/install/packages.py --torch "$(TORCH)" --extras "$$@"; \
 }
@@ -50,15 +50,15 @@ endef
 
 setup-blender: ## bpy in an environment of its own: then NOVELTY_BLENDER_PYTHON=.venv-blender/bin/python
 	@python=$$(bash .ci/install/python "$(PYTHON)") || exit 2; \
-	"$$python" -m tasks.doctor --install; \
+	"$$python" -m tasks.operations.doctor --install; \
 	if ! test -x .venv-blender/bin/python; then "$$python" -m venv .venv-blender || exit 2; fi; \
 	.venv-blender/bin/python .ci/install/packages.py --without-base --extras blender
 
 doctor: ## say what is missing on this machine and how to mend it; needs no setup
 	@for python in python3.11 python3 python $(BIN)/python; do \
 	  if $$python -c 'import sys; sys.exit(sys.version_info < (3, 8))' >/dev/null 2>&1; then \
-	    if test -e $(BIN); then exec $$python -m tasks.doctor --python $(BIN)/python; fi; \
-	    exec $$python -m tasks.doctor; \
+	    if test -e $(BIN); then exec $$python -m tasks.operations.doctor --python $(BIN)/python; fi; \
+	    exec $$python -m tasks.operations.doctor; \
 	  fi; \
 	done; bash .ci/install/python
 

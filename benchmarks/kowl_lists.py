@@ -31,7 +31,7 @@ def list_file(release: str, split: str) -> Path:
 def run_ours(target: Path) -> None:
     import polars as pl
 
-    from tasks.increments import assign_increments
+    from tasks.kowl.increments import assign_increments
     from tasks.kowl.lists import Release, read_release
     from tasks.kowl.unify import unify
 

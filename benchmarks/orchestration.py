@@ -15,7 +15,7 @@ import flows  # noqa: F401  keeps Prefect offline
 from schemas.config import Settings
 from schemas.table import Column, Table
 from storage.layout import content_key
-from tasks.stage import Build, Produced, Shard, stage
+from tasks.engine.stage import Build, Produced, Shard, stage
 
 SHARDS = 200
 ROWS = 20_000

@@ -23,10 +23,10 @@ import numpy as np
 
 from schemas.semantic import PictureSettings
 from storage.raw import open_raw
+from tasks.engine.stage import Build
 from tasks.semantic.cache import PictureCache
 from tasks.semantic.ingest import plan_image_shards, read_images
 from tasks.semantic.sources import list_images
-from tasks.stage import Build
 
 SHARED = Path(os.environ.get("NOVELTY_SHARED", Path(__file__).parents[2] / "shared"))
 IMAGES = SHARED / "data" / "images"

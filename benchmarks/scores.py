@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from tasks.nearest import nearest
+from tasks.learning.neighbours import nearest
 from tasks.scores import find, names
 from tasks.scores.base import Head, Outputs, Reference
 from tasks.threedos import networks

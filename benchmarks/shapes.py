@@ -22,7 +22,7 @@ import numpy as np
 
 from schemas.threedos import ShapeSettings
 from storage.raw import open_raw
-from tasks.stage import Build
+from tasks.engine.stage import Build
 from tasks.threedos.formats import surface_of
 from tasks.threedos.ingest import plan_shape_shards, sample_shapes
 from tasks.threedos.sampling import (

@@ -24,7 +24,7 @@ from schemas.table import Column, Table
 from storage import raw as raw_files
 from storage import verified
 from storage.raw import open_raw
-from tasks.stage import Build, Produced, Shard, stage
+from tasks.engine.stage import Build, Produced, Shard, stage
 
 MOST = 0.05
 PICTURES = Table(

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from schemas.kowl import SampleSettings
+from tasks.ingest.native.pool import run_batch
 from tasks.kowl.videos import DECORD, IMPORTS, OPENCV, SAMPLE
-from tasks.native.pool import run_batch
 
 SHARED = Path(os.environ.get("NOVELTY_SHARED", Path(__file__).parents[2] / "shared"))
 FUNCTIONS = {

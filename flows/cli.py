@@ -244,8 +244,8 @@ def _build(words: list[str]) -> int:
 
     from flows.runner import run_flow
     from storage.layout import lake_address, lake_root
+    from tasks.operations.summary import show_tables
     from tasks.report import REPORTS
-    from tasks.summary import show_tables
 
     run_flow(benchmark, config)
     show_tables(config.lake, benchmark)
@@ -254,7 +254,7 @@ def _build(words: list[str]) -> int:
 
 
 def _fetch(parsed: argparse.Namespace) -> None:
-    from tasks.fetch import Remote, fetch
+    from tasks.operations.fetch import Remote, fetch
 
     print(fetch(Remote(parsed.url, parsed.sha256, parsed.size, parsed.name), Path(parsed.out)))
 
@@ -277,8 +277,8 @@ def _status(parsed: argparse.Namespace) -> None:
     from storage.layout import hash_cache_path, lake_root
     from storage.raw import open_raw
     from storage.upkeep import require_lake, statuses
-    from tasks.stage import stage_version
-    from tasks.summary import show_statuses
+    from tasks.engine.stage import stage_version
+    from tasks.operations.summary import show_statuses
 
     lake = lake_root(parsed.lake)
     require_lake(lake)
@@ -348,7 +348,7 @@ def _restore(parsed: argparse.Namespace) -> None:
 def _lineage(parsed: argparse.Namespace) -> None:
     from storage.layout import lake_root
     from storage.upkeep import trace_lineage
-    from tasks.summary import show_lineage
+    from tasks.operations.summary import show_lineage
 
     lake = lake_root(parsed.lake)
     show_lineage(trace_lineage(lake, _version(lake, parsed.table)))
@@ -414,8 +414,8 @@ def _query(parsed: argparse.Namespace) -> None:
     from storage.catalog import catalog_for
     from storage.layout import lake_root
     from storage.upkeep import require_lake
-    from tasks.queries import example_queries, read_query, show_query
-    from tasks.summary import show_frame
+    from tasks.operations.queries import example_queries, read_query, show_query
+    from tasks.operations.summary import show_frame
 
     if parsed.list:
         show_frame(example_queries())
@@ -429,8 +429,8 @@ def _query(parsed: argparse.Namespace) -> None:
 
 def _diff(parsed: argparse.Namespace) -> int:
     from storage.layout import lake_root
-    from tasks.diff import diff_tables, show_diff
-    from tasks.diff_sides import find_side, previous_side
+    from tasks.operations.diff import diff_tables, show_diff
+    from tasks.operations.diff_sides import find_side, previous_side
 
     lake = lake_root(parsed.lake)
     after = find_side(parsed.after or parsed.before, lake)
@@ -448,7 +448,7 @@ def _runs(parsed: argparse.Namespace) -> None:
     from storage.layout import lake_root
     from storage.upkeep import require_lake
     from tasks.operations.runs import compare_runs, drop_runs, list_runs, show_run
-    from tasks.summary import show_frame
+    from tasks.operations.summary import show_frame
 
     lake = lake_root(parsed.lake)
     require_lake(lake)
@@ -475,7 +475,7 @@ def _plugins(parsed: argparse.Namespace) -> None:
     import importlib
 
     from tasks.operations.plugin_list import plugin_rows, setting_rows
-    from tasks.summary import show_frame
+    from tasks.operations.summary import show_frame
 
     package = importlib.import_module(f"tasks.{parsed.kind}")
     if parsed.name:
@@ -489,7 +489,7 @@ def _render(parsed: argparse.Namespace) -> None:
     from schemas.config import make_config
     from schemas.novelcraft import RenderSettings
     from tasks.novelcraft.render_states import render_states
-    from tasks.summary import show_frame
+    from tasks.operations.summary import show_frame
 
     names = ("renderer", "rotation", "coverage", "resolution")
     settings = make_config(RenderSettings, {name: getattr(parsed, name) for name in names})
@@ -502,8 +502,8 @@ def _render(parsed: argparse.Namespace) -> None:
 
 
 def _evaluate(parsed: argparse.Namespace) -> None:
-    from tasks.score_files import evaluate_file
-    from tasks.summary import show_frame
+    from tasks.operations.score_files import evaluate_file
+    from tasks.operations.summary import show_frame
 
     metrics = evaluate_file(
         Path(parsed.scores),
@@ -542,7 +542,7 @@ def _drift(parsed: argparse.Namespace) -> None:
     import polars as pl
 
     from tasks.novelcraft.targets import drift_by_class, label_drift, read_targets
-    from tasks.summary import show_frame
+    from tasks.operations.summary import show_frame
 
     old, new = (read_targets(Path(name))[0] for name in (parsed.old, parsed.new))
     drift = label_drift(old, new)
@@ -560,7 +560,7 @@ def _list_drift(parsed: argparse.Namespace) -> None:
     import polars as pl
 
     from tasks.kowl.drift import compare_lists
-    from tasks.summary import show_frame
+    from tasks.operations.summary import show_frame
 
     drift = compare_lists(Path(parsed.old), Path(parsed.new), parsed.split)
     show_frame(drift.summary)
@@ -592,7 +592,7 @@ def _run(parsed: argparse.Namespace) -> None:
     from flows.runner import run_flow
     from schemas.condda import Config
     from schemas.config import make_config
-    from tasks.summary import show_tables
+    from tasks.operations.summary import show_tables
 
     run = {
         "red_light": "with" if parsed.red_light else "without",
@@ -610,7 +610,7 @@ def _make_tests(words: list[str]) -> int:
     from schemas.condda import TestSettings
     from storage.layout import lake_root
     from tasks.condda.from_lake import tests_of_lake
-    from tasks.summary import show_frame
+    from tasks.operations.summary import show_frame
 
     parser = argparse.ArgumentParser(
         prog="novelty make-tests", description="Make CONDDA/OND tests of a lake's tables."
@@ -669,7 +669,7 @@ def _check_published(parsed: argparse.Namespace) -> int:
 
 
 def _dictionary(parsed: argparse.Namespace) -> None:
-    from tasks.dictionary import data_dictionary
+    from tasks.operations.dictionary import data_dictionary
 
     path = Path(parsed.out)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -690,7 +690,7 @@ def _service(parsed: argparse.Namespace) -> int:
 
 
 def _doctor(parsed: argparse.Namespace) -> int:
-    from tasks.doctor import examine, install_libraries
+    from tasks.operations.doctor import examine, install_libraries
 
     if parsed.install:
         install_libraries()

@@ -24,6 +24,7 @@ from tasks.condda.build import (
     run_agent,
 )
 from tasks.condda.export import P_UNKNOWN
+from tasks.engine.stage import Build
 from tasks.evaluation.protocols import key_protocols
 from tasks.evaluation.stages import (
     EvaluationSettings,
@@ -36,7 +37,6 @@ from tasks.evaluation.stages import (
     record_failure,
     score_outputs,
 )
-from tasks.stage import Build
 
 CONVENTIONS = ("openood",)
 

@@ -6,8 +6,8 @@ import inspect
 from types import ModuleType
 from typing import Any
 
-from tasks.estimates import DryRun, dry_run, duration
-from tasks.stage import Stage
+from tasks.engine.estimates import DryRun, dry_run, duration
+from tasks.engine.stage import Stage
 
 
 def show_dry_run(benchmark: str, config: Any) -> None:

@@ -19,7 +19,7 @@ from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
 from schemas.errors import ConfigError, MissingDependency, NativeError
 from schemas.extras import require_library
-from tasks.places import Cluster
+from tasks.engine.places import Cluster
 
 RUNNERS = ("local", "dask", "ray")
 CONNECT_SECONDS = 20

@@ -6,6 +6,8 @@ from schemas.errors import ConfigError, SourceError
 from schemas.kowl import Config
 from schemas.runs import RunFacts
 from storage.layout import lake_root
+from tasks.engine.plugins import Resolved
+from tasks.engine.stage import Build
 from tasks.evaluation.protocols import key_protocols, plan_protocols, protocol_keys
 from tasks.evaluation.runs import run_mark
 from tasks.evaluation.stages import (
@@ -54,9 +56,7 @@ from tasks.kowl.videos import (
     validate_unlisted,
     validate_videos,
 )
-from tasks.plugins import Resolved
 from tasks.predictors import resolved_predictors
-from tasks.stage import Build
 
 CONVENTIONS = ("openood",)
 

@@ -8,6 +8,7 @@ from schemas.config import Settings
 from schemas.novelcraft import Config
 from storage.layout import lake_root
 from storage.pieces import Piece
+from tasks.engine.stage import Build, Shard
 from tasks.evaluation.protocols import key_protocols, plan_protocols, protocol_keys
 from tasks.evaluation.stages import (
     EvaluationSettings,
@@ -62,7 +63,6 @@ from tasks.novelcraft.runs import (
 from tasks.novelcraft.splits import protocol_definitions, split_frames
 from tasks.novelcraft.windows import PROTOCOL as WINDOWS_PROTOCOL
 from tasks.novelcraft.windows import cut_all_windows, window_definition
-from tasks.stage import Build, Shard
 
 
 @benchmark_flow

@@ -63,7 +63,7 @@ def publish_report(lake: Path, benchmark: str) -> Path:
 
 def run_demo(sample: Path, lake: str | None, benchmarks: list[str]) -> None:
     """Build every benchmark on the sample data, then say what there is and where."""
-    from tasks.summary import show_tables
+    from tasks.operations.summary import show_tables
 
     for benchmark in benchmarks:
         if not (sample / benchmark).is_dir():

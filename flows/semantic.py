@@ -7,6 +7,7 @@ from schemas.config import Settings
 from schemas.semantic import Config
 from storage.layout import lake_root
 from storage.pieces import Piece
+from tasks.engine.stage import Build, Shard, Stage
 from tasks.evaluation.protocols import key_protocols, protocol_keys
 from tasks.evaluation.stages import (
     HEAD,
@@ -22,7 +23,7 @@ from tasks.evaluation.stages import (
     record_failure,
     score_outputs,
 )
-from tasks.raw_files import ARCHIVE_LIMITS
+from tasks.ingest.raw_files import ARCHIVE_LIMITS
 from tasks.semantic.detection import (
     CONVENTION,
     DeviceSettings,
@@ -54,7 +55,6 @@ from tasks.semantic.trials import (
     plan_trials,
     resolve_subsets,
 )
-from tasks.stage import Build, Shard, Stage
 
 CONVENTIONS = (CONVENTION, "openood")
 

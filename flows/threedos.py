@@ -6,6 +6,7 @@ from schemas.threedos import Config
 from storage.layout import lake_root
 from storage.pieces import Piece
 from storage.raw import RawSource
+from tasks.engine.stage import Build, Shard
 from tasks.evaluation.protocols import key_protocols, plan_protocols, protocol_keys
 from tasks.evaluation.stages import (
     EvaluationSettings,
@@ -18,8 +19,7 @@ from tasks.evaluation.stages import (
     record_failure,
     score_outputs,
 )
-from tasks.raw_files import ARCHIVE_LIMITS
-from tasks.stage import Build, Shard
+from tasks.ingest.raw_files import ARCHIVE_LIMITS
 from tasks.threedos.ingest import plan_shape_shards, sample_shapes
 from tasks.threedos.runs import (
     CONVENTIONS,

@@ -10,7 +10,7 @@ import polars as pl
 
 from schemas.config import Settings
 from schemas.errors import ConfigError
-from tasks.stage import Produced, Shard, stage
+from tasks.engine.stage import Produced, Shard, stage
 from tests.toy import FILES, READINGS, ReadSettings, read_lines
 
 PATIENCE_SECONDS = 60

@@ -50,7 +50,7 @@ def test_surroundings_do_not_show(tmp_path, workers, reverse, zone, seed, thread
 LINEAR_ALGEBRA = """
 import hashlib
 import numpy as np
-from tasks.threads import one_blas_thread
+from tasks.engine.threads import one_blas_thread
 
 one_blas_thread()
 from scipy.linalg import cholesky

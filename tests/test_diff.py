@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from flows.cli import main
 from schemas.errors import ConfigError, LakeError, SourceError
-from tasks.diff import TableDiff, diff_tables, show_diff
-from tasks.diff_sides import find_side, previous_side
+from tasks.operations.diff import TableDiff, diff_tables, show_diff
+from tasks.operations.diff_sides import find_side, previous_side
 from tests.small_lake import put_table
 from tests.toy import build_toy, write_raw
 

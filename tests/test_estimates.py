@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from flows.dry_run import describe, stages_of
 from schemas.manifest import PieceManifest
 from storage.locks import locked
-from tasks.estimates import DryRun, Pace, dry_run, duration, note_time, paces
-from tasks.stage import Build
+from tasks.engine.estimates import DryRun, Pace, dry_run, duration, note_time, paces
+from tasks.engine.stage import Build
 from tests.toy import FILES, READINGS, build_toy, read_lines, write_raw
 
 ROOT = Path(__file__).parents[1]
@@ -110,7 +110,7 @@ def test_pace_is_by_record_or_by_shard(tmp_path):
 
 def test_only_recent_pieces_count(tmp_path, monkeypatch):
     (tmp_path / ".novelty").mkdir()
-    monkeypatch.setattr("tasks.estimates.RECENT", 2)
+    monkeypatch.setattr("tasks.engine.estimates.RECENT", 2)
     for number, seconds in enumerate((100.0, 1.0, 1.0)):
         monkeypatch.setattr("time.time", lambda number=number: 1.8e9 + number)
         note_time(tmp_path, manifest("read", 10), seconds)
@@ -276,7 +276,7 @@ def test_a_plan_that_needs_rows_ends_there(built):
     lake, raw = built
     with dry_run() as run, Build("toy", lake) as build:
         source = build.source(raw)
-        from tasks.stage import Shard
+        from tasks.engine.stage import Shard
         from tests.toy import ReadSettings
 
         shards = [Shard(file.name, files=(file,), source=source.root) for file in source.files()]

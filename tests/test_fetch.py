@@ -13,8 +13,8 @@ import pytest
 from flows.cli import main
 from schemas.errors import ConfigError, SourceError
 from storage.filehash import HashCache
-from tasks import fetch as fetching
-from tasks.fetch import Remote, fetch
+from tasks.operations import fetch as fetching
+from tasks.operations.fetch import Remote, fetch
 from tests.loopback import Loopback, Resource
 
 BODY = bytes(range(256)) * 4096
@@ -305,7 +305,7 @@ def test_plain_lines_off_a_terminal_and_a_bar_on_one(server, tmp_path, monkeypat
 CHILD = """
 import sys
 from pathlib import Path
-from tasks.fetch import Remote, fetch
+from tasks.operations.fetch import Remote, fetch
 fetch(Remote(sys.argv[1], sys.argv[2], int(sys.argv[3])), Path(sys.argv[4]))
 """
 

@@ -10,7 +10,7 @@ from sklearn.metrics import adjusted_rand_score
 from sklearn.metrics.pairwise import cosine_distances
 
 from schemas.errors import ConfigError
-from tasks.finch import finch, first_neighbours
+from tasks.learning.finch import finch, first_neighbours
 
 
 @pytest.fixture(scope="module", autouse=True)

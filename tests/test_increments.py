@@ -10,7 +10,7 @@ from polars.testing import assert_frame_equal
 from pydantic import ValidationError
 
 from schemas.errors import ConfigError, SourceError
-from tasks.increments import (
+from tasks.kowl.increments import (
     IncrementSettings,
     _with_draw,
     assign_increments,

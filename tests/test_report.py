@@ -17,7 +17,7 @@ from schemas.config import Settings
 from schemas.errors import ConfigError, LakeError
 from schemas.runs import RunFacts
 from schemas.tables import CURVES, METRICS, RUNS, SPLITS
-from tasks import plots
+from tasks.engine.stage import Build, Produced, Shard, stage
 from tasks.evaluation.conventions import NOVELCRAFT_2022, OPENOOD
 from tasks.evaluation.metrics import curves, evaluate
 from tasks.evaluation.runs import run_id, run_row
@@ -27,11 +27,11 @@ from tasks.report import (
     figure,
     gallery,
     number_text,
+    plots,
     table,
     text,
     write_report,
 )
-from tasks.stage import Build, Produced, Shard, stage
 from tests.toy import build_toy, write_raw
 
 ROOT = Path(__file__).parents[1]

@@ -7,7 +7,7 @@ import pytest
 
 from flows.cli import main
 from schemas.errors import ConfigError
-from tasks.score_files import evaluate_file, truth_of
+from tasks.operations.score_files import evaluate_file, truth_of
 from tests.shared import shared_path
 
 

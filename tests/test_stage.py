@@ -22,7 +22,7 @@ from schemas.errors import (
 )
 from storage.locks import locked
 from storage.tables import current_version
-from tasks.stage import Build, Produced, Shard, stage, stage_version
+from tasks.engine.stage import Build, Produced, Shard, stage, stage_version
 from tests.toy import (
     READINGS,
     ReadSettings,

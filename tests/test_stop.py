@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from schemas.config import Settings
-from tasks.stage import Build, Produced, Shard, stage
+from tasks.engine.stage import Build, Produced, Shard, stage
 from tests.toy import TOTALS
 
 LIMIT_SECONDS = 120.0

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from schemas.errors import ConfigError
 from schemas.table import Column, Reference, Rule, Table
 from schemas.tables import SHARED, benchmark_names, tables_of
-from tasks.dictionary import data_dictionary
+from tasks.operations.dictionary import data_dictionary
 
 THINGS = Table(
     name="things",

@@ -10,7 +10,7 @@ from schemas.table import Column, Reference, Table
 from storage.layout import MANIFEST
 from storage.pieces import Piece
 from storage.raw import open_raw
-from tasks.stage import Build, Produced, Reject, Shard, stage
+from tasks.engine.stage import Build, Produced, Reject, Shard, stage
 
 READINGS = Table(
     name="readings",

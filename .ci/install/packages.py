@@ -138,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if code := _pip(project):
         return code
     memory.write_text("\n".join(sorted(wanted)) + "\n")
-    doctor = [sys.executable, "-m", "tasks.doctor", "--python", sys.executable]
+    doctor = [sys.executable, "-m", "tasks.operations.doctor", "--python", sys.executable]
     if code := subprocess.run(doctor, cwd=ROOT).returncode:
         return code
     (here / ".ready").touch()

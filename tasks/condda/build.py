@@ -53,10 +53,10 @@ from tasks.condda.run import LOOP_VERSION, run_session
 from tasks.condda.session import open_state
 from tasks.condda.store import EventStore
 from tasks.condda.test_files import METADATA, TRUTH, TestLibrary
+from tasks.engine.stage import Build, Produced, Reject, Shard, stage
 from tasks.evaluation.protocols import plan_protocols, protocol_keys
 from tasks.evaluation.runs import run_id, run_mark, run_row
 from tasks.evaluation.stages import PassedRun, ScoreChoice, chosen_scores
-from tasks.stage import Build, Produced, Reject, Shard, stage
 
 BENCHMARK = "condda"
 GIVEN_FEATURES = "given_features"

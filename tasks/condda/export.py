@@ -34,9 +34,9 @@ from tasks.condda.lookup import round_size
 from tasks.condda.metrics import Columns
 from tasks.condda.session import Event, SessionState
 from tasks.condda.test_files import TestFile
+from tasks.engine.stage import Reject
 from tasks.evaluation.runs import run_id, run_row
 from tasks.evaluation.stages import ScoreChoice
-from tasks.stage import Reject
 
 SESSION_TABLES = (
     *(SESSIONS, RUNS, PREDICTIONS, SCORES),

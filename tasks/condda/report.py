@@ -6,8 +6,8 @@ sections.
 
 import polars as pl
 
-from tasks.plots import COLOURS, DASHES, marked_lines
 from tasks.report import Html, Read, Section, figure, paragraph, table
+from tasks.report.plots import COLOURS, DASHES, marked_lines
 
 SHOWN_TESTS = 8
 PLACE = ["session_id", "test_id"]

@@ -33,7 +33,7 @@ from tasks.condda.domains import RED_LIGHT, Domain, domain_named
 from tasks.condda.lookup import known_classes, whole
 from tasks.condda.rules import ProtocolRefusal
 from tasks.condda.test_files import CELL_EDGES
-from tasks.progress import progress
+from tasks.engine.progress import progress
 
 LOOP_VERSION = 1
 """Raise it when the same agent posts other results to the same test."""

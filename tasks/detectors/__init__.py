@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from schemas.errors import ConfigError, SourceError
 from storage.tensors import read_header, read_tensors
 from tasks.detectors.base import Detector
-from tasks.plugins import Plugins
+from tasks.engine.plugins import Plugins
 
 _FILES = Plugins(__name__, __path__, "model", Detector, helpers=("training",))
 detector_names = _FILES.names

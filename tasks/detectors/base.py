@@ -22,7 +22,7 @@ from pydantic import Field
 from schemas.config import Settings as Settings
 from schemas.errors import ConfigError, TrainingError
 from storage.tensors import as_tensors, write_tensors
-from tasks.plugins import Plugin
+from tasks.engine.plugins import Plugin
 from tasks.scores.base import Head, Outputs
 
 if TYPE_CHECKING:

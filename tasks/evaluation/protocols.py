@@ -13,8 +13,8 @@ import polars as pl
 from schemas.config import Settings
 from schemas.tables import PROTOCOLS, SAMPLES
 from storage.pieces import Part
+from tasks.engine.stage import Build, Produced, Shard, stage
 from tasks.evaluation.runs import as_json
-from tasks.stage import Build, Produced, Shard, stage
 
 FITTED = ("train", "valid")
 _ROW = ("sample_id", "step", "class", "label", "split", "role", "subset", "digest", "sequence")

@@ -34,13 +34,13 @@ from storage.layout import content_key
 from storage.parquet import filled_columns
 from storage.pieces import Part, Piece
 from tasks import scores as score_files
+from tasks.engine.stage import Produced, Shard, stage
+from tasks.engine.threads import one_torch_thread
 from tasks.evaluation.conventions import find_convention
 from tasks.evaluation.intervals import intervals
 from tasks.evaluation.metrics import curves, evaluate
 from tasks.evaluation.protocols import FITTED
 from tasks.evaluation.runs import ID_DIGITS, as_json, run_id, run_row
-from tasks.stage import Produced, Shard, stage
-from tasks.threads import one_torch_thread
 
 HEAD = "head.safetensors"
 CURVE_POINTS = 1000

@@ -35,11 +35,11 @@ from schemas.kowl import (
 from schemas.tables import SAMPLES, SPLITS
 from storage.pieces import Part
 from storage.raw import RawSource, open_raw
-from tasks.increments import assign_increments
+from tasks.engine.stage import Produced, Reject, Shard, stage
+from tasks.kowl.increments import assign_increments
 from tasks.kowl.lists import KEY, SPLIT_SPELLINGS, read_list
 from tasks.kowl.policies import KINETICS
 from tasks.kowl.unify import unify, validate_as_test
-from tasks.stage import Produced, Reject, Shard, stage
 
 # kinetics600_train.csv.gz, kinetics-600_val.csv, kinetics700_2020/validate.csv, ...
 LIST_NAME = re.compile(

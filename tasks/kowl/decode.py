@@ -1,6 +1,6 @@
 """What a child process does with one video: decode it to the end, or take frames out of it.
 
-Enters: an item with the path of a file, from `tasks.native.pool.run_batch`. Leaves: facts for
+Enters: an item with the path of a file, from `run_batch` of the native pool. Leaves: facts for
 `tasks.kowl.videos`, or an array of frames. The functions with decord and those with OpenCV must not
 run in one process: decord breaks OpenCV's PNG support there.
 

@@ -39,7 +39,8 @@ from schemas.tables import (
 from storage.checkpoints import read_checkpoint, write_checkpoint
 from storage.pieces import Part
 from storage.raw import RawSource, open_raw
-from tasks.detection import use_threads
+from tasks.engine.plugins import Resolved
+from tasks.engine.stage import Produced, Shard, stage
 from tasks.evaluation.runs import run_id, run_mark, run_row
 from tasks.evaluation.stages import EVALUATED, PassedRun
 from tasks.kowl.ava import ava_groups, groups_of_clips, read_ava_rows, read_ava_vocabulary
@@ -53,9 +54,8 @@ from tasks.kowl.evaluator import (
     OpenWorldRun,
     Step,
 )
-from tasks.plugins import Resolved
+from tasks.learning.training import use_threads
 from tasks.predictors import find_predictor
-from tasks.stage import Produced, Shard, stage
 
 RUN = "run.safetensors"
 AVA_LIST = re.compile(r"ava[^/]*\.csv(\.gz)?", re.IGNORECASE)

@@ -11,8 +11,8 @@ import polars as pl
 
 from schemas.tables import PLAIN, SPLIT_NAMES
 from tasks.kowl.separation import MOST_SAMPLES, separation
-from tasks.plots import COLOURS, DASHES, bar_panels, line_panels
 from tasks.report import Html, Read, Section, figure, folded, paragraph, table
+from tasks.report.plots import COLOURS, DASHES, bar_panels, line_panels
 
 METRICS = {"accuracy": "Accuracy", "mcc": "Matthews correlation", "nmi": "Mutual information"}
 REACTION = {

@@ -31,11 +31,11 @@ from storage.layout import content_key
 from storage.pieces import Piece
 from storage.raw import RawFile
 from storage.unchanged import read_unchanged
-from tasks.detection import use_threads, weights_file
+from tasks.engine.progress import progress
+from tasks.engine.stage import Produced, Reject, Shard, stage
 from tasks.evaluation.runs import run_id, run_mark
 from tasks.kowl.videos import sample_videos
-from tasks.progress import progress
-from tasks.stage import Produced, Reject, Shard, stage
+from tasks.learning.training import use_threads, weights_file
 
 Embed = Callable[[np.ndarray], np.ndarray]
 """Clips (N, crops, count, H, W, 3) uint8 to vectors (N, D) float32."""

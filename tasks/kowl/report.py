@@ -6,11 +6,11 @@ have the rest. Leaves: report sections.
 
 import polars as pl
 
-from tasks.increments import Increments, count_increments
 from tasks.kowl import evaluation_report, results_report, videos_report
+from tasks.kowl.increments import Increments, count_increments
 from tasks.kowl.paper_tables import beside_paper
-from tasks.plots import stacked_bars
 from tasks.report import Html, Read, Section, figure, heading, paragraph, table
+from tasks.report.plots import stacked_bars
 
 COLOURS = {"known": "#4c8dd6", "novel": "#e08a3c"}
 

@@ -33,11 +33,11 @@ from schemas.table import REJECTED, Table
 from storage.archives import ArchiveLimits
 from storage.filehash import sha256_file
 from storage.raw import RawFile, RawSource, open_raw
+from tasks.engine.stage import Produced, Reject, Shard, stage
+from tasks.ingest.native.pool import Limits, Outcome, run_batch
 from tasks.kowl.decode import HEAD_BYTES, container_of
 from tasks.kowl.lists import SPLIT_SPELLINGS
 from tasks.kowl.unify import sample_id
-from tasks.native.pool import Limits, Outcome, run_batch
-from tasks.stage import Produced, Reject, Shard, stage
 
 CLIPS_PER_SHARD = 2000
 UNMATCHED = "unmatched"

@@ -20,11 +20,11 @@ from schemas.errors import SourceError
 from schemas.novelcraft import CALIBRATION, CameraSettings
 from storage.filehash import sha256_file
 from storage.raw import RawFile
+from tasks.engine.stage import Produced, Shard, stage
 from tasks.novelcraft.masks import decode_png, mask_iou
 from tasks.novelcraft.raycast import novel_mask
 from tasks.novelcraft.scene import View, build_scene
 from tasks.novelcraft.worldstate import WorldState, parse_world_state
-from tasks.stage import Produced, Shard, stage
 
 
 class Grid(NamedTuple):

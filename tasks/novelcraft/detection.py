@@ -18,17 +18,17 @@ from schemas.config import Settings
 from schemas.runs import RunFacts
 from schemas.tables import OUTPUTS, PLAIN, PREDICTIONS, RUNS, TRAINING
 from storage.pieces import Part, Piece
-from tasks.detection import BASE, MODEL, print_epoch, use_threads, weights_file
 from tasks.detectors import find_detector, load_detector
 from tasks.detectors.base import Detector
 from tasks.detectors.symbolic_mlp import window_scores
+from tasks.engine.stage import Build, Produced, Shard, stage
 from tasks.evaluation.runs import run_id, run_row
 from tasks.evaluation.stages import EVALUATED, HEAD, PassedRun, prediction_rows
+from tasks.learning.training import BASE, MODEL, print_epoch, use_threads, weights_file
 from tasks.novelcraft.runs import PlannedRun, weights_path
 from tasks.novelcraft.samples import TABLES_OF, load
 from tasks.novelcraft.windows import EVALUATED_MODE
 from tasks.scores.base import Outputs
-from tasks.stage import Build, Produced, Shard, stage
 
 
 class DeviceSettings(Settings):

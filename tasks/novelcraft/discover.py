@@ -18,10 +18,11 @@ from schemas.novelcraft import DISCOVERY, Config
 from schemas.runs import RunFacts
 from schemas.tables import METRICS, NO_SCORE, PLAIN, RUNS, TRAINING
 from storage.pieces import Part
-from tasks.detection import print_epoch, use_threads, weights_file
 from tasks.detectors.base import Samples
 from tasks.detectors.training import TRAINER_VERSION
+from tasks.engine.stage import Produced, Shard, stage
 from tasks.evaluation.runs import run_id, run_mark, run_row
+from tasks.learning.training import print_epoch, use_threads, weights_file
 from tasks.novelcraft.classes import NORMAL, NOVEL_VALID
 from tasks.novelcraft.detection import DeviceSettings, long_history
 from tasks.novelcraft.discovery import (
@@ -34,7 +35,6 @@ from tasks.novelcraft.discovery import (
     semi_supervised_kmeans,
 )
 from tasks.novelcraft.samples import LOADER_VERSION, pictures, split_rows
-from tasks.stage import Produced, Shard, stage
 
 CLASSES = NORMAL + NOVEL_VALID
 FINE_TUNED, NOT_TUNED = "discovery_gcd", "discovery_plain"

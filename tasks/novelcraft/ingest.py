@@ -31,9 +31,9 @@ from schemas.tables import SAMPLES
 from storage.archives import ArchiveLimits
 from storage.layout import content_key
 from storage.raw import RawFile, RawSource, open_raw
+from tasks.engine.stage import Produced, Reject, Shard, stage
+from tasks.ingest.png import check_png
 from tasks.novelcraft.worldstate import WorldState, parse_world_state
-from tasks.png import check_png
-from tasks.stage import Produced, Reject, Shard, stage
 
 NAME = re.compile(
     r"(?P<class>[^/]+)/(?:(?P<subset>normal_\d+)/)?(?P<episode>\d{1,6})/(?P<frame>\d{1,6})\.(?P<kind>png|json)"

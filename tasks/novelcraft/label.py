@@ -28,6 +28,7 @@ from schemas.table import Table
 from storage.filehash import sha256_file
 from storage.pieces import Part, Piece
 from storage.raw import RawFile
+from tasks.engine.stage import Produced, Reject, Shard, stage
 from tasks.novelcraft.classes import NOVEL_BLOCKS
 from tasks.novelcraft.masks import encode_runs
 from tasks.novelcraft.raycast import Rendering, segment
@@ -35,7 +36,6 @@ from tasks.novelcraft.render import render_all, view_of
 from tasks.novelcraft.scene import Scene, build_scene
 from tasks.novelcraft.targets import HEADER, label_drift, read_targets
 from tasks.novelcraft.worldstate import Entity, WorldState
-from tasks.stage import Produced, Reject, Shard, stage
 
 PLACE = ("frame_id", "class", "subset", "episode", "frame")
 FRAME_COLUMNS = [

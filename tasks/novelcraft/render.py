@@ -16,7 +16,7 @@ import numpy as np
 
 from schemas.errors import ConfigError, RecordError
 from schemas.novelcraft import RenderSettings
-from tasks.native.pool import Limits, run_batch
+from tasks.ingest.native.pool import Limits, run_batch
 from tasks.novelcraft.raycast import Rendering, render
 from tasks.novelcraft.scene import View, build_scene
 from tasks.novelcraft.worldstate import WorldState

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 import numpy as np
 import polars as pl
 
-from tasks import plots
 from tasks.novelcraft import detection_report, frames_report
 from tasks.novelcraft.frames_report import changed_targets, filled
 from tasks.novelcraft.splits import table_1, table_a1
@@ -23,6 +22,7 @@ from tasks.report import (
     folded,
     heading,
     paragraph,
+    plots,
     table,
 )
 

@@ -16,8 +16,8 @@ from storage.parquet import read_parquet
 from storage.pieces import Part
 from tasks.detectors.base import NOVEL, Detector, Samples
 from tasks.detectors.multimodal import paired_scores
+from tasks.engine.stage import Shard
 from tasks.novelcraft.symbols import symbol_sequences
-from tasks.stage import Shard
 
 LOADER_VERSION = 1
 """Raised when the same rows give models other numbers to see."""

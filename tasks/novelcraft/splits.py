@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 from schemas.errors import ConfigError
 from schemas.novelcraft import FRAME_ROLES, SplitSettings
 from schemas.tables import SPLITS
+from tasks.engine.stage import Produced, Shard, stage
 from tasks.novelcraft.classes import FIRST_NOVEL_EPISODE, ROLES, STANDARD, episode_id_of
 from tasks.novelcraft.targets import NOVEL_FROM
-from tasks.stage import Produced, Shard, stage
 
 RATIOS = MappingProxyType({"train": 0.8, "valid": 0.1, "test": 0.1})
 SEED = 42

@@ -14,9 +14,9 @@ from schemas.errors import ConfigError
 from schemas.novelcraft import WINDOWS, WindowSettings
 from schemas.tables import SAMPLES, SPLITS
 from storage.layout import content_key
+from tasks.engine.stage import Produced, Shard, stage
 from tasks.novelcraft.classes import episode_id_of
 from tasks.novelcraft.splits import changed_games, shared_rows
-from tasks.stage import Produced, Shard, stage
 
 LENGTH = 10
 PROTOCOL = "symbolic_windows"

@@ -5,7 +5,7 @@ from typing import Any
 
 import polars as pl
 
-from tasks.plugins import Plugin
+from tasks.engine.plugins import Plugin
 
 
 def plugin_rows(kinds: Iterable[type[Plugin]], about: str) -> pl.DataFrame:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from schemas.errors import SourceError
 from storage.tensors import read_header, read_tensors
-from tasks.plugins import Plugins
+from tasks.engine.plugins import Plugins
 from tasks.predictors.base import Predictor, revive
 
 _FILES = Plugins(__name__, __path__, "predictor", Predictor)

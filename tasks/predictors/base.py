@@ -20,7 +20,7 @@ from schemas.config import Settings
 from schemas.errors import ConfigError, NoveltyError
 from storage.tensors import write_tensors
 from tasks.detectors.base import choose_device
-from tasks.plugins import Plugin
+from tasks.engine.plugins import Plugin
 
 if TYPE_CHECKING:
     import torch

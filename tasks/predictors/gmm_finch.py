@@ -26,7 +26,7 @@ from pydantic import Field
 
 from schemas.config import Settings
 from tasks.detectors.training import seeded
-from tasks.finch import finch
+from tasks.learning.finch import finch
 from tasks.predictors.base import UNKNOWN, Examples, Prediction, Predictor, with_unknown
 
 if TYPE_CHECKING:

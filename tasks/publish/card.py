@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from schemas.table import Table
-from tasks.dictionary import describe_table
+from tasks.operations.dictionary import describe_table
 from tasks.publish.record import Publication
 
 PAPERS = {

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import polars as pl
 
 from schemas.tables import SPLIT_NAMES
-from tasks import plots
+from tasks.report import plots
 from tasks.report.blocks import figure, folded, paragraph, table
 from tasks.report.page import Section
 from tasks.report.reading import Tables

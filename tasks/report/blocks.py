@@ -132,7 +132,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def figure(data: bytes, caption: str) -> Html:
-    """PNG, JPEG, or an SVG of tasks/plots.py, which becomes part of the page to share its ink."""
+    """PNG, JPEG, or an SVG of plots.py, which becomes part of the page to share its ink."""
     if data.startswith((b"<?xml", b"<svg")):
         drawn = _inline_svg(data.decode(), caption)
     else:

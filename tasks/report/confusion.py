@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 
 from schemas.tables import PLAIN
-from tasks import plots
+from tasks.report import plots
 from tasks.report.blocks import Html, counted, figure, folded, paragraph, table
 from tasks.report.leaderboard import in_order
 from tasks.report.page import Section

@@ -4,8 +4,8 @@ from typing import Any
 
 import polars as pl
 
-from tasks import plots
 from tasks.evaluation.conventions import CONVENTIONS
+from tasks.report import plots
 from tasks.report.blocks import figure, folded, paragraph
 from tasks.report.leaderboard import GENERAL_CONVENTIONS, in_order, ranked, results, styles, whole
 from tasks.report.page import Section

@@ -11,8 +11,8 @@ from typing import Any
 import polars as pl
 
 from schemas.tables import ALL_STEPS, PLAIN
-from tasks import plots
 from tasks.evaluation.conventions import CONVENTIONS
+from tasks.report import plots
 from tasks.report.blocks import Html, counted, figure, folded, number_text, paragraph, table
 from tasks.report.page import Section
 from tasks.report.reading import Tables

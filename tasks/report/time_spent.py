@@ -1,4 +1,4 @@
-"""How long the stages took, where the lake remembers it (`tasks/estimates.py` writes the lines)."""
+"""How long the stages took, where the lake remembers it (`engine/estimates.py` writes it)."""
 
 import polars as pl
 

@@ -4,7 +4,7 @@ Every module of this package is a score named like its file, except `base` and n
 an underscore. They serve every benchmark whose runs put out what a score needs.
 """
 
-from tasks.plugins import Plugins
+from tasks.engine.plugins import Plugins
 from tasks.scores.base import Score
 
 _FILES = Plugins(__name__, __path__, "score", Score)

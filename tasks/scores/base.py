@@ -18,7 +18,7 @@ import numpy as np
 from schemas.config import Settings
 from schemas.errors import ConfigError, NoveltyError, SourceError
 from storage.tensors import read_header, read_tensors, write_tensors
-from tasks.plugins import Plugin
+from tasks.engine.plugins import Plugin
 
 if TYPE_CHECKING:
     import torch

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from tasks.nearest import Metric
+from tasks.learning.neighbours import Metric
 from tasks.scores.base import Outputs
 from tasks.scores.nearest import Nearest
 

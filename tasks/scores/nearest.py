@@ -13,7 +13,7 @@ from pydantic import Field
 
 from schemas.config import Settings
 from schemas.errors import ConfigError
-from tasks.nearest import Metric, Neighbours, nearest
+from tasks.learning.neighbours import Metric, Neighbours, nearest
 from tasks.scores.base import Outputs, Reference, Score
 
 

@@ -5,8 +5,6 @@ safetensors file, `outputs`, `predictions`, and in `metrics` the paper's numbers
 over the last epochs. Scores and all other metrics are made by tasks/evaluation/stages.py.
 """
 
-import sys
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from tempfile import mkdtemp
@@ -21,10 +19,11 @@ from schemas.config import Settings
 from schemas.runs import RunFacts
 from schemas.semantic import LAST_EPOCHS
 from schemas.tables import METRICS, OUTPUTS, PLAIN, PREDICTIONS, RUNS, SPLIT_NAMES, TRAINING
+from tasks.engine.stage import Produced, Shard, stage
 from tasks.evaluation.runs import run_id, run_row
 from tasks.evaluation.stages import EVALUATED, HEAD, prediction_rows
+from tasks.learning.training import print_epoch
 from tasks.semantic.cache import PictureCache
-from tasks.stage import Produced, Shard, stage
 
 if TYPE_CHECKING:
     from tasks.semantic.training import Trained
@@ -73,14 +72,6 @@ def _kind_of(device: str) -> str:
     return device.partition(":")[0]
 
 
-def _print_epoch(title: str) -> Callable[[int, int, Mapping[str, float]], None]:
-    def say(epoch: int, epochs: int, row: Mapping[str, float]) -> None:
-        measured = ", ".join(f"{key} {value:.4g}" for key, value in row.items())
-        print(f"  {title}: epoch {epoch}/{epochs}, {measured}", file=sys.stderr, flush=True)
-
-    return say
-
-
 # ---------------------------------------------------------------- networks
 
 
@@ -105,7 +96,7 @@ def train_network(shard: Shard, settings: DeviceSettings) -> Produced:
         work=work,
         device=settings.device,
         test=Evaluation(tested, truth),
-        progress=_print_epoch(f"{facts.protocol} {facts.model} {facts.seed}"),
+        progress=print_epoch(f"{facts.protocol} {facts.model} {facts.seed}"),
     )
     model.head().save(work / HEAD)
     measured = model.history.select("epoch", pl.exclude("epoch").cast(pl.Float64))

@@ -20,16 +20,16 @@ from schemas.runs import RunFacts
 from schemas.semantic import ODIN_MEASURES, TEST_MEASURES, Config
 from storage.pieces import Part, Piece
 from tasks import scores
+from tasks.engine.plugins import ALL, put_over
+from tasks.engine.stage import Build, Shard
 from tasks.evaluation.runs import run_mark
 from tasks.evaluation.stages import PassedRun, ScoreChoice, chosen_scores
-from tasks.plugins import ALL, put_over
 from tasks.semantic import models
 from tasks.semantic.models.base import NetworkModel
 from tasks.semantic.models.odin import Odin
 from tasks.semantic.models.pixel_gaussian import PixelGaussian, shrunk_side
 from tasks.semantic.networks import NAMES, VERSION, NetworkSettings
 from tasks.semantic.trials import Subset, parts_of, protocol_of
-from tasks.stage import Build, Shard
 
 if TYPE_CHECKING:
     from tasks.semantic.presets import Setup

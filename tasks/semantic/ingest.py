@@ -20,8 +20,9 @@ from schemas.errors import RecordError
 from schemas.semantic import IMAGES, PICTURES, THUMBNAILS, PictureSettings
 from schemas.tables import SAMPLES
 from storage.raw import open_raw
-from tasks.native.pool import Limits, Outcome, run_batch
-from tasks.raw_files import ARCHIVE_LIMITS, hash_buckets, on_disk
+from tasks.engine.stage import Produced, Reject, Shard, stage
+from tasks.ingest.native.pool import Limits, Outcome, run_batch
+from tasks.ingest.raw_files import ARCHIVE_LIMITS, hash_buckets, on_disk
 from tasks.semantic.pictures import ENCODED, cut_square, encoded
 from tasks.semantic.records import (
     CIFAR_RECORD,
@@ -31,7 +32,6 @@ from tasks.semantic.records import (
     read_stl,
 )
 from tasks.semantic.sources import Entry, Listing, RecordFile
-from tasks.stage import Produced, Reject, Shard, stage
 
 PICTURES_PER_SHARD = 1024
 RECORDS_PER_SHARD = 5000

@@ -2,7 +2,7 @@
 
 Enters: a path and how the picture is to be. Leaves: what the file is, what had to be converted, the
 encoded bytes and a thumbnail, or a RecordError. `read_pictures` runs in a child process
-(`tasks.native.pool`).
+(`tasks.ingest.native.pool`).
 
 The shorter side is scaled to `side` and the middle square kept, in one step: only that square is
 resampled, so an image of 1 x 50,000 pixels costs no more than any other. What the file is comes

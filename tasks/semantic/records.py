@@ -5,7 +5,7 @@ Enters: bytes of a file. Leaves: labels and uint8 pixels (N, H, W, 3).
 
 The python batches are pickles. They are read by an unpickler that finds no class but its own
 stand-ins for numpy's array and type, so nothing in the file can be called; and since a pickle may
-still ask for much memory, `read_python_batch` runs in a child process (`tasks.native.pool`).
+still ask for much memory, `read_python_batch` runs in a child process (`tasks.ingest.native.pool`).
 """
 
 import io

@@ -8,8 +8,18 @@ import io
 import numpy as np
 import polars as pl
 
-from tasks import plots
-from tasks.report import Html, Picture, Read, Section, folded, gallery, heading, paragraph, table
+from tasks.report import (
+    Html,
+    Picture,
+    Read,
+    Section,
+    folded,
+    gallery,
+    heading,
+    paragraph,
+    plots,
+    table,
+)
 from tasks.report import figure as shown_figure
 from tasks.semantic import detection_report
 from tasks.semantic.models.pixel_gaussian import PixelGaussian

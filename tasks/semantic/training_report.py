@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from tasks import plots
-from tasks.report import Section, figure, paragraph
+from tasks.report import Section, figure, paragraph, plots
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -23,9 +23,9 @@ from schemas.errors import ConfigError, SourceError
 from schemas.semantic import TrialSettings
 from schemas.tables import SPLITS
 from storage.pieces import Part
+from tasks.engine.stage import Produced, Shard, stage
 from tasks.evaluation.protocols import plan_protocols
 from tasks.semantic.records import CIFAR_CLASSES, STL_CLASSES
-from tasks.stage import Produced, Shard, stage
 
 BUILT_IN = Path(__file__).with_name("subsets.yaml")
 CLASS_ORDER = {"cifar10": CIFAR_CLASSES, "stl10": STL_CLASSES}

@@ -1,4 +1,4 @@
-"""One raw shape to its facts and its point cloud; runs inside child processes (tasks.native.pool).
+"""One raw shape to its facts and its point cloud; runs inside child processes of the native pool.
 
 Enters: an item of `tasks.threedos.ingest`: path, reader, row, shape id and settings. Leaves: the
 columns of SHAPES that the content decides, and the cloud. Readers: text meshes (`text_meshes`),

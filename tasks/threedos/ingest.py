@@ -24,9 +24,9 @@ from schemas.errors import RecordError
 from schemas.table import Table
 from schemas.tables import SAMPLES
 from schemas.threedos import SHAPES, ShapeSettings, point_clouds_table
-from tasks.native.pool import Limits, Outcome, run_batch
-from tasks.raw_files import hash_buckets, on_disk
-from tasks.stage import Produced, Reject, Shard, stage
+from tasks.engine.stage import Produced, Reject, Shard, stage
+from tasks.ingest.native.pool import Limits, Outcome, run_batch
+from tasks.ingest.raw_files import hash_buckets, on_disk
 from tasks.threedos.clouds import Z_UP
 from tasks.threedos.formats import OPEN3D_READERS
 from tasks.threedos.sources import Entry, Listing, place

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from tasks.plots import cloud_gallery
 from tasks.report import Html, Read, Section, figure, folded, paragraph, table
+from tasks.report.plots import cloud_gallery
 from tasks.threedos import paper_report
 from tasks.threedos.clouds import upright
 from tasks.threedos.tracks import count_splits

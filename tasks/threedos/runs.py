@@ -22,6 +22,7 @@ from schemas.tables import OUTPUTS, PLAIN, PREDICTIONS, RUNS, TRAINING
 from schemas.threedos import Config
 from storage.pieces import Part, Piece
 from tasks import scores as score_files
+from tasks.engine.stage import Produced, Shard, stage
 from tasks.evaluation.runs import run_id, run_mark, run_row
 from tasks.evaluation.stages import (
     HEAD,
@@ -30,13 +31,13 @@ from tasks.evaluation.stages import (
     chosen_scores,
     prediction_rows,
 )
-from tasks.stage import Produced, Shard, stage
+from tasks.learning.training import BASE, MODEL, print_epoch
 from tasks.threedos import methods, networks
 from tasks.threedos.clouds import TrackClouds, label_names, load_clouds, require_training
 from tasks.threedos.lists import DATASETS
 from tasks.threedos.methods.setups import Setup, setup_of
 from tasks.threedos.tracks import Track
-from tasks.threedos.training import MODEL, TRAINER_VERSION, precision_on, print_epoch
+from tasks.threedos.training import TRAINER_VERSION, precision_on
 
 BENCHMARK = "threedos"
 SPLITS = ("train", "valid", "test")
@@ -44,7 +45,6 @@ CONVENTIONS = ("threedos", "threedos-first-threshold", "openood")
 # Tracks with scans augment as the paper's do (turns, jitter), others as its synthetic track.
 SCANS = "scanobjectnn"
 NONE = "none"
-BASE = "base.safetensors"
 _LAYER_SIZES = ("hidden", "features")
 
 

@@ -24,7 +24,7 @@ from schemas.errors import ConfigError, RecordError, SourceError
 from schemas.threedos import ShapeSettings
 from storage.raw import RawFile, RawSource
 from storage.unchanged import read_unchanged
-from tasks.native.pool import Limits, Outcome, run_batch
+from tasks.ingest.native.pool import Limits, Outcome, run_batch
 from tasks.threedos.lists import SCAN_CLASSES, roles_of, sample_id
 
 MODEL = re.compile(r"(?:.*/)?(?P<synset>\d{8})/(?P<model>[\w-]+)/models/model_normalized\.obj")

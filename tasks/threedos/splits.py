@@ -16,7 +16,7 @@ from schemas.threedos import MEMBERS, ListSettings, TrackSettings
 from storage.filehash import sha256_file
 from storage.pieces import Part
 from storage.raw import RawSource, open_raw
-from tasks.stage import Produced, Reject, Shard, stage
+from tasks.engine.stage import Produced, Reject, Shard, stage
 from tasks.threedos.lists import (
     DATASETS,
     LISTED,

@@ -10,8 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -94,16 +92,6 @@ def train(
     (work / CHECKPOINT).unlink(missing_ok=True)
     fitted.layers.eval()
     return Model(fitted, setup, chosen, _history(history))
-
-
-def print_epoch(title: str) -> Progress:
-    """Progress of training: a line an epoch."""
-
-    def say(epoch: int, epochs: int, row: Mapping[str, float]) -> None:
-        measured = ", ".join(f"{key} {value:.4g}" for key, value in row.items())
-        print(f"  {title}: epoch {epoch}/{epochs}, {measured}", file=sys.stderr, flush=True)
-
-    return say
 
 
 def load(path: Path, *, device: str = "auto") -> Model:

@@ -13,7 +13,7 @@ import pytest
 
 from flows.cli import main
 from storage.layout import catalog_path
-from tasks.queries import QUERIES, example_queries
+from tasks.operations.queries import QUERIES, example_queries
 from tests.contract.query_lake import NOVEL, make_query_lake
 
 NAMES = [path.stem for path in sorted(QUERIES.glob("*.sql"))]

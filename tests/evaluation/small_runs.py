@@ -19,6 +19,7 @@ from schemas.runs import RunFacts
 from schemas.tables import OUTPUTS, PREDICTIONS, RUNS, SAMPLES, SPLITS, TRAINING
 from storage.layout import content_key
 from storage.raw import open_raw
+from tasks.engine.stage import Build, Produced, Shard, stage
 from tasks.evaluation.protocols import key_protocols, plan_protocols, protocol_keys
 from tasks.evaluation.runs import run_id, run_mark, run_row
 from tasks.evaluation.stages import (
@@ -37,7 +38,6 @@ from tasks.evaluation.stages import (
     score_outputs,
 )
 from tasks.scores.base import Head
-from tasks.stage import Build, Produced, Shard, stage
 
 PROTOCOLS = {"first": ("a", "b"), "second": ("b", "c")}
 MADE: list[str] = []

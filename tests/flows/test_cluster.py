@@ -19,8 +19,8 @@ from flows import engine
 from schemas.config import Settings
 from schemas.errors import ConfigError, LakeError, MissingDependency, NativeError
 from storage.layout import lake_root
-from tasks import places
-from tasks.stage import Build, Shard
+from tasks.engine import places
+from tasks.engine.stage import Build, Shard
 from tests import s3
 from tests.cluster_stages import (
     PATIENCE_SECONDS,

@@ -19,6 +19,7 @@ from schemas.kowl import (
 )
 from storage.raw import open_raw
 from storage.tables import current_version
+from tasks.engine.stage import Build
 from tasks.kowl.build import (
     cut_increments,
     define_protocol,
@@ -31,7 +32,6 @@ from tasks.kowl.build import (
 )
 from tasks.kowl.policies import KINETICS
 from tasks.sample.kowl import write_kowl
-from tasks.stage import Build
 from tests.shared import shared_path
 
 

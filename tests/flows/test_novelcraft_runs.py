@@ -42,7 +42,7 @@ def built(tmp_path_factory, prefect_api):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("flows.novelcraft.publish_report", lambda *_: None)
         patch.setattr("flows.novelcraft.EvaluationSettings", few_draws())
-        patch.setattr("tasks.places.in_own_process", in_this_process)
+        patch.setattr("tasks.engine.places.in_own_process", in_this_process)
         write_novelcraft(root / "raw", episodes=EPISODES, bad_records=False)
         run(root, models=MODELS)
         yield root

@@ -11,7 +11,7 @@ from flows.options import add_options, chosen_values, split_settings
 from schemas.config import Settings
 from schemas.errors import ConfigError
 from schemas.runs import RunChoices
-from tasks.plugins import Plugin
+from tasks.engine.plugins import Plugin
 
 
 class Small(RunChoices):

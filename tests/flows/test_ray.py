@@ -18,7 +18,7 @@ import pytest
 from flows import engine
 from flows.processes import end_all, processes_with
 from schemas.errors import ConfigError, NativeError
-from tasks.stage import Shard
+from tasks.engine.stage import Shard
 from tests.cluster_stages import (
     die,
     end_worker,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks import doctor
+from tasks.operations import doctor
 
 ROOT = Path(__file__).parents[2]
 TOOLS = ("bash", "make", "env", "dirname", "sh")
@@ -44,9 +44,9 @@ def checkout(tmp_path):
     for name in ("Makefile", "pyproject.toml", "requirements.lock", "requirements-dev.lock"):
         shutil.copy(ROOT / name, root)
     shutil.copytree(ROOT / ".ci" / "install", root / ".ci" / "install")
-    (root / "tasks").mkdir()
-    for name in ("__init__.py", "doctor.py"):
-        shutil.copy(ROOT / "tasks" / name, root / "tasks")
+    (root / "tasks" / "operations").mkdir(parents=True)
+    for name in ("__init__.py", "operations/__init__.py", "operations/doctor.py"):
+        shutil.copy(ROOT / "tasks" / name, root / "tasks" / name)
     return root
 
 
@@ -67,7 +67,7 @@ def program(path: Path, text: str) -> None:
 
 def test_doctor_needs_the_standard_library_only(checkout):
     done = subprocess.run(
-        [sys.executable, "-S", "-E", "-m", "tasks.doctor"],
+        [sys.executable, "-S", "-E", "-m", "tasks.operations.doctor"],
         cwd=checkout,
         env=clean_environment(),
         capture_output=True,
@@ -79,8 +79,9 @@ def test_doctor_needs_the_standard_library_only(checkout):
 
 
 def test_doctor_is_written_for_older_pythons_too():
-    ast.parse((ROOT / "tasks" / "doctor.py").read_text(), feature_version=(3, 8))
-    assert (ROOT / "tasks" / "__init__.py").read_text() == ""
+    ast.parse((ROOT / "tasks" / "operations" / "doctor.py").read_text(), feature_version=(3, 8))
+    for package in ("tasks", "tasks/operations"):
+        assert (ROOT / package / "__init__.py").read_text() == ""
 
 
 def test_make_doctor_runs_before_setup_and_installs_nothing(checkout):
@@ -246,7 +247,7 @@ def test_setup_begins_with_the_libraries(checkout, tools):
     done = make(checkout, "setup", "TORCH=cpu", "EXTRAS=video,s3", PATH=str(tools))
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
-        "-m tasks.doctor --install",
+        "-m tasks.operations.doctor --install",
         "-m venv .venv",
         ".ci/install/packages.py --torch cpu --extras video,s3",
     ]

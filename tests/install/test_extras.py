@@ -10,7 +10,7 @@ import pytest
 from flows.cli import benchmarks
 from schemas.errors import ConfigError, MissingExtra
 from schemas.extras import EXTRAS, missing_extra, require_library
-from tasks.native.pool import run_batch
+from tasks.ingest.native.pool import run_batch
 from tasks.novelcraft.render import BLENDER_PYTHON, blender_python
 
 ROOT = Path(__file__).parents[2]

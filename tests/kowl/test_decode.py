@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tasks.ingest.native.pool import run_batch
 from tasks.kowl.decode import HEAD_BYTES, container_of, frame_indices
-from tasks.native.pool import run_batch
 from tests.shared import shared_path
 
 DECODE = "tasks.kowl.decode"

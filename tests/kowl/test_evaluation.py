@@ -15,6 +15,7 @@ from schemas.runs import RunFacts
 from schemas.tables import OUTPUTS, RUNS
 from storage.pieces import Part
 from storage.raw import open_raw
+from tasks.engine.stage import Shard
 from tasks.evaluation.runs import run_id, run_mark, run_row
 from tasks.evaluation.stages import PassedRun
 from tasks.kowl import evaluation, evaluation_report
@@ -28,7 +29,6 @@ from tasks.kowl.evaluation import (
     protocol_inputs,
 )
 from tasks.predictors import resolved_predictors
-from tasks.stage import Shard
 from tests.kowl.test_evaluator import world
 from tests.report.reading import read_of
 from tests.shared import shared_path

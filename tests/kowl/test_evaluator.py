@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
 from schemas.errors import ConfigError, SourceError
-from tasks.increments import assign_increments
 from tasks.kowl.ava import (
     AVA_ROWS,
     ava_groups,
@@ -31,6 +30,7 @@ from tasks.kowl.evaluator import (
     Features,
     OpenWorldRun,
 )
+from tasks.kowl.increments import assign_increments
 from tasks.predictors import find_predictor, predictor_names
 from tasks.predictors.base import Prediction, Predictor
 from tests.predictors import samples as synthetic_samples

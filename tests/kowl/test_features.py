@@ -10,12 +10,12 @@ import pytest
 from schemas.config import make_config
 from schemas.errors import ConfigError, RecordError
 from schemas.kowl import Config, FeatureSettings
+from tasks.engine.stage import Shard
 from tasks.evaluation.runs import run_id
 from tasks.kowl import features as stage
 from tasks.kowl.features import ExtractSettings, backbone_facts, extract_features, plan_features
 from tasks.kowl.separation import separation
 from tasks.kowl.videos import sample_videos
-from tasks.stage import Shard
 from tests.kowl.test_evaluation import Held
 from tests.shared import shared_path
 

@@ -23,6 +23,8 @@ from schemas.kowl import (
     VideoSettings,
 )
 from storage.raw import RawFile, open_raw
+from tasks.engine.stage import Build
+from tasks.ingest.native.pool import Outcome
 from tasks.kowl import videos
 from tasks.kowl.lists import Release, read_release
 from tasks.kowl.unify import unify
@@ -38,9 +40,7 @@ from tasks.kowl.videos import (
     validate_unlisted,
     validate_videos,
 )
-from tasks.native.pool import Outcome
 from tasks.sample.kowl import RELEASES, bad_kowl_records, write_kowl
-from tasks.stage import Build
 from tests.kowl.test_decode import counting_frames, numbers_of, write_video
 from tests.shared import shared_path
 

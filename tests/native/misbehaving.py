@@ -1,4 +1,4 @@
-"""Functions for `tasks.native.pool`: some well-behaved, the others each wrong in one way.
+"""Functions for `tasks.ingest.native.pool`: some well-behaved, the others each wrong in one way.
 
 numpy is imported where it is needed, so that most children of the tests start fast.
 """

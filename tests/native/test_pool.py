@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from schemas.errors import NativeError
-from tasks.native.pool import ROOT, Limits, Outcome, run_batch
+from tasks.ingest.native.pool import ROOT, Limits, Outcome, run_batch
 from tests.native.misbehaving import sample_arrays
 
 HERE = "tests.native.misbehaving"
@@ -332,7 +332,7 @@ def test_surroundings_of_the_child(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_worker_imports_nothing_heavy():
-    code = "import sys, tasks.native.worker; print(*sys.modules)"
+    code = "import sys, tasks.ingest.native.worker; print(*sys.modules)"
     listed = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.split()
@@ -364,7 +364,7 @@ def children_of(pid: int) -> list[str]:
 
 PARENT = """
 import os, sys, time
-from tasks.native.pool import run_batch
+from tasks.ingest.native.pool import run_batch
 
 marks = sys.argv[1:]
 outcomes = run_batch("tests.native.misbehaving:mark_and_hang", marks, workers=2, batch=1)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from schemas.errors import ConfigError
-from tasks.native.pool import Limits, run_batch
+from tasks.ingest.native.pool import Limits, run_batch
 from tasks.novelcraft.blender import BlenderRenderer, render_states
 from tasks.novelcraft.masks import mask_iou
 from tasks.novelcraft.raycast import render

@@ -12,6 +12,7 @@ import pytest
 from schemas.errors import RecordError, SourceError
 from schemas.novelcraft import IngestSettings
 from storage.raw import open_raw
+from tasks.ingest.png import check_png
 from tasks.novelcraft.ingest import (
     ARCHIVE_LIMITS,
     folder_of_classes,
@@ -20,7 +21,6 @@ from tasks.novelcraft.ingest import (
 )
 from tasks.novelcraft.label import states_of
 from tasks.novelcraft.worldstate import parse_world_state
-from tasks.png import check_png
 from tests.shared import shared_path
 
 

@@ -10,7 +10,7 @@ import pytest
 from flows.cli import main
 from schemas.errors import RecordError
 from schemas.novelcraft import RenderSettings
-from tasks.native.pool import Limits
+from tasks.ingest.native.pool import Limits
 from tasks.novelcraft import render as rendering
 from tasks.novelcraft.masks import decode_png, mask_iou
 from tasks.novelcraft.render import render_all, state_document

@@ -21,6 +21,7 @@ from schemas.novelcraft import (
 from schemas.runs import RunFacts
 from schemas.table import Table
 from schemas.tables import RUNS, SCORES, SPLITS
+from tasks.engine.stage import Build, Produced, Shard, stage
 from tasks.evaluation.runs import run_id, run_row
 from tasks.novelcraft.classes import NORMAL
 from tasks.novelcraft.frames_report import choose_frames
@@ -28,7 +29,6 @@ from tasks.novelcraft.masks import bounding_box, encode_runs
 from tasks.novelcraft.report import PAPER_TABLE_1, is_official, sections
 from tasks.novelcraft.splits import assign_splits, protocol_splits, table_1
 from tasks.report import write_report
-from tasks.stage import Build, Produced, Shard, stage
 from tests.novelcraft.test_splits import released_frames
 from tests.report.reading import read_of
 from tests.test_report import parsed, timeless, titles

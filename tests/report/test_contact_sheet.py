@@ -10,9 +10,9 @@ import polars as pl
 
 from schemas.config import Settings
 from schemas.kowl import CLIPS, LISTINGS, VIDEOS
+from tasks.engine.stage import Build, Produced, Shard, stage
 from tasks.kowl.videos_report import FRAME_SIDE, SHEET_FRAMES
 from tasks.report import write_report
-from tasks.stage import Build, Produced, Shard, stage
 from tests.kowl.test_decode import counting_frames, numbers_of, write_video
 from tests.test_report import parsed
 

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import polars as pl
 
-from tasks import plots
+from tasks.report import plots
 
 LINES = {"one": ("red", "-"), "two": ("blue", "--")}
 

@@ -423,7 +423,7 @@ def test_shares_add_up_row_by_row_and_strangers_share_a_column(monkeypatch):
         drawn.update(matrix=matrix, rows=rows, columns=columns)
         return b"<svg></svg>"
 
-    monkeypatch.setattr("tasks.plots.confusion_matrix", keep)
+    monkeypatch.setattr("tasks.report.plots.confusion_matrix", keep)
     counts = pl.DataFrame(
         [("a", "a", 3), ("a", "b", 1), ("b", "unknown", 2), ("b", "x", 1), ("b", "y", 1)],
         schema=["target", "predicted", "count"],
@@ -438,7 +438,7 @@ def test_shares_add_up_row_by_row_and_strangers_share_a_column(monkeypatch):
 def test_of_many_classes_the_worst_are_drawn(monkeypatch):
     rows = []
     monkeypatch.setattr(
-        "tasks.plots.confusion_matrix", lambda m, r, c: rows.extend(r) or b"<svg></svg>"
+        "tasks.report.plots.confusion_matrix", lambda m, r, c: rows.extend(r) or b"<svg></svg>"
     )
     names = [f"c{n:03}" for n in range(MOST_LABELS + 20)]
     wrong = [(name, "c000", number + 1) for number, name in enumerate(names) if number >= 15]

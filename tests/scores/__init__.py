@@ -1,4 +1,4 @@
-"""Tests of tasks.scores and tasks.nearest; here outputs of a small network of torch's layers."""
+"""Tests of tasks.scores and of neighbours; here outputs of a small network of torch's layers."""
 
 from dataclasses import dataclass
 

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.errors import ConfigError, NoveltyError
-from tasks import nearest as module
-from tasks.nearest import Metric, Neighbours, nearest
+from tasks.learning import neighbours as module
+from tasks.learning.neighbours import Metric, Neighbours, nearest
 
 METRICS: tuple[Metric, ...] = ("euclidean", "cosine")
 

@@ -15,13 +15,13 @@ from schemas.errors import ConfigError, LakeError
 from schemas.semantic import PictureSettings
 from storage.raw import open_raw
 from storage.tables import current_version
+from tasks.engine.stage import Build
 from tasks.sample.semantic import bad_semantic_records, write_semantic
 from tasks.semantic import ingest
 from tasks.semantic.cache import PictureCache
 from tasks.semantic.ingest import plan_image_shards, read_images
 from tasks.semantic.records import read_cifar_binary, read_stl
 from tasks.semantic.sources import list_images
-from tasks.stage import Build
 from tests.shared import shared_path
 
 SMALL = {

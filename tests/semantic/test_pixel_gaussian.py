@@ -15,6 +15,7 @@ from sklearn.metrics import average_precision_score
 from schemas.config import Settings
 from schemas.semantic import Config, PictureSettings, TrialSettings
 from storage.raw import open_raw
+from tasks.engine.stage import Build
 from tasks.evaluation.protocols import key_protocols, protocol_keys
 from tasks.evaluation.stages import (
     EvaluationSettings,
@@ -41,7 +42,6 @@ from tasks.semantic.trials import (
     plan_trials,
     resolve_subsets,
 )
-from tasks.stage import Build
 from tests.shared import shared_path
 
 PARTS = {"train": "train_first1000", "test": "test"}

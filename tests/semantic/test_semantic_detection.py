@@ -17,6 +17,7 @@ from schemas.table import Table
 from schemas.tables import PLAIN, SPLITS, TRAINING
 from storage.filehash import sha256_file
 from storage.pieces import Part
+from tasks.engine.stage import Shard
 from tasks.evaluation.runs import run_id
 from tasks.semantic import models, presets
 from tasks.semantic.detection import (
@@ -43,7 +44,6 @@ from tasks.semantic.models.base import NetworkModel
 from tasks.semantic.models.odin import Odin
 from tasks.semantic.models.rotation import Rotation
 from tasks.semantic.trials import Subset
-from tasks.stage import Shard
 
 SETS = [
     Subset(name="pets", dataset="cifar10", members={"cat": "cat", "dog": "dog", "frog": "frog"}),

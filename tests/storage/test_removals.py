@@ -14,7 +14,7 @@ from storage.pieces import write_piece
 from storage.tables import current_versions, last_versions
 from storage.tombstones import discard
 from storage.upkeep import find_garbage, statuses
-from tasks.stage import Build
+from tasks.engine.stage import Build
 from tests.toy import TOTALS, build_toy, parquet_bytes, unverified, write_raw
 
 

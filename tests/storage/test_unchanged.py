@@ -19,8 +19,8 @@ from storage.filehash import HashCache
 from storage.layout import hash_cache_path
 from storage.pieces import find_piece
 from storage.raw import RawFile, open_raw
-from tasks.native.pool import run_batch
-from tasks.stage import Build, Produced, Reject, Shard, stage
+from tasks.engine.stage import Build, Produced, Reject, Shard, stage
+from tasks.ingest.native.pool import run_batch
 from tests.toy import READINGS, ReadSettings, build_toy, read_lines, write_raw
 
 OLD = 1_000_000_000_000_000_000  # long before it is hashed: such a digest is remembered

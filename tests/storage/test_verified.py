@@ -16,8 +16,8 @@ from storage.parquet import opened_parquet, write_parquet
 from storage.pieces import find_piece, write_piece
 from storage.raw import open_raw
 from storage.tables import current_version
-from tasks import stage as stages
-from tasks.stage import Shard
+from tasks.engine import stage as stages
+from tasks.engine.stage import Shard
 from tests.toy import READINGS, ReadSettings, build_toy, read_lines, unverified, write_raw
 
 ROOT = Path(__file__).parents[2]
@@ -157,7 +157,7 @@ READERS = {
     "ParquetFile",
 }
 FOREIGN = {
-    "tasks/diff_sides.py": "paths of TableVersion.files, or files that the user names",
+    "tasks/operations/diff_sides.py": "paths of TableVersion.files, or files that the user names",
     "tasks/kowl/evaluation.py": "checkpoints through read_checkpoint",
     "tasks/novelcraft/samples.py": "Part.path",
     "tasks/semantic/cache.py": "Part.path and TableVersion.files",
@@ -166,7 +166,7 @@ FOREIGN = {
     "tasks/publish/record.py": "TableVersion.files",
     "tasks/report/built.py": "TableVersion.files",
     "tasks/report/reading.py": "TableVersion.files",
-    "tasks/score_files.py": "a file that the user names",
+    "tasks/operations/score_files.py": "a file that the user names",
 }
 CODE = sorted(path for layer in ("tasks", "flows") for path in (ROOT / layer).rglob("*.py"))
 

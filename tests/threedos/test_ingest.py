@@ -12,9 +12,9 @@ import pytest
 
 from schemas.threedos import SHAPES, ListSettings, ShapeSettings, point_clouds_table
 from storage.raw import open_raw
-from tasks import raw_files
+from tasks.engine.stage import Build, Shard
+from tasks.ingest import raw_files
 from tasks.sample.threedos import bad_threedos_records, write_threedos
-from tasks.stage import Build, Shard
 from tasks.threedos import ingest
 from tasks.threedos.ingest import plan_shape_shards, sample_shapes
 from tasks.threedos.lists import read_lists

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tasks.condda.agents.base import Agent
-from tasks.plugins import Plugins
+from tasks.engine.plugins import Plugins
 
 _FILES = Plugins(__name__, __path__, "agent", Agent)
 agent_names = _FILES.names

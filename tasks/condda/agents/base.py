@@ -22,7 +22,7 @@ import polars as pl
 from schemas.config import Settings
 from schemas.errors import ConfigError, SourceError
 from tasks.condda.make_tests import anonymous_id, known_class_names
-from tasks.plugins import Plugin
+from tasks.engine.plugins import Plugin
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,7 +24,7 @@ from pydantic import Field
 from schemas.config import Settings
 from tasks.condda.agents.base import TestInfo, Training
 from tasks.condda.agents.threshold import Look, ThresholdAgent, ThresholdSettings, distances
-from tasks.finch import finch
+from tasks.learning.finch import finch
 
 # Examples that the height is learned on, and heights tried, at most.
 CALIBRATION_ROWS = 2000

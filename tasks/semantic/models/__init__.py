@@ -4,7 +4,7 @@ Most are a `NetworkModel`: a classifier, perhaps with an auxiliary task that is 
 classes. `odin` goes over such a network again, `pixel_gaussian` learns nothing of the content.
 """
 
-from tasks.plugins import Plugins
+from tasks.engine.plugins import Plugins
 from tasks.semantic.models.base import Model
 
 _FILES = Plugins(__name__, __path__, "model of semantic", Model, helpers=("updates", "views"))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from schemas.config import Settings
 from schemas.errors import ConfigError
-from tasks.plugins import Plugin, put_over
+from tasks.engine.plugins import Plugin, put_over
 from tasks.semantic.networks import AUXILIARY, NetworkSettings, encode, features
 from tasks.semantic.presets import AuxiliarySetup, Setup, preset_values
 

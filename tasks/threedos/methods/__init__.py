@@ -3,7 +3,7 @@
 A file's subclass of `Method` is found by the file's name.
 """
 
-from tasks.plugins import Plugins
+from tasks.engine.plugins import Plugins
 from tasks.threedos.methods.base import Method
 
 _FILES = Plugins(__name__, __path__, "model of point clouds", Method, helpers=("setups",))

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from schemas.config import Settings
 from schemas.errors import ConfigError
-from tasks.plugins import Plugin
+from tasks.engine.plugins import Plugin
 from tasks.threedos import networks
 from tasks.threedos.networks.augment import Augmentation, UpAxis
 from tasks.threedos.networks.base import ADAM, Network

@@ -3,7 +3,7 @@
 Rules that they and the methods cite by number are those of docs/threedos.md.
 """
 
-from tasks.plugins import Plugins
+from tasks.engine.plugins import Plugins
 from tasks.threedos.networks.base import Network
 
 _FILES = Plugins(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from schemas.config import Settings
 from schemas.errors import ConfigError
-from tasks.plugins import Plugin
+from tasks.engine.plugins import Plugin
 
 if TYPE_CHECKING:
     import torch

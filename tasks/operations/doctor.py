@@ -1,8 +1,8 @@
 """What this machine lacks and how to mend it: Python, packages, torch, libraries, space, GPU.
 
 Runs with any Python 3.8 or newer and nothing but its standard library, before anything is installed
-(`make doctor`, which is `python3 -m tasks.doctor`), and looks at an environment from outside: what
-is imported there is imported by a child process, so that a broken library is a line and no crash.
+(`make doctor`), and looks at an environment from outside: what is imported there is imported by a
+child process, so that a broken library is a line and no crash.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 VERSION = (3, 11)
 
 BLENDER = "the renderer `blender`"

@@ -1,6 +1,6 @@
-"""Entry point of a child process: `python -m tasks.native.worker <folder>/request.json`.
+"""Entry point of a child process: `python -m tasks.ingest.native.worker <folder>/request.json`.
 
-Enters: the request of `tasks.native.pool` (function, modules to import first, items, limits).
+Enters: the request of `pool.py` beside it (function, modules to import first, items, limits).
 Leaves, in the same folder: `ready` once the imports are done, then for each item in order one
 `<i>.json` = sha256 of the body, a newline, the body: what the function returned, or its error.
 Arrays and bytes lie beside it, named with their sha256 in the body. A result appears by rename, so

@@ -8,10 +8,10 @@ import pytest
 from schemas.config import Settings
 from schemas.errors import NativeError, SourceError
 from storage.pieces import Part
-from tasks.detection import (
+from tasks.engine.stage import Build, Produced, Shard, stage
+from tasks.learning.training import (
     weights_file,
 )
-from tasks.stage import Build, Produced, Shard, stage
 from tests.toy import READINGS
 
 

@@ -42,9 +42,10 @@ from typing import Any
 import numpy as np
 
 from schemas.errors import MissingExtra, NativeError
-from tasks.native.worker import MISSING, STOP
+from tasks.ingest.native.worker import MISSING, STOP
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
+WORKER = "tasks.ingest.native.worker"
 TICK_SECONDS = 0.05
 READ_BYTES = 1 << 16
 MESSAGE_CHARACTERS = 2000
@@ -246,7 +247,15 @@ class _Child:
         path.write_text(json.dumps(request))
         paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
         process = subprocess.Popen(
-            [self.run.python, "-P", "-X", "faulthandler", "-m", "tasks.native.worker", str(path)],
+            [
+                self.run.python,
+                "-P",
+                "-X",
+                "faulthandler",
+                "-m",
+                WORKER,
+                str(path),
+            ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -46,10 +46,10 @@ from storage.remote import at_once
 from storage.tables import TableVersion, commit_table, current_version, last_versions
 from storage.unchanged import read_unchanged
 from storage.upkeep import read_build_record, write_build_record
-from tasks.estimates import DryRun, DryRunEnds, current_dry_run, note_time
-from tasks.places import Cluster, make_on_cluster, make_shard, stop_children
-from tasks.progress import progress
-from tasks.threads import one_blas_thread
+from tasks.engine.estimates import DryRun, DryRunEnds, current_dry_run, note_time
+from tasks.engine.places import Cluster, make_on_cluster, make_shard, stop_children
+from tasks.engine.progress import progress
+from tasks.engine.threads import one_blas_thread
 
 FAILURES = "record_failure"
 """Stage whose pieces say that a run failed; a run that succeeds later takes their place."""
@@ -325,7 +325,8 @@ class Build:
 
     Use as a context manager: it holds the benchmark's lock, and at the end publishes what the
     stages made, the quarantine table and the catalogue. If the block fails, what was committed
-    stays committed and the old tables stay current. In a dry run (`tasks.estimates`) it only plans.
+    stays committed and the old tables stay current. In a dry run (`engine/estimates.py`) it
+    only plans.
     """
 
     benchmark: str

@@ -11,7 +11,7 @@ import polars as pl
 from schemas.errors import ConfigError
 from storage.layout import catalog_path
 
-QUERIES = Path(__file__).parents[1] / "docs" / "queries"
+QUERIES = Path(__file__).parents[2] / "docs" / "queries"
 
 
 def example_queries() -> pl.DataFrame:

@@ -19,7 +19,7 @@ import polars as pl
 
 from schemas.errors import ConfigError, SourceError
 from storage.atomic import explained, temporary_name
-from tasks.diff_sides import Side
+from tasks.operations.diff_sides import Side
 
 if TYPE_CHECKING:
     import duckdb
@@ -290,7 +290,7 @@ class _Comparison:
 
 def show_diff(diff: TableDiff) -> None:
     """The difference for people: schema, counts, and examples side by side."""
-    from tasks.summary import show_frame
+    from tasks.operations.summary import show_frame
 
     print(f"before: {diff.before}\nafter:  {diff.after}")
     if diff.columns.height:

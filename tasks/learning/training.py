@@ -1,0 +1,36 @@
+"""What stages that train models share: names of files, threads, progress, weights."""
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from schemas.errors import SourceError
+from storage.filehash import sha256_file
+from storage.raw import RawFile
+
+MODEL = "model.safetensors"
+BASE = "base.safetensors"
+
+
+def weights_file(path: Path) -> RawFile:
+    """A checkpoint file as an input of a shard."""
+    if not path.is_file():
+        raise SourceError(f"weights file {path} does not exist; name a checkpoint file")
+    return RawFile(path.name, path.stat().st_size, sha256_file(path), str(path.absolute()))
+
+
+def use_threads(count: int) -> None:
+    """Results of torch on a CPU depend on the number of threads, so it is a setting."""
+    import torch
+
+    torch.set_num_threads(count)
+
+
+def print_epoch(title: str) -> Callable[[int, int, Mapping[str, float]], None]:
+    """Progress of training: a line an epoch."""
+
+    def say(epoch: int, epochs: int, row: Mapping[str, float]) -> None:
+        measured = ", ".join(f"{key} {value:.4g}" for key, value in row.items())
+        print(f"  {title}: epoch {epoch}/{epochs}, {measured}", file=sys.stderr, flush=True)
+
+    return say
