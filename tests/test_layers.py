@@ -38,6 +38,51 @@ def test_prefect_lives_in_flows_and_the_stage_module(path: Path) -> None:
         assert all(used.split(".")[0] != "prefect" for used in imported(node)), name
 
 
+SHARED_ROOMS = {
+    "engine": set(),
+    "ingest": {"engine"},
+    "learning": {"engine"},
+    "scores": {"engine", "learning"},
+    "evaluation": {"engine", "learning", "scores"},
+    "features": {"engine", "learning"},
+    "detectors": {"engine", "learning", "scores", "features"},
+    "predictors": {"engine", "learning", "features"},
+    "report": {"engine", "evaluation"},
+    "publish": {"engine", "report", "operations"},
+}
+"""What each room of tasks/ may import beside itself; none of them a benchmark."""
+BENCHMARKS = {"condda", "kowl", "novelcraft", "semantic", "threedos"}
+# The symbolic model reads the counts of NovelCraft's inventory; nothing else has them.
+KNOWN_EXCEPTIONS = {("tasks/detectors/symbolic_mlp.py", "novelcraft")}
+
+
+def rooms_used(path: Path) -> set[str]:
+    used = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        for name in imported(node):
+            parts = name.split(".")
+            if parts[0] == "tasks" and len(parts) > 1:
+                used.add(parts[1])
+    return used
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in FILES if path.relative_to(ROOT).parts[0] == "tasks"],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_rooms_of_tasks_keep_their_directions(path: Path) -> None:
+    name = str(path.relative_to(ROOT))
+    room = path.relative_to(ROOT).parts[1]
+    others = rooms_used(path) - {room}
+    if room in SHARED_ROOMS:
+        wrong = others - SHARED_ROOMS[room]
+    else:
+        wrong = others & BENCHMARKS if room in BENCHMARKS else set()
+    wrong = {other for other in wrong if (name, other) not in KNOWN_EXCEPTIONS}
+    assert not wrong, f"{name} imports {sorted(wrong)}"
+
+
 LIGHT = [
     p
     for p in FILES

@@ -14,7 +14,7 @@ from storage.tensors import read_header, read_tensors
 from tasks.detectors.base import Detector
 from tasks.engine.plugins import Plugins
 
-_FILES = Plugins(__name__, __path__, "model", Detector, helpers=("training",))
+_FILES = Plugins(__name__, __path__, "model", Detector)
 detector_names = _FILES.names
 find_detector = _FILES.find
 chosen_detectors = _FILES.chosen

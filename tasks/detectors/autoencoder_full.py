@@ -14,10 +14,14 @@ import numpy as np
 import polars as pl
 from pydantic import Field
 
-from tasks.detectors.base import Detector, Progress, Samples, Settings
-from tasks.detectors.training import TrainingSettings, in_batches, seeded, train
+from schemas.config import Settings
+from tasks.detectors.base import Detector
 from tasks.detectors.vgg_classifier import ImageSettings
 from tasks.features import images as preprocessing
+from tasks.learning.devices import seeded
+from tasks.learning.loop import TrainingSettings, in_batches, train
+from tasks.learning.samples import Samples
+from tasks.learning.training import Progress
 
 if TYPE_CHECKING:
     import torch

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
+from schemas.config import Settings
 from tasks.detectors import autoencoder_full
-from tasks.detectors.base import Samples, Settings
-from tasks.detectors.training import in_batches
 from tasks.features import images as preprocessing
+from tasks.learning.loop import in_batches
+from tasks.learning.samples import Samples
 
 if TYPE_CHECKING:
     import torch

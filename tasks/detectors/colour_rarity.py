@@ -16,8 +16,11 @@ import numpy as np
 import polars as pl
 from pydantic import Field
 
-from tasks.detectors.base import Detector, Progress, Samples, Settings
+from schemas.config import Settings
+from tasks.detectors.base import Detector
 from tasks.features.images import ITEM_BAR_ROWS
+from tasks.learning.samples import Samples
+from tasks.learning.training import Progress
 
 if TYPE_CHECKING:
     import torch

@@ -13,8 +13,11 @@ import numpy as np
 import polars as pl
 from pydantic import Field
 
-from tasks.detectors.base import Detector, Progress, Samples, Settings, TorchSettings
+from schemas.config import Settings
+from tasks.detectors.base import Detector, TorchSettings
 from tasks.detectors.vgg_classifier import VggClassifier, softmax
+from tasks.learning.samples import Samples
+from tasks.learning.training import Progress
 from tasks.scores.base import Outputs
 
 if TYPE_CHECKING:

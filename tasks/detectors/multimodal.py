@@ -19,8 +19,11 @@ import numpy as np
 import polars as pl
 from pydantic import Field
 
+from schemas.config import Settings
 from schemas.errors import ConfigError
-from tasks.detectors.base import BaseRun, Detector, Progress, Samples, Settings
+from tasks.detectors.base import BaseRun, Detector
+from tasks.learning.samples import Samples
+from tasks.learning.training import Progress
 
 if TYPE_CHECKING:
     import torch

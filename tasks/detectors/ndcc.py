@@ -20,8 +20,8 @@ import numpy as np
 import polars as pl
 from pydantic import Field
 
-from tasks.detectors.base import Detector, Progress, Samples, Settings
-from tasks.detectors.training import TrainingSettings, in_batches, train
+from schemas.config import Settings
+from tasks.detectors.base import Detector
 from tasks.detectors.vgg_classifier import (
     CLASSIFIER_GIVES,
     SMALL_NETWORK,
@@ -30,6 +30,9 @@ from tasks.detectors.vgg_classifier import (
     new_network,
     preprocessor,
 )
+from tasks.learning.loop import TrainingSettings, in_batches, train
+from tasks.learning.samples import Samples
+from tasks.learning.training import Progress
 from tasks.scores.base import Head, Outputs
 
 if TYPE_CHECKING:

@@ -16,11 +16,14 @@ import numpy as np
 import polars as pl
 from pydantic import Field
 
+from schemas.config import Settings
 from schemas.errors import ConfigError
-from tasks.detectors.base import NOVEL, Detector, Progress, Samples, Settings, TorchSettings
-from tasks.detectors.training import in_batches
+from tasks.detectors.base import Detector, TorchSettings
 from tasks.detectors.vgg_classifier import preprocessor, softmax
 from tasks.features.images import IMAGENET_DEVIATION, IMAGENET_MEAN
+from tasks.learning.loop import in_batches
+from tasks.learning.samples import NOVEL, Samples
+from tasks.learning.training import Progress
 
 if TYPE_CHECKING:
     import torch

@@ -20,9 +20,12 @@ import numpy as np
 import polars as pl
 from pydantic import Field
 
+from schemas.config import Settings
 from schemas.errors import ConfigError
-from tasks.detectors.base import Detector, Progress, Samples, Settings, TorchSettings
+from tasks.detectors.base import Detector, TorchSettings
 from tasks.features.images import ITEM_BAR_ROWS
+from tasks.learning.samples import Samples
+from tasks.learning.training import Progress
 
 if TYPE_CHECKING:
     import torch
@@ -78,8 +81,8 @@ class PatchMemory(Detector):
         checkpoints: Path | None,
         progress: Progress | None,
     ) -> pl.DataFrame:
-        from tasks.detectors.training import seeded
         from tasks.features.efficientnet import weights_record
+        from tasks.learning.devices import seeded
 
         self.record = {"weights": weights_record()}
         candidates, patches = self._candidates(train.images(), seed)
@@ -100,7 +103,7 @@ class PatchMemory(Detector):
         """Features (rows, d) of the patches drawn, in order, and how many patches there were."""
         import torch
 
-        from tasks.detectors.training import in_batches
+        from tasks.learning.loop import in_batches
 
         network = self._network()
         grid = self._patches(network, torch.from_numpy(images[:1]).to(self.device)).shape[1]
@@ -147,7 +150,7 @@ class PatchMemory(Detector):
         return load_efficientnet(self.device)
 
     def _score(self, samples: Samples) -> np.ndarray:
-        from tasks.detectors.training import in_batches
+        from tasks.learning.loop import in_batches
 
         network = self._network()
         memory = self.memory.to(self.device)

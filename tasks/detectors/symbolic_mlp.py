@@ -21,9 +21,13 @@ import numpy as np
 import polars as pl
 from pydantic import Field
 
+from schemas.config import Settings
 from schemas.errors import ConfigError
-from tasks.detectors.base import NOVEL, Detector, Progress, Samples, Settings, TorchSettings
-from tasks.detectors.training import TrainingSettings, in_batches, seeded, train
+from tasks.detectors.base import Detector, TorchSettings
+from tasks.learning.devices import seeded
+from tasks.learning.loop import TrainingSettings, in_batches, train
+from tasks.learning.samples import NOVEL, Samples
+from tasks.learning.training import Progress
 from tasks.novelcraft.symbols import (
     CATEGORIES,
     ColumnGroups,

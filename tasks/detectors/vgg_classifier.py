@@ -15,11 +15,15 @@ import numpy as np
 import polars as pl
 from pydantic import Field
 
+from schemas.config import Settings
 from schemas.errors import ConfigError
-from tasks.detectors.base import Detector, Progress, Samples, Settings, TorchSettings
-from tasks.detectors.training import TrainingSettings, in_batches, seeded, train
+from tasks.detectors.base import Detector, TorchSettings
 from tasks.features import VGG16
 from tasks.features import images as preprocessing
+from tasks.learning.devices import seeded
+from tasks.learning.loop import TrainingSettings, in_batches, train
+from tasks.learning.samples import Samples
+from tasks.learning.training import Progress
 from tasks.scores.base import Head, Outputs
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from schemas.errors import ConfigError, SourceError
-from tasks.detectors.base import choose_device
-from tasks.detectors.training import in_batches
 from tasks.features.efficientnet import UNREADABLE
 from tasks.features.vit import LARGEST_FILE
+from tasks.learning.devices import choose_device
+from tasks.learning.loop import in_batches
 
 Normalisation = Literal["release", "fair"]
 # The release gives both networks the first pair, means over Kinetics. FAIR trained the weights of

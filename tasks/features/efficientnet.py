@@ -19,10 +19,10 @@ from torch.nn import functional
 
 from schemas.errors import ConfigError, SourceError
 from schemas.extras import require_library
-from tasks.detectors.base import choose_device
-from tasks.detectors.training import in_batches
 from tasks.features.efficientnet_weights import weights_file
 from tasks.features.images import crop_item_bar, scaled, to_unit
+from tasks.learning.devices import choose_device
+from tasks.learning.loop import in_batches
 
 FEATURES = 1280
 RESIZED = 256

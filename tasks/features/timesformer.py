@@ -21,9 +21,9 @@ from torch import nn
 from torch.nn import functional
 
 from schemas.errors import ConfigError, SourceError
-from tasks.detectors.training import seeded
 from tasks.features.clips import ClipNetwork, fill, read_state, require_random
 from tasks.features.vit import Attention, Mlp, PatchEmbed
+from tasks.learning.devices import seeded
 
 WANTED = (
     "TimeSformer of FAIR (TimeSformer_divST_8x32_224_K400.pyth) or of Hugging Face "

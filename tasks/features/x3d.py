@@ -19,7 +19,6 @@ from torch import nn
 from torch.nn import functional
 
 from schemas.errors import SourceError
-from tasks.detectors.training import seeded
 from tasks.features.clips import (
     COUNTER,
     NAMED_AT_MOST,
@@ -28,6 +27,7 @@ from tasks.features.clips import (
     read_state,
     require_random,
 )
+from tasks.learning.devices import seeded
 
 WANTED = (
     "X3D-M of PySlowFast (x3d_m.pyth), of pytorchvideo (X3D_M.pyth) or of X3D-Multigrid "

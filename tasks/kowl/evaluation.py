@@ -54,7 +54,7 @@ from tasks.kowl.evaluator import (
     OpenWorldRun,
     Step,
 )
-from tasks.learning.training import use_threads
+from tasks.learning.devices import use_threads
 from tasks.predictors import find_predictor
 
 RUN = "run.safetensors"

@@ -35,7 +35,8 @@ from tasks.engine.progress import progress
 from tasks.engine.stage import Produced, Reject, Shard, stage
 from tasks.evaluation.runs import run_id, run_mark
 from tasks.kowl.videos import sample_videos
-from tasks.learning.training import use_threads, weights_file
+from tasks.learning.devices import use_threads
+from tasks.learning.training import weights_file
 
 Embed = Callable[[np.ndarray], np.ndarray]
 """Clips (N, crops, count, H, W, 3) uint8 to vectors (N, D) float32."""

@@ -18,7 +18,7 @@ import numpy as np
 
 from schemas.errors import ConfigError
 from schemas.kowl import TransformSettings
-from tasks.sample.seeded import item_rng
+from tasks.learning.draws import item_rng
 
 Colour = tuple[int, int, int]
 BLACK: Colour = (0, 0, 0)

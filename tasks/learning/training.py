@@ -1,4 +1,4 @@
-"""What stages that train models share: names of files, threads, progress, weights."""
+"""What stages that train models share: names of files, progress, weights."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -7,6 +7,9 @@ from pathlib import Path
 from schemas.errors import SourceError
 from storage.filehash import sha256_file
 from storage.raw import RawFile
+
+# epoch, number of epochs, values of the epoch
+Progress = Callable[[int, int, Mapping[str, float]], None]
 
 MODEL = "model.safetensors"
 BASE = "base.safetensors"
@@ -19,14 +22,7 @@ def weights_file(path: Path) -> RawFile:
     return RawFile(path.name, path.stat().st_size, sha256_file(path), str(path.absolute()))
 
 
-def use_threads(count: int) -> None:
-    """Results of torch on a CPU depend on the number of threads, so it is a setting."""
-    import torch
-
-    torch.set_num_threads(count)
-
-
-def print_epoch(title: str) -> Callable[[int, int, Mapping[str, float]], None]:
+def print_epoch(title: str) -> Progress:
     """Progress of training: a line an epoch."""
 
     def say(epoch: int, epochs: int, row: Mapping[str, float]) -> None:

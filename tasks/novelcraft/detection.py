@@ -24,7 +24,8 @@ from tasks.detectors.symbolic_mlp import window_scores
 from tasks.engine.stage import Build, Produced, Shard, stage
 from tasks.evaluation.runs import run_id, run_row
 from tasks.evaluation.stages import EVALUATED, HEAD, PassedRun, prediction_rows
-from tasks.learning.training import BASE, MODEL, print_epoch, use_threads, weights_file
+from tasks.learning.devices import use_threads
+from tasks.learning.training import BASE, MODEL, print_epoch, weights_file
 from tasks.novelcraft.runs import PlannedRun, weights_path
 from tasks.novelcraft.samples import TABLES_OF, load
 from tasks.novelcraft.windows import EVALUATED_MODE

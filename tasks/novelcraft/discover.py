@@ -18,11 +18,12 @@ from schemas.novelcraft import DISCOVERY, Config
 from schemas.runs import RunFacts
 from schemas.tables import METRICS, NO_SCORE, PLAIN, RUNS, TRAINING
 from storage.pieces import Part
-from tasks.detectors.base import Samples
-from tasks.detectors.training import TRAINER_VERSION
 from tasks.engine.stage import Produced, Shard, stage
 from tasks.evaluation.runs import run_id, run_mark, run_row
-from tasks.learning.training import print_epoch, use_threads, weights_file
+from tasks.learning.devices import use_threads
+from tasks.learning.loop import TRAINER_VERSION
+from tasks.learning.samples import Samples
+from tasks.learning.training import print_epoch, weights_file
 from tasks.novelcraft.classes import NORMAL, NOVEL_VALID
 from tasks.novelcraft.detection import DeviceSettings, long_history
 from tasks.novelcraft.discovery import (

@@ -20,8 +20,10 @@ import polars as pl
 from pydantic import Field, model_validator
 
 from schemas.errors import ConfigError
-from tasks.detectors.base import NOVEL, Progress, Samples, choose_device
-from tasks.detectors.training import TrainingSettings, in_batches, seeded, train
+from tasks.learning.devices import choose_device, seeded
+from tasks.learning.loop import TrainingSettings, in_batches, train
+from tasks.learning.samples import NOVEL, Samples
+from tasks.learning.training import Progress
 
 if TYPE_CHECKING:
     import torch

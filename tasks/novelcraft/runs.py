@@ -17,10 +17,10 @@ from schemas.runs import RunFacts
 from tasks import scores as score_files
 from tasks.detectors import chosen_detectors, find_detector
 from tasks.detectors.base import Detector
-from tasks.detectors.training import TRAINER_VERSION, TrainingSettings
 from tasks.engine.plugins import ALL
 from tasks.evaluation.runs import run_id, run_mark
 from tasks.evaluation.stages import ScoreChoice, chosen_scores
+from tasks.learning.loop import TRAINER_VERSION, TrainingSettings
 from tasks.learning.training import weights_file
 from tasks.novelcraft.samples import LOADER_VERSION, PROTOCOL_OF
 from tasks.novelcraft.windows import PROTOCOL as WINDOWS_PROTOCOL

@@ -14,9 +14,10 @@ import polars as pl
 from schemas.runs import RunFacts
 from storage.parquet import read_parquet
 from storage.pieces import Part
-from tasks.detectors.base import NOVEL, Detector, Samples
+from tasks.detectors.base import Detector
 from tasks.detectors.multimodal import paired_scores
 from tasks.engine.stage import Shard
+from tasks.learning.samples import NOVEL, Samples
 from tasks.novelcraft.symbols import symbol_sequences
 
 LOADER_VERSION = 1

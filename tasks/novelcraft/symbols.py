@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 
 from schemas.errors import ConfigError, SourceError
-from tasks.detectors.base import Samples
+from tasks.learning.samples import Samples
 
 UnknownItems = Literal["other", "ignore", "refuse"]
 

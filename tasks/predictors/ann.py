@@ -18,8 +18,9 @@ import numpy as np
 from pydantic import Field
 
 from schemas.config import Settings
-from tasks.detectors.base import Samples
-from tasks.detectors.training import TRAINER_VERSION, TrainingSettings, seeded, train
+from tasks.learning.devices import seeded
+from tasks.learning.loop import TRAINER_VERSION, TrainingSettings, train
+from tasks.learning.samples import Samples
 from tasks.predictors.base import UNKNOWN, Examples, Prediction, Predictor, with_unknown
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ import polars as pl
 from schemas.config import Settings
 from schemas.errors import ConfigError, NoveltyError
 from storage.tensors import write_tensors
-from tasks.detectors.base import choose_device
 from tasks.engine.plugins import Plugin
+from tasks.learning.devices import choose_device
 
 if TYPE_CHECKING:
     import torch

@@ -25,7 +25,7 @@ import numpy as np
 from pydantic import Field
 
 from schemas.config import Settings
-from tasks.detectors.training import seeded
+from tasks.learning.devices import seeded
 from tasks.learning.finch import finch
 from tasks.predictors.base import UNKNOWN, Examples, Prediction, Predictor, with_unknown
 

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tasks.sample.seeded import item_rng, put
+from tasks.learning.draws import item_rng
+from tasks.sample.files import put
 
 PROTOCOLS = ("OND", "CONDDA")
 KNOWN_CLASSES = {"activity_recognition": 12, "image_classification": 10}

@@ -22,7 +22,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tasks.sample.seeded import item_rng, put
+from tasks.learning.draws import item_rng
+from tasks.sample.files import put
 
 RELEASES = ("kinetics400", "kinetics600", "kinetics700_2020")
 HEADER = "label,youtube_id,time_start,time_end,split"

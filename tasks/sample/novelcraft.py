@@ -24,8 +24,8 @@ from typing import NamedTuple
 import numpy as np
 
 from schemas.errors import ConfigError
+from tasks.learning.draws import item_rng
 from tasks.sample.blockworld import TRUNK_HEIGHT, Block, Cell, Figure, Room, View, draw
-from tasks.sample.seeded import item_rng
 
 ROOM = Room(x=40, y=17, z=32, side=32)
 MARGIN = 4

@@ -19,7 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tasks.sample.seeded import item_rng, put
+from tasks.learning.draws import item_rng
+from tasks.sample.files import put
 
 Colour = Sequence[float]
 

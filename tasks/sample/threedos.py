@@ -18,7 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from schemas.extras import require_library
-from tasks.sample.seeded import item_rng, put
+from tasks.learning.draws import item_rng
+from tasks.sample.files import put
 
 Mesh = tuple[np.ndarray, np.ndarray]
 Point = tuple[float, float, float]

@@ -10,7 +10,7 @@ from storage.atomic import write_bytes
 from storage.filehash import sha256_file
 from storage.layout import content_key
 
-NOT_GENERATORS = {"__init__", "write", "seeded", "blockworld"}
+NOT_GENERATORS = {"__init__", "write", "files", "blockworld"}
 
 
 def sample_names() -> list[str]:

@@ -65,7 +65,7 @@ def check_choice(config: Config, declared: Sequence[Subset]) -> None:
         for network in [n for n in networks if n != AUTO] or NAMES:
             settings_of(name, network, config, changes)
     if config.device not in ("auto", "cpu"):
-        from tasks.detectors.base import choose_device
+        from tasks.learning.devices import choose_device
 
         choose_device(config.device)
     chosen_scores(config.scores, config.preset)

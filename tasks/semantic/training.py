@@ -25,10 +25,11 @@ import polars as pl
 from schemas.config import make_config
 from schemas.errors import ConfigError, SourceError, TrainingError
 from storage.tensors import read_header, read_tensors, write_tensors
-from tasks.detectors.base import NOVEL, Progress, choose_device
-from tasks.detectors.training import seeded
 from tasks.evaluation.conventions import SEMANTIC
 from tasks.evaluation.metrics import evaluate
+from tasks.learning.devices import choose_device, seeded
+from tasks.learning.samples import NOVEL
+from tasks.learning.training import Progress
 from tasks.semantic import models, networks
 from tasks.semantic.models import views
 from tasks.semantic.models.base import NetworkModel

@@ -20,8 +20,9 @@ import polars as pl
 from schemas.errors import ConfigError, SourceError, TrainingError
 from schemas.threedos import Normalisation
 from storage.tensors import read_header, read_tensors, write_tensors
-from tasks.detectors.base import Progress, Samples, choose_device
-from tasks.detectors.training import seeded
+from tasks.learning.devices import choose_device, seeded
+from tasks.learning.samples import Samples
+from tasks.learning.training import Progress
 from tasks.threedos import methods, networks
 from tasks.threedos.methods.base import Method, TrainingSettings
 from tasks.threedos.methods.setups import Setup, check_network, setup_of

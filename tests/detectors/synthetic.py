@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from tasks.detectors.base import NOVEL, Samples, Settings
+from schemas.config import Settings
+from tasks.learning.samples import NOVEL, Samples
 
 COLOURS = np.array([[200, 40, 40], [40, 200, 40], [40, 40, 200]], np.float64)
 SIDE = 64

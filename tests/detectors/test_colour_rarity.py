@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from tasks.detectors.base import Samples
 from tasks.detectors.colour_rarity import ColourRarity, Configuration
+from tasks.learning.samples import Samples
 
 
 def test_score_by_hand():

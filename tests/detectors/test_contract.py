@@ -12,7 +12,8 @@ from sklearn.metrics import roc_auc_score
 from schemas.errors import ConfigError, NoveltyError, SourceError
 from storage.tensors import read_tensors, write_tensors
 from tasks.detectors import detector_names, find_detector, load_detector
-from tasks.detectors.base import NOVEL, Detector, Samples
+from tasks.detectors.base import Detector
+from tasks.learning.samples import NOVEL, Samples
 from tasks.scores.base import Reference
 from tests.detectors.synthetic import ARRAYS, samples, tiny
 

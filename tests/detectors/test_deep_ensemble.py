@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from tasks.detectors.base import Samples
 from tasks.detectors.deep_ensemble import Configuration, DeepEnsemble
+from tasks.learning.samples import Samples
 
 
 def test_score_and_members(classifier, train, test_set):

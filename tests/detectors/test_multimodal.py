@@ -9,7 +9,6 @@ from sklearn.metrics import roc_auc_score
 
 from schemas.errors import ConfigError
 from tasks.detectors import load_detector
-from tasks.detectors.base import NOVEL, Samples
 from tasks.detectors.multimodal import (
     Configuration,
     Multimodal,
@@ -17,6 +16,7 @@ from tasks.detectors.multimodal import (
     paired_scores,
     surprise,
 )
+from tasks.learning.samples import NOVEL, Samples
 from tasks.novelcraft.classes import FIRST_NOVEL_EPISODE
 from tests.shared import shared_path
 

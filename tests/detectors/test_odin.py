@@ -6,9 +6,9 @@ import torch
 from torch.nn import functional
 
 from schemas.errors import ConfigError
-from tasks.detectors.base import NOVEL, Samples
 from tasks.detectors.odin import Configuration, Odin
 from tasks.features.images import IMAGENET_DEVIATION, IMAGENET_MEAN, for_classifier
+from tasks.learning.samples import NOVEL, Samples
 
 
 def fitted(classifier, train, valid=None, **settings) -> Odin:

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from sklearn.svm import OneClassSVM
 
-from tasks.detectors.base import NOVEL
 from tasks.detectors.one_class_svm import Configuration, OneClassSvm
+from tasks.learning.samples import NOVEL
 
 
 def fitted(classifier, train, valid=None, **settings) -> OneClassSvm:

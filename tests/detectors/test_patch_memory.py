@@ -11,7 +11,6 @@ from sklearn.metrics import roc_auc_score
 
 from schemas.errors import ConfigError
 from tasks.detectors import load_detector
-from tasks.detectors.base import Samples
 from tasks.detectors.patch_memory import (
     Configuration,
     PatchMemory,
@@ -20,6 +19,7 @@ from tasks.detectors.patch_memory import (
     strangeness,
 )
 from tasks.features.efficientnet import patch_features
+from tasks.learning.samples import Samples
 
 
 def samples(images: np.ndarray) -> Samples:

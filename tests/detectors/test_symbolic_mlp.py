@@ -10,8 +10,8 @@ from sklearn.metrics import roc_auc_score
 
 from schemas.errors import ConfigError
 from tasks.detectors import find_detector, load_detector
-from tasks.detectors.base import NOVEL, Samples
 from tasks.detectors.symbolic_mlp import Configuration, SymbolicMlp, window_scores
+from tasks.learning.samples import NOVEL, Samples
 from tasks.novelcraft.symbols import SymbolSequences
 from tasks.novelcraft.windows import cut_windows
 

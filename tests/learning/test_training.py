@@ -9,9 +9,7 @@ from schemas.config import Settings
 from schemas.errors import NativeError, SourceError
 from storage.pieces import Part
 from tasks.engine.stage import Build, Produced, Shard, stage
-from tasks.learning.training import (
-    weights_file,
-)
+from tasks.learning.training import weights_file
 from tests.toy import READINGS
 
 

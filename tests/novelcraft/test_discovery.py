@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.errors import ConfigError
-from tasks.detectors.base import NOVEL, Samples
+from tasks.learning.samples import NOVEL, Samples
 from tasks.novelcraft import discovery
 from tasks.novelcraft.discovery import (
     PRESETS,

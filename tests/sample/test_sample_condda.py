@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
+from tasks.learning.draws import item_rng
 from tasks.sample.condda import bad_condda_records, write_condda
-from tasks.sample.seeded import item_rng, put
+from tasks.sample.files import put
 from tests.shared import shared_path
 
 REPOSITORY = Path(__file__).parents[2]

@@ -1,4 +1,4 @@
-"""The one training loop: uint8 images and labels in, trained weights and a row per epoch out.
+"""A training loop: pictures or features and labels in, trained weights and a row per epoch out.
 
 Everything random in an epoch (order, dropout, noise) is drawn from (seed, epoch), so a checkpoint
 is the weights, the optimiser's tensors and the epoch number, and a run that was killed and started
@@ -7,11 +7,9 @@ again ends with the same bits as an undisturbed one on the same kind of processo
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -19,9 +17,12 @@ import numpy as np
 import polars as pl
 from pydantic import Field
 
+from schemas.config import Settings
 from schemas.errors import ConfigError, TrainingError
 from storage.tensors import read_header, read_tensors, write_tensors
-from tasks.detectors.base import Progress, Samples, Settings
+from tasks.learning.devices import seeded
+from tasks.learning.samples import Samples
+from tasks.learning.training import Progress
 
 if TYPE_CHECKING:
     import torch
@@ -52,29 +53,6 @@ class TrainingSettings(Settings):
         1, ge=1, description="Threads on a CPU; they order the sums, so the result depends on them."
     )
     checkpoint_every: int = Field(10, ge=1, exclude=True, description="Epochs between checkpoints.")
-
-
-@contextlib.contextmanager
-def seeded(seed: Sequence[int], device: str, threads: int | None = None) -> Iterator[None]:
-    """Torch draws from `seed` and uses deterministic algorithms where it has them; the caller's
-    random state, switches and threads come back afterwards."""
-    # Must stand in the environment before CUDA starts.
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    import torch
-
-    used = [torch.device(device)] if torch.device(device).type == "cuda" else []
-    enabled = torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    before = torch.get_num_threads()
-    with torch.random.fork_rng(devices=used):
-        torch.manual_seed(int(np.random.default_rng(seed).integers(2**63)))
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        torch.set_num_threads(threads or before)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
-            torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
 
 
 def train(

@@ -14,8 +14,9 @@ from torch.nn import functional
 from schemas.errors import ConfigError, NoveltyError
 from storage.tensors import read_header
 from tasks.detectors import find_detector
-from tasks.detectors.base import Samples
-from tasks.detectors.training import TrainingSettings, in_batches, seeded, train
+from tasks.learning.devices import seeded
+from tasks.learning.loop import TrainingSettings, in_batches, train
+from tasks.learning.samples import Samples
 from tests.detectors.synthetic import samples, tiny
 
 SETTINGS = {"epochs": 5, "batch_size": 8, "learning_rate": 0.01, "checkpoint_every": 2}
@@ -128,7 +129,7 @@ from pathlib import Path
 torch.set_num_threads(1)
 from tests.detectors.test_training import run
 from tests.detectors.synthetic import samples
-from tasks.detectors import training
+from tasks.learning import loop as training
 write = training.write_tensors
 def die(path, state, header):
     write(path, state, header)

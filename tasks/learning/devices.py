@@ -1,0 +1,60 @@
+"""Where torch computes, on how many threads, and what it draws from."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from schemas.errors import ConfigError
+
+
+def choose_device(device: str) -> str:
+    """`auto` is the GPU where there is one."""
+    if device == "cpu":
+        return device
+    import torch
+
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        kind = torch.device(device).type
+    except RuntimeError as error:
+        raise ConfigError(f"device {device!r} is unknown; use auto, cpu, cuda or cuda:N") from error
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            f"device {device!r} was asked for, but torch sees no GPU; use auto or cpu"
+        )
+    return device
+
+
+def use_threads(count: int) -> None:
+    """Results of torch on a CPU depend on the number of threads, so it is a setting."""
+    import torch
+
+    torch.set_num_threads(count)
+
+
+@contextlib.contextmanager
+def seeded(seed: Sequence[int], device: str, threads: int | None = None) -> Iterator[None]:
+    """Torch draws from `seed` and uses deterministic algorithms where it has them; the caller's
+    random state, switches and threads come back afterwards."""
+    # Must stand in the environment before CUDA starts.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    import torch
+
+    used = [torch.device(device)] if torch.device(device).type == "cuda" else []
+    enabled = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    before = torch.get_num_threads()
+    with torch.random.fork_rng(devices=used):
+        torch.manual_seed(int(np.random.default_rng(seed).integers(2**63)))
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.set_num_threads(threads or before)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+            torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
