@@ -127,7 +127,7 @@ PROGRAM = """
 import os, sys, torch
 from pathlib import Path
 torch.set_num_threads(1)
-from tests.detectors.test_training import run
+from tests.detectors.test_loop import run
 from tests.detectors.synthetic import samples
 from tasks.learning import loop as training
 write = training.write_tensors
