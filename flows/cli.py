@@ -472,17 +472,13 @@ def _runs(parsed: argparse.Namespace) -> None:
 
 
 def _plugins(parsed: argparse.Namespace) -> None:
-    import importlib
-
     from tasks.operations.plugin_list import plugin_rows, setting_rows
     from tasks.operations.summary import show_frame
 
-    package = importlib.import_module(f"tasks.{parsed.kind}")
     if parsed.name:
-        show_frame(setting_rows(package.find(parsed.name), parsed.preset))
-        return
-    about = {"scores": "needs", "models": "modality", "predictors": "modality"}[parsed.kind]
-    show_frame(plugin_rows([package.find(name) for name in package.names()], about))
+        show_frame(setting_rows(parsed.kind, parsed.name, parsed.preset))
+    else:
+        show_frame(plugin_rows(parsed.kind))
 
 
 def _render(parsed: argparse.Namespace) -> None:

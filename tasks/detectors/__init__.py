@@ -14,10 +14,10 @@ from storage.tensors import read_header, read_tensors
 from tasks.detectors.base import Detector
 from tasks.engine.plugins import Plugins
 
-_FILES = Plugins(__name__, __path__, "model", Detector)
-detector_names = _FILES.names
-find_detector = _FILES.find
-chosen_detectors = _FILES.chosen
+PLUGINS = Plugins(__name__, __path__, "model", Detector)
+detector_names = PLUGINS.names
+find_detector = PLUGINS.find
+chosen_detectors = PLUGINS.chosen
 
 
 def load_detector(path: Path, *, device: str = "auto", base: Detector | None = None) -> Detector:

@@ -11,10 +11,10 @@ from storage.tensors import read_header, read_tensors
 from tasks.engine.plugins import Plugins
 from tasks.predictors.base import Predictor, revive
 
-_FILES = Plugins(__name__, __path__, "predictor", Predictor)
-predictor_names = _FILES.names
-find_predictor = _FILES.find
-resolved_predictors = _FILES.resolved
+PLUGINS = Plugins(__name__, __path__, "predictor", Predictor)
+predictor_names = PLUGINS.names
+find_predictor = PLUGINS.find
+resolved_predictors = PLUGINS.resolved
 
 
 def load_predictor(path: Path, *, device: str = "auto") -> Predictor:

@@ -7,7 +7,7 @@ an underscore. They serve every benchmark whose runs put out what a score needs.
 from tasks.engine.plugins import Plugins
 from tasks.scores.base import Score
 
-_FILES = Plugins(__name__, __path__, "score", Score)
-names = _FILES.names
-find = _FILES.find
-chosen = _FILES.chosen
+PLUGINS = Plugins(__name__, __path__, "score", Score)
+names = PLUGINS.names
+find = PLUGINS.find
+chosen = PLUGINS.chosen

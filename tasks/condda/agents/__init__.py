@@ -10,10 +10,10 @@ from typing import Any
 from tasks.condda.agents.base import Agent
 from tasks.engine.plugins import Plugins
 
-_FILES = Plugins(__name__, __path__, "agent", Agent)
-agent_names = _FILES.names
-find_agent = _FILES.find
-chosen_names = _FILES.chosen
+PLUGINS = Plugins(__name__, __path__, "agent", Agent)
+agent_names = PLUGINS.names
+find_agent = PLUGINS.find
+chosen_names = PLUGINS.chosen
 
 
 def make_agent(name: str, settings: Mapping[str, Any] | None = None) -> Agent:

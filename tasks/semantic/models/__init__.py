@@ -7,7 +7,7 @@ classes. `odin` goes over such a network again, `pixel_gaussian` learns nothing 
 from tasks.engine.plugins import Plugins
 from tasks.semantic.models.base import Model
 
-_FILES = Plugins(__name__, __path__, "model of semantic", Model, helpers=("updates", "views"))
-names = _FILES.names
-find = _FILES.find
-chosen = _FILES.chosen
+PLUGINS = Plugins(__name__, __path__, "model of semantic", Model, helpers=("updates", "views"))
+names = PLUGINS.names
+find = PLUGINS.find
+chosen = PLUGINS.chosen

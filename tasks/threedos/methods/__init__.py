@@ -6,7 +6,7 @@ A file's subclass of `Method` is found by the file's name.
 from tasks.engine.plugins import Plugins
 from tasks.threedos.methods.base import Method
 
-_FILES = Plugins(__name__, __path__, "model of point clouds", Method, helpers=("setups",))
-names = _FILES.names
-find = _FILES.find
-chosen = _FILES.chosen
+PLUGINS = Plugins(__name__, __path__, "model of point clouds", Method, helpers=("setups",))
+names = PLUGINS.names
+find = PLUGINS.find
+chosen = PLUGINS.chosen

@@ -6,9 +6,9 @@ Rules that they and the methods cite by number are those of docs/threedos.md.
 from tasks.engine.plugins import Plugins
 from tasks.threedos.networks.base import Network
 
-_FILES = Plugins(
+PLUGINS = Plugins(
     __name__, __path__, "point network", Network, helpers=("augment", "geometry", "heads")
 )
-names = _FILES.names
-find = _FILES.find
-chosen = _FILES.chosen
+names = PLUGINS.names
+find = PLUGINS.find
+chosen = PLUGINS.chosen
