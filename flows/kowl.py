@@ -17,9 +17,11 @@ from tasks.evaluation.stages import (
     describe_scores,
     evaluate_scores,
     plan_evaluation,
+    plan_failures,
     plan_records,
     plan_score_settings,
     plan_scores,
+    record_failure,
     record_run,
     score_outputs,
 )
@@ -151,7 +153,8 @@ def evaluate(
         build.run(group_clips, shown, Settings())
     shards = plan_runs(facts, frozen, build.table("clip_groups"))
     how = RunSettings(predicted_ranks=config.evaluation.predicted_ranks, device=config.device)
-    led = build.run(evaluate_predictor, shards, how)
+    led = [piece for _, piece in build.run_each(evaluate_predictor, shards, how)]
+    build.run(record_failure, plan_failures(build.failures), Settings())
     runs = [frozen, *led_runs(facts, frozen)]
     measured = plan_evaluation(runs, [*scored, *led], CONVENTIONS)
     build.run(evaluate_scores, measured, EvaluationSettings())
