@@ -117,6 +117,10 @@ def _unreadable(path: str, error: OSError) -> SourceError:
     )
 
 
+REBUILD_PAUSES = (0.0, 0.05, 0.1, 0.2, 0.4)
+"""Seconds between tries while another process may be rebuilding the cache."""
+
+
 class HashCache:
     """`notes` are small blobs that derive from content alone (an archive's index), by key."""
 
@@ -190,15 +194,21 @@ class HashCache:
         self._run(lambda db: db.execute("replace into notes values (?, ?)", [key, body]))
 
     def _run(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
-        """One transaction on a connection of its own; a damaged cache is rebuilt, once."""
+        """One transaction on a connection of its own; a damaged cache is rebuilt.
+
+        Another process may rebuild it at this moment, which pulls the file away from under us.
+        """
         try:
-            try:
-                return self._transact(work)
-            except sqlite3.DatabaseError as error:
-                if not _is_damage(error):
-                    raise
-                self._discard_if_damaged()
-                return self._transact(work)
+            for pause in REBUILD_PAUSES:
+                try:
+                    return self._transact(work)
+                except sqlite3.DatabaseError as error:
+                    if _is_damage(error):
+                        self._discard_if_damaged()
+                    elif not _may_pass(error):
+                        raise
+                time.sleep(pause)
+            return self._transact(work)
         except (sqlite3.Error, OSError) as error:
             raise LakeError(
                 f"hash cache {self.path} cannot be used: {error}. "
@@ -209,14 +219,20 @@ class HashCache:
         with closing(sqlite3.connect(self.path, timeout=60)) as db:
             db.execute("pragma synchronous = normal")
             if _layout(db) != LAYOUT:
-                db.execute("pragma journal_mode = wal")
-                with db:
-                    db.execute("begin immediate")
-                    if _layout(db) != LAYOUT:
-                        for statement in _TABLES:
-                            db.execute(statement)
+                self._lay_out(db)
             with db:
                 return work(db)
+
+    def _lay_out(self, db: sqlite3.Connection) -> None:
+        """Make the tables, one process at a time: to become WAL waits for no timeout."""
+        with open(f"{self.path}.layout", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            db.execute("pragma journal_mode = wal")
+            with db:
+                db.execute("begin immediate")
+                if _layout(db) != LAYOUT:
+                    for statement in _TABLES:
+                        db.execute(statement)
 
     def _discard_if_damaged(self) -> None:
         """Under a lock, and only if still damaged: another process may have rebuilt it."""
@@ -228,6 +244,8 @@ class HashCache:
                 ):
                     return
             except sqlite3.DatabaseError as error:
+                if _may_pass(error):
+                    return
                 if not _is_damage(error):
                     raise
             for suffix in ("-wal", "-shm", ""):
@@ -241,6 +259,11 @@ def _layout(db: sqlite3.Connection) -> int:
 def _is_damage(error: sqlite3.DatabaseError) -> bool:
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+def _may_pass(error: sqlite3.DatabaseError) -> bool:
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_IOERR)
 
 
 def _select(
