@@ -2,7 +2,7 @@
 
 `python -m benchmarks.scores` on one thread, in seconds of CPU time:
 - `per score`: DGCNN of the paper's size at batch 1, the network run anew for every score as the
-  released evaluation does it (spec threedos, slow spots): MSP with MLS, nearest, ODIN (two forward
+  released evaluation does it (one pass a score): MSP with MLS, nearest, ODIN (two forward
   passes and a backward one), energy, GradNorm (a backward one), ReAct.
 - `forward only`: one forward pass at batch 1 for each score of `tasks/scores`, then closed forms.
 - `cached` (ours): one forward pass, every score of `tasks/scores` from its logits and features;

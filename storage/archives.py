@@ -2,7 +2,7 @@
 
 Enters: a .zip, .tar, .tar.gz or .tgz file and `ArchiveLimits`. Leaves: the bytes of its regular
 files, one at a time, or a folder with all of them (`extract`). Every refusal is an ArchiveError
-that names the archive, the member and the reason (DESIGN promise 9).
+that names the archive, the member and the reason.
 
 What a directory can show is refused when the archive is opened: unsafe or repeated names, links,
 devices, encryption, overlapping members, bombs. What only the data can show is refused when a

@@ -170,7 +170,7 @@ class Detector(Plugin, ABC):
 
     def _score(self, samples: Samples) -> np.ndarray:
         """One number per sample, higher = more novel."""
-        raise NotImplementedError(f"detector {self.name} has neither _score nor _outputs")
+        raise AssertionError(f"detector {self.name} has neither _score nor _outputs")
 
     @abstractmethod
     def state(self) -> dict[str, np.ndarray | torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Cosine to the training samples (spec threedos 1.6, SubArcFace, SupCon).
+"""Cosine to the training samples (3DOS: SubArcFace, SupCon).
 
 novelty = -(0.5 + 0.5 * the largest cosine of g to a training g); the predicted class is that
 sample's.

@@ -1,4 +1,4 @@
-"""Free energy (spec threedos 1.6): novelty = -T logsumexp(f / T), T = 1."""
+"""Free energy: novelty = -T logsumexp(f / T), T = 1."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Entropy of the softmax (spec threedos 1.6): novelty = mean_c(-p_c log p_c).
+"""Entropy of the softmax: novelty = mean_c(-p_c log p_c).
 
 3DOS's normality is the reciprocal of this, infinite for a sure sample; the order is the same.
 """

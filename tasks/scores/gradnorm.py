@@ -1,4 +1,4 @@
-"""GradNorm in closed form (spec threedos 1.6): novelty = -||z||_1 * sum_c |C p_c - 1| / T, T = 1.
+"""GradNorm in closed form: novelty = -||z||_1 * sum_c |C p_c - 1| / T, T = 1.
 
 It is the L1 norm of the gradient of sum_c -log softmax(f / T)_c at the last Linear's weight, whose
 input is z. 3DOS takes targets of 1, others 1 / C: C times their value, the same order.

@@ -1,4 +1,4 @@
-"""Maximum logit score (spec threedos 1.6): novelty = -max_c f_c."""
+"""Maximum logit score: novelty = -max_c f_c."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Maximum softmax probability (spec threedos 1.6): novelty = -max_c p_c."""
+"""Maximum softmax probability: novelty = -max_c p_c."""
 
 from __future__ import annotations
 

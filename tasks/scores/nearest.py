@@ -1,4 +1,4 @@
-"""CE(L2) (spec threedos 1.6): novelty = Euclidean distance of g to the nearest training g.
+"""CE(L2): novelty = Euclidean distance of g to the nearest training g.
 
 Features are not normalised. 3DOS's normality is 1 / d; the order is the same, and d = 0 is finite.
 The predicted class is the neighbour's.

@@ -1,4 +1,4 @@
-"""ODIN without an input step (spec threedos 1.6): novelty = -max softmax(f / T), T = 1000.
+"""ODIN without an input step: novelty = -max softmax(f / T), T = 1000.
 
 3DOS never sets epsilon above 0, so no gradient is needed. At T = 1000 the scores of all samples lie
 within a few thousandths of each other: float32 would tie many of them.

@@ -1,4 +1,4 @@
-"""ReAct (spec threedos 1.6): energy of the logits of clipped features, novelty = -logsumexp.
+"""ReAct: energy of the logits of clipped features, novelty = -logsumexp.
 
 The threshold is one number, a percentile of all values of all penultimate features g of the
 validation samples; g is clipped from above, then goes through the head.
