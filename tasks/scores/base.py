@@ -1,9 +1,9 @@
 """What a score is: what one pass of a model left in, one novelty a sample out.
 
 `Outputs` are what one forward pass left: logits f (N, C) and penultimate features g (N, D), taken
-BEFORE the last BatchNorm and activation (rule 10 of docs/threedos.md). `Reference` is what a score may learn
-from: outputs of the training and validation samples and the `Head` that makes f of g. The spec's
-scores (1.6) are normalities; here a score is NOVELTY, its negative: higher = more novel.
+BEFORE the last BatchNorm and activation (rule 10 of docs/threedos.md). `Reference` is what a score
+may learn from: outputs of the training and validation samples and the `Head` that makes f of g.
+3DOS's scores are normalities; here a score is NOVELTY, its negative: higher = more novel.
 """
 
 from __future__ import annotations
