@@ -1,8 +1,8 @@
 """Scores equal those of pytorch-ood 0.4.0 on the same cached outputs; skipped where it is absent.
 
 It is no dependency of ours: `make test-all` installs it, with torchvision, into a folder of its own
-(requirements-peers.lock). Known factors: its GradNorm is ours / C, its entropy our mean times C, its
-Mahalanobis ours / (2 N), its normalised KNN squared is 2 - 2 cos.
+(requirements-peers.lock). Known factors: its GradNorm is ours / C, its entropy our mean times C,
+its Mahalanobis ours / (2 N), its normalised KNN squared is 2 - 2 cos.
 """
 
 import importlib.util
