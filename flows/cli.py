@@ -332,7 +332,10 @@ def _restore(parsed: argparse.Namespace) -> None:
     lake = lake_root(parsed.lake)
     require_lake(lake)
     if parsed.removal is None:
-        for name, (reason, paths) in restorable(lake).items():
+        removals = restorable(lake)
+        if not removals:
+            print("nothing was dropped that could be restored")
+        for name, (reason, paths) in removals.items():
             print(f"{name}  {len(paths)} removed: {reason}")
             for path in paths:
                 print(f"    {path}")

@@ -44,10 +44,14 @@ def build_forever(folder: Path) -> None:
 def test_a_signal_ends_a_training_at_once(tmp_path: Path, number: signal.Signals) -> None:
     process = subprocess.Popen([sys.executable, "-c", BUILD, str(tmp_path)])
     worker = tmp_path / "worker"
-    deadline = time.monotonic() + LIMIT_SECONDS
-    while not (worker.exists() and worker.read_text()):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.05)
-    process.send_signal(number)
-    assert process.wait(LIMIT_SECONDS) != 0
-    assert not psutil.pid_exists(int(worker.read_text()))
+    try:
+        deadline = time.monotonic() + LIMIT_SECONDS
+        while not (worker.exists() and worker.read_text()):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(number)
+        assert process.wait(LIMIT_SECONDS) != 0
+        assert not psutil.pid_exists(int(worker.read_text()))
+    finally:
+        process.kill()  # its worker dies with it
+        process.wait()
