@@ -212,7 +212,8 @@ def test_several_processes_share_one_cache(tmp_path, cache, reads):
     folder.mkdir()
     for i in range(200):
         write(folder / f"{i}", b"%d" % i)
-    context = multiprocessing.get_context("fork")
+    # Not forked: a process that ran a Prefect flow leaves hooks that fail in a forked child.
+    context = multiprocessing.get_context("spawn")
     arguments = (cache.path, folder, 5)
     children = [context.Process(target=hash_all, args=arguments) for _ in range(4)]
     for child in children:
@@ -229,7 +230,7 @@ def test_several_processes_find_it_damaged_at_once(tmp_path, cache):
     folder.mkdir()
     for i in range(50):
         write(folder / f"{i}", b"%d" % i)
-    context = multiprocessing.get_context("fork")
+    context = multiprocessing.get_context("spawn")
     for _ in range(5):
         cache.path.write_bytes(b"nonsense" * 1000)
         children = [
