@@ -1,17 +1,21 @@
 """What stages and Prefect cost: 200 shards in a flow against the same work in a plain loop.
 
-`python -m benchmarks.orchestration`
+`python -m benchmarks.orchestration` starts a Prefect server in a temporary folder for one part.
 """
 
+import os
+import socket
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import polars as pl
 import pyarrow as pa
-from prefect import flow
 
-import flows  # noqa: F401  keeps Prefect offline
+from flows.runner import run_directly
+from flows.service import temporary_server
+from flows.tracked import run_tracked, server_address, tracked_flow
 from schemas.config import Settings
 from schemas.table import Column, Table
 from storage.layout import content_key
@@ -56,40 +60,53 @@ def build(lake: Path) -> None:
         running.run(make_numbers, [Shard(f"{n:03d}", about=n) for n in range(SHARDS)], Settings())
 
 
-prefect_build = flow(name="bench")(build)
+def build_tracked(lake: Path) -> None:
+    address = server_address()
+    if address is None:
+        raise SystemExit("the Prefect server did not start")
+    run_tracked(tracked_flow("bench", lambda config: build(lake)), {"lake": str(lake)}, address)
+
+
+def build_directly(lake: Path) -> None:
+    run_directly("bench", lambda config: build(lake), {"lake": str(lake)})
+
+
+def write_service(root: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        (root / "service.yaml").write_text(f"state: state\nport: {probe.getsockname()[1]}\n")
+    os.environ["NOVELTY_SERVICE"] = str(root / "service.yaml")
+    os.environ.pop("PREFECT_API_URL", None)
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-
-        @flow(name="warm-up")
-        def warm_up() -> None:
-            """The first serverless flow of a process starts the API."""
-
-        start = time.perf_counter()
-        warm_up()
-        first = time.perf_counter() - start
-
+        write_service(root)
         start = time.perf_counter()
         for number in range(SHARDS):
             work(number).write_parquet(root / f"{number}.parquet", compression="zstd")
         plain = time.perf_counter() - start
 
         timed = {}
-        for name, run, lake in (
-            ("stages without Prefect", build, root / "one"),
-            ("stages in a Prefect flow", prefect_build, root / "two"),
-            ("the same flow again, nothing changed", prefect_build, root / "two"),
-        ):
+
+        def measure(name: str, run: Callable[[Path], None], lake: str) -> None:
             start = time.perf_counter()
-            run(lake)
+            run(root / lake)
             timed[name] = time.perf_counter() - start
+
+        measure("a flow without a server", build_directly, "one")
+        measure("the same again, nothing changed", build_directly, "one")
+        start = time.perf_counter()
+        with temporary_server():
+            first = time.perf_counter() - start
+            measure("the flow under a Prefect server", build_tracked, "two")
+            measure("the same again under the server", build_tracked, "two")
         print(f"{SHARDS} shards of {ROWS} rows, key {content_key(SHARDS)[:8]}")
         print(f"{'plain loop, plain Parquet':<40} {plain:7.2f} s   1.00 x")
         for name, seconds in timed.items():
             print(f"{name:<40} {seconds:7.2f} s {seconds / plain:6.2f} x")
-        print(f"{'first flow of a process (start of the API)':<40} {first:7.2f} s")
+        print(f"{'start of the server':<40} {first:7.2f} s")
 
 
 if __name__ == "__main__":

@@ -144,7 +144,7 @@ def declared_deployments() -> list[Deployment]:
     """What flows/prefect.yaml says."""
     return [
         Deployment(
-            benchmark=entry["entrypoint"].split(".")[1],
+            benchmark=entry["entrypoint"].rpartition(".")[2],
             name=entry["name"],
             entrypoint=entry["entrypoint"],
             description=entry["description"],

@@ -1,4 +1,4 @@
-"""`novelty build … --dry-run`: what a build would do, by its own flow, without Prefect's engine."""
+"""`novelty build … --dry-run`: what a build would do, by its own flow."""
 
 import ast
 import importlib

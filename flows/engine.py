@@ -1,9 +1,9 @@
 """Where the shards of a flow run: threads of this process, or a cluster, by one setting.
 
 NOVELTY_RUNNER is `local` (the default), `dask` or `ray`; NOVELTY_CLUSTER is the address of a
-scheduler that runs already. Prefect's own task of a shard always waits in a thread here, and only
-the work goes to the cluster: so workers need this project and the lake, but neither Prefect nor a
-way to its API, and a worker that dies is the cluster's business (docs/cluster.md).
+scheduler that runs already. A shard always waits in a thread here, and only the work goes to the
+cluster: so workers need this project and the lake, but neither Prefect nor a way to its API, and a
+worker that dies is the cluster's business (docs/cluster.md).
 """
 
 import contextlib
@@ -13,12 +13,11 @@ import socket
 import sys
 import uuid
 from collections.abc import Callable
-from typing import Any
-
-from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
+from typing import Any, TypeVar
 
 from schemas.errors import ConfigError, MissingDependency, NativeError
 from schemas.extras import require_library
+from tasks.engine.flow_run import FlowRun
 from tasks.engine.places import Cluster
 
 RUNNERS = ("local", "dask", "ray")
@@ -26,27 +25,13 @@ CONNECT_SECONDS = 20
 RETRIES = 3
 """How often Ray gives a shard to another worker after one died; Dask does so three times, too."""
 
-
-def task_runner() -> TaskRunner:
-    """The task runner that NOVELTY_RUNNER names."""
-    return StageRunner()
+Run = TypeVar("Run", bound=FlowRun)
 
 
-class StageRunner(ThreadPoolTaskRunner[Any]):
-    """A thread for each shard under way; `cluster` is where it sends the work, if anywhere."""
-
-    cluster: Cluster | None = None
-
-    def __enter__(self) -> "StageRunner":
-        with contextlib.ExitStack() as stack:
-            self.cluster = _chosen_cluster(stack)
-            self._open = stack.pop_all()
-        super().__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._open.close()  # first, so that threads that wait for the cluster end at once
-        super().__exit__(*error)
+def open_run(kind: type[Run]) -> Run:
+    """A run of a flow of that kind, on the cluster that NOVELTY_RUNNER names."""
+    with contextlib.ExitStack() as stack:
+        return kind(_chosen_cluster(stack), stack.pop_all())
 
 
 def _chosen_cluster(stack: contextlib.ExitStack) -> Cluster | None:

@@ -1,14 +1,15 @@
-"""What happens when a flow run fails or crashes: a note that says what failed and how to go on.
+"""What happens when a run of a flow fails or crashes: a note that says what failed, how to go on.
 
-Enters: Prefect's flow, run and state. Leaves: `<lake>/reports/failures/<time>-<benchmark>.md`, a
-`.yaml` of the run's settings beside it, and the same text as a Prefect artifact. The note's command
-names that file, so it repeats exactly this run, also one whose settings were changed in the UI.
-For a lake in a bucket both stand there and, for the command, in the cache of this machine.
+Enters: the benchmark, its settings and what ended the run, or Prefect's flow, run and state.
+Leaves: `<lake>/reports/failures/<time>-<benchmark>.md`, a `.yaml` of the run's settings beside it,
+and for a Prefect server the same text as an artifact. The note's command names that file, so it
+repeats exactly this run, also one whose settings were changed in the UI. For a lake in a bucket
+both stand there and, for the command, in the cache of this machine.
 """
 
 import importlib
 import shlex
-import time
+import sys
 import traceback
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,45 +25,83 @@ from schemas.errors import ConfigError, NoveltyError
 from storage.atomic import write_bytes
 from storage.layout import lake_root
 from storage.remote import push_file
+from tasks.engine.flow_run import FlowRun, latest_run
 from tasks.report import REPORTS
 
 FAILURES = "failures"
-WAIT_SECONDS = 15.0
-"""Prefect records that a task failed a moment after it did, on a busy machine some seconds."""
-SETTLED_SECONDS = 2.0
-"""Shards that failed together are recorded one after another: so long nothing new must come."""
 MOST_SHARDS = 20
 
 
 @dataclass(frozen=True)
-class FailedShard:
-    """A task run that did not end well: a stage, its shard, and how it stands."""
+class Ending:
+    """How a run ended badly: "failed" or "crashed", why, and the shards that it concerns."""
 
-    stage: str
-    shard: str
+    run: str
     state: str
+    message: str
+    error: BaseException | None
+    shards: list[tuple[str, str, str]]
+    """Stage, shard and state of those that failed, else of those that were under way."""
 
 
-def write_failure(flow: Any, flow_run: Any, state: Any) -> Path:
-    """Prefect's `on_failure` and `on_crashed` hook. A worker calls it with these names."""
-    benchmark = flow.name
-    settings = run_settings(benchmark, flow_run.parameters)
-    lake = lake_root(settings.get("lake"))
-    error = _error(state)
-    shards = failed_shards(flow_run.id, WAIT_SECONDS if _left_a_task(error) else 0.0)
-    now = datetime.now(UTC)
-    note = lake / REPORTS / FAILURES / f"{now:%Y-%m-%dT%H-%M-%S}.{now:%f}Z-{benchmark}.md"
-    config = note.with_suffix(".yaml")
-    settings["lake"] = settings.get("lake") or str(lake)
-    text = failure_note(benchmark, flow_run, state, error, shards, config)
+@dataclass(frozen=True)
+class Note:
+    """A note and the settings of the run, to stand beside each other in the lake."""
+
+    lake: Path
+    path: Path
+    text: str
+    settings: dict[str, Any]
+
+    @classmethod
+    def of(cls, benchmark: str, parameters: dict[str, Any], ending: Ending) -> "Note":
+        settings = run_settings(benchmark, parameters)
+        lake = lake_root(settings.get("lake"))
+        settings["lake"] = settings.get("lake") or str(lake)
+        now = datetime.now(UTC)
+        path = lake / REPORTS / FAILURES / f"{now:%Y-%m-%dT%H-%M-%S}.{now:%f}Z-{benchmark}.md"
+        return cls(lake, path, failure_note(benchmark, ending, path.with_suffix(".yaml")), settings)
+
+    def write(self) -> None:
+        config = self.path.with_suffix(".yaml")
+        write_bytes(config, yaml.safe_dump(self.settings).encode())
+        write_bytes(self.path, self.text.encode())
+        for path in (config, self.path):
+            push_file(self.lake, path)
+
+
+def note_failure(benchmark: str, config: Any, run: FlowRun | None, error: BaseException) -> None:
+    """The note of a run in this process without a server. The error itself is the caller's."""
+    crashed = not isinstance(error, Exception)
+    ending = Ending(
+        f"{benchmark}, {run.id}" if run else benchmark,
+        "crashed" if crashed else "failed",
+        "It was told to stop." if crashed else f"{type(error).__name__}: {error}",
+        None if crashed else error,
+        run.open_shards() if run else [],
+    )
     try:
-        write_bytes(config, yaml.safe_dump(settings).encode())
-        write_bytes(note, text.encode())
-        for path in (config, note):
-            push_file(lake, path)
+        Note.of(benchmark, {"config": config}, ending).write()
+    except (OSError, NoveltyError) as problem:  # a full disk is a failure, too
+        print(f"{benchmark}: there is no note of this failure: {problem}", file=sys.stderr)
+
+
+def write_failure(flow: Any, flow_run: Any, state: Any) -> None:
+    """Prefect's `on_failure` and `on_crashed` hook. A worker calls it with these names."""
+    run = latest_run()
+    here = run if run is not None and run.id == str(flow_run.id) else None
+    ending = Ending(
+        f"{flow_run.name}, {flow_run.id}",
+        state.name.lower(),
+        state.message or state.name,
+        _error(state),
+        here.open_shards() if here else open_shards(flow_run.id),
+    )
+    note = Note.of(flow.name, flow_run.parameters, ending)
+    try:
+        note.write()
     finally:
-        _publish(benchmark, flow_run.id, text)  # a full disk is a failure, too
-    return note
+        _publish(flow.name, flow_run.id, note.text)  # a full disk is a failure, too
 
 
 def run_settings(benchmark: str, parameters: dict[str, Any]) -> dict[str, Any]:
@@ -85,30 +124,13 @@ def _error(state: Any) -> BaseException | None:
     return found if isinstance(found, BaseException) else None
 
 
-def _left_a_task(error: BaseException | None) -> bool:
-    """Whether the exception came out of a task, so that the server will hear of a failed one."""
-    frames = traceback.walk_tb(error.__traceback__) if error is not None else ()
-    return any(frame.f_globals.get("__name__") == "prefect.futures" for frame, _ in frames)
-
-
-def failed_shards(run_id: Any, wait_seconds: float = 0.0) -> list[FailedShard]:
-    """Shards that failed, else those that were under way when the process died."""
-    deadline = time.monotonic() + wait_seconds
-    known, since = None, 0.0
-    while True:
-        runs = open_tasks(run_id)
-        failed = [run for run in runs if run.state_type in ("FAILED", "CRASHED")]
-        now, before = time.monotonic(), known
-        known = {(run.id, run.state_type) for run in runs}
-        since = now if known != before else since
-        if now >= deadline or (failed and now - since >= SETTLED_SECONDS):
-            break
-        time.sleep(0.25)
-    shards = [
-        FailedShard(*run.name.partition("/")[::2], state=run.state_name or "")
-        for run in failed or runs
-    ]
-    return sorted(shards, key=lambda shard: (shard.stage, shard.shard))
+def open_shards(run_id: Any) -> list[tuple[str, str, str]]:
+    """As the server knows it: shards that failed, else those under way when the process died."""
+    runs = open_tasks(run_id)
+    failed = [run for run in runs if run.state_type in ("FAILED", "CRASHED")]
+    return sorted(
+        (*run.name.partition("/")[::2], (run.state_name or "").lower()) for run in failed or runs
+    )
 
 
 def open_tasks(run_id: Any) -> list[Any]:
@@ -124,24 +146,17 @@ def open_tasks(run_id: Any) -> list[Any]:
         )
 
 
-def failure_note(
-    benchmark: str,
-    flow_run: Any,
-    state: Any,
-    error: BaseException | None,
-    shards: list[FailedShard],
-    config: Path,
-) -> str:
+def failure_note(benchmark: str, ending: Ending, config: Path) -> str:
     """The note: the sentence, where it happened, and the command that goes on."""
-    sentence = str(error) if isinstance(error, NoveltyError) else (state.message or state.name)
+    error = ending.error
     lines = [
-        f"# {benchmark}: {state.name.lower()}",
+        f"# {benchmark}: {ending.state}",
         "",
-        sentence,
+        str(error) if isinstance(error, NoveltyError) else ending.message,
         "",
         f"- When: {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC",
-        f"- Run: {flow_run.name}, {flow_run.id}",
-        *_places(shards),
+        f"- Run: {ending.run}",
+        *_places(ending.shards),
         "",
         "To go on (what was finished is not made again):",
         "",
@@ -154,12 +169,12 @@ def failure_note(
     return "\n".join(lines)
 
 
-def _places(shards: list[FailedShard]) -> list[str]:
+def _places(shards: list[tuple[str, str, str]]) -> list[str]:
     if not shards:
         return ["- Stage: no shard is known to have failed or to have been under way"]
     lines = [
-        f"- Stage: {shard.stage}, shard: {shard.shard} ({shard.state.lower()})"
-        for shard in shards[:MOST_SHARDS]
+        f"- Stage: {stage}, shard: {shard} ({state})"
+        for stage, shard, state in shards[:MOST_SHARDS]
     ]
     more = len(shards) - MOST_SHARDS
     return [*lines, f"- and {more} shards more"] if more > 0 else lines

@@ -9,6 +9,8 @@ import json
 import os
 import signal
 import subprocess
+import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -19,6 +21,12 @@ import psutil
 from storage.atomic import write_bytes
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+DIE_WITH_PARENT = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1 = PR_SET_PDEATHSIG, which exec keeps
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
 
 
 def start_mark(pid: int) -> str | None:
@@ -55,8 +63,15 @@ class Background:
         lives = kept["start"] is not None and start_mark(kept["pid"]) == kept["start"]
         return kept["pid"] if lives else None
 
-    def start(self, command: list[str], environment: dict[str, str]) -> None:
-        """Start it in a session of its own; what it says goes to the log."""
+    def start(
+        self, command: list[str], environment: dict[str, str], *, for_ever: bool = True
+    ) -> None:
+        """Start it in a session of its own; what it says goes to the log.
+
+        Unless it is `for_ever`, it dies with the thread that calls this, however that ends.
+        """
+        if not for_ever:
+            command = [sys.executable, "-c", DIE_WITH_PARENT, str(os.getpid()), *command]
         self.folder.mkdir(parents=True, exist_ok=True)
         if self.log.exists():
             self.log.replace(self.log.with_suffix(".old.log"))
@@ -135,3 +150,14 @@ def wait_until(ready, wait_seconds: float, every: float = 0.2) -> bool:
             return False
         time.sleep(every)
     return True
+
+
+def end_within(seconds: float, stop: BaseException) -> None:
+    """End this process by then, even if threads of it do not: Python waits for them without limit.
+
+    All that the lake holds is committed in one step each, so nothing is lost by it.
+    """
+    code = stop.code if isinstance(stop, SystemExit) and isinstance(stop.code, int) else 130
+    timer = threading.Timer(seconds, os._exit, (code,))
+    timer.daemon = True
+    timer.start()

@@ -1,77 +1,112 @@
-"""How a flow is run from the command line: with Prefect, quietly, and with a table at the end."""
+"""How a flow is run: followed by a Prefect server where there is one, else by itself.
 
-import functools
+Both ways make the same pieces by the same stages and leave the same notes; without a server nothing
+of Prefect is even imported.
+"""
+
 import importlib
-import logging
+import sys
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from flows.engine import task_runner
-from flows.hooks import write_failure
+from flows.engine import open_run
+from flows.hooks import note_failure
+from flows.processes import end_within
 from flows.share_report import share_report
-from schemas.config import make_config
 from schemas.errors import SourceError
 from storage.layout import lake_address, lake_root
+from tasks.engine.flow_run import FlowRun, current_run, latest_run
 from tasks.report import REPORTS
 
+STOP_SECONDS = 8.0
+"""How long shards under way may still take when a build is told to stop."""
 
-def benchmark_flow(function: Callable[[Any], None]) -> Any:
-    """The Prefect flow of a benchmark, named after its module.
 
-    Its one parameter is the configuration; a deployment sends it as JSON, so it is checked here.
-    """
-    from prefect import flow
+class BenchmarkFlow:
+    """The flow of a benchmark, named after its module. Call it to run it without a server."""
 
-    name = function.__module__.rpartition(".")[2]
-    model = get_type_hints(function)["config"]
+    def __init__(self, function: Callable[[Any], None]):
+        self.fn = function
+        self.name = function.__module__.rpartition(".")[2]
+        self.model = get_type_hints(function)["config"]
+        self.__doc__ = function.__doc__
 
-    @functools.wraps(function)
-    def run(config: Any) -> None:
-        function(make_config(model, config) if isinstance(config, dict) else config)
+    def __call__(self, config: Any) -> None:
+        run_directly(self.name, self.fn, config)
 
-    return flow(
-        run,
-        name=name,
-        flow_run_name=name,
-        validate_parameters=False,
-        task_runner=task_runner(),
-        on_failure=[write_failure],
-        on_crashed=[write_failure],
-    )
+
+def benchmark_flow(function: Callable[[Any], None]) -> BenchmarkFlow:
+    """Declare the flow of a benchmark; its one parameter is the configuration."""
+    return BenchmarkFlow(function)
+
+
+def run_directly(benchmark: str, function: Callable[[Any], None], config: Any) -> None:
+    """Run a flow in this process; what fails leaves a note, as under Prefect."""
+    before = latest_run()
+    try:
+        with open_run(FlowRun):
+            function(config)
+    except BaseException as error:
+        run = latest_run()
+        note_failure(benchmark, config, None if run is before else run, error)
+        raise
 
 
 def run_flow(benchmark: str, config: Any) -> None:
-    """Run `flows.<benchmark>.build`."""
-    flow = importlib.import_module(f"flows.{benchmark}").build
-    # An error comes out of the call below; Prefect would print it a second and third time.
-    for name in ("prefect.flow_runs", "prefect.task_runs", "prefect.engine"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
-    flow(config)
+    """Run `flows.<benchmark>.build`, followed by the Prefect server if there is one."""
+    from flows.tracked import run_tracked, server_address
+
+    address = server_address()
+    try:
+        if address is None:
+            _say_how_to_follow()
+            importlib.import_module(f"flows.{benchmark}").build(config)
+        else:
+            flow = getattr(importlib.import_module("flows.tracked"), benchmark)
+            run_tracked(flow, config, address)
+    except (KeyboardInterrupt, SystemExit) as stop:
+        end_within(STOP_SECONDS, stop)
+        raise
+
+
+@cache
+def _say_how_to_follow() -> None:
+    """Once in a process."""
+    print(
+        "no Prefect server: the flow runs by itself; for the UI, `make server` or PREFECT_API_URL",
+        file=sys.stderr,
+    )
 
 
 def publish_report(lake: Path, benchmark: str) -> Path:
     """Write the benchmark's report, unless nothing changed, and link it from the flow run."""
-    from prefect.artifacts import create_link_artifact
-
     address = share_report(lake, benchmark, anew=False)
     link = address if address.startswith("s3://") else Path(address).absolute().as_uri()
-    create_link_artifact(key=f"{benchmark}-report", link=link, description="What was built")
+    if (run := current_run()) is not None:
+        run.link(f"{benchmark}-report", link, "What was built")
     return lake / REPORTS / f"{benchmark}.html"
 
 
 def run_demo(sample: Path, lake: str | None, benchmarks: list[str]) -> None:
-    """Build every benchmark on the sample data, then say what there is and where."""
+    """Build every benchmark on the sample data, then say what there is and where.
+
+    One Prefect server follows them all and ends with them; `make server` shows the runs afterwards.
+    """
+    from flows.service import temporary_server
     from tasks.operations.summary import show_tables
 
     for benchmark in benchmarks:
         if not (sample / benchmark).is_dir():
             raise SourceError(f"no sample data in {sample / benchmark}; run `novelty sample` first")
-        start = time.monotonic()
-        model = importlib.import_module(f"schemas.{benchmark}").Config
-        config = model.demo(sample / benchmark)
-        run_flow(benchmark, config.model_copy(update={"lake": Path(lake)} if lake else {}))
-        print(f"{benchmark}: done in {time.monotonic() - start:.0f} s", flush=True)
+    with temporary_server():
+        for benchmark in benchmarks:
+            start = time.monotonic()
+            model = importlib.import_module(f"schemas.{benchmark}").Config
+            config = model.demo(sample / benchmark)
+            run_flow(benchmark, config.model_copy(update={"lake": Path(lake)} if lake else {}))
+            print(f"{benchmark}: done in {time.monotonic() - start:.0f} s", flush=True)
     show_tables(lake)
     print(f"report: {lake_address(lake_root(lake))}/{REPORTS}/index.html")

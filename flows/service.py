@@ -14,13 +14,21 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from flows.deployments import Service, declared_deployments, deploy, plan_deployments
+from flows.deployments import (
+    Service,
+    declared_deployments,
+    deploy,
+    plan_deployments,
+    read_service,
+)
 from flows.lost_runs import RUN_ID, clear_runs, lost_runs, unfinished_runs
 from flows.processes import Background, end_all, processes_with, wait_until
+from flows.tracked import named_address
 from schemas.errors import ConfigError, NoveltyError
 from storage.layout import content_key
 
 HEALTHY_SECONDS = 240.0
+STOP_SECONDS = 5.0
 LAST_RUNS = 50
 
 
@@ -140,7 +148,39 @@ def start(service: Service) -> None:
     print(_account(service))
 
 
-def _start_server(service: Service, server: Background) -> None:
+def running_address() -> str | None:
+    """The server that `start` started and that lives; None also where the file is wrong."""
+    with contextlib.suppress(ConfigError):
+        service = read_service()
+        if parts(service)[0].pid():
+            _no_proxy_on_loopback()
+            return own_address(service)
+    return None
+
+
+@contextlib.contextmanager
+def temporary_server() -> Iterator[None]:
+    """The server of `start` for as long as the block lasts, where none is named or runs.
+
+    It uses the same database, so a later `start` shows what was run. If it does not start, that is
+    said, and the block runs without it.
+    """
+    with contextlib.ExitStack() as stack:
+        if not (named_address() or running_address()):
+            try:
+                service = read_service()
+                stack.enter_context(_alone(service))
+                server = parts(service)[0]
+                stack.callback(server.stop, STOP_SECONDS)
+                _start_server(service, server, for_ever=False)
+            except (NoveltyError, OSError) as error:
+                stack.close()
+                said = str(error).partition("\n")[0]
+                print(f"no Prefect server follows these builds: {said}", file=sys.stderr)
+        yield
+
+
+def _start_server(service: Service, server: Background, *, for_ever: bool = True) -> None:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -152,9 +192,10 @@ def _start_server(service: Service, server: Background) -> None:
             ) from None
     print(f"starting the server on 127.0.0.1:{service.port} ...", flush=True)
     where = ["--host", "127.0.0.1", "--port", str(service.port)]
-    server.start([sys.executable, "-m", "prefect", "server", "start", *where], environment(service))
+    command = [sys.executable, "-m", "prefect", "server", "start", *where]
+    server.start(command, environment(service), for_ever=for_ever)
     for deployment in declared_deployments():  # a few seconds of imports, while the server starts
-        __import__(deployment.entrypoint.rpartition(".")[0])
+        __import__(f"flows.{deployment.benchmark}")
 
     def healthy() -> bool:
         if server.pid() is None:

@@ -30,9 +30,9 @@ def test_imports_go_down_only(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_prefect_lives_in_flows_and_the_stage_module(path: Path) -> None:
+def test_prefect_lives_in_flows(path: Path) -> None:
     name = str(path.relative_to(ROOT))
-    if name.startswith("flows/") or name == "tasks/engine/stage.py":
+    if name.startswith("flows/"):
         return
     for node in ast.walk(ast.parse(path.read_text())):
         assert all(used.split(".")[0] != "prefect" for used in imported(node)), name

@@ -8,6 +8,7 @@ piece is found in the lake, which every worker must therefore see under the same
 import ctypes
 import importlib
 import multiprocessing
+import os
 import signal
 import socket
 import threading
@@ -104,7 +105,9 @@ def in_own_process(function: Callable[..., Piece], name: str, *arguments: Any) -
     # children because they would outlive it. Ours die with it.
     multiprocessing.current_process().daemon = False
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=context, initializer=_die_with_parent) as pool:
+    with ProcessPoolExecutor(
+        1, mp_context=context, initializer=_die_with_parent, initargs=(os.getpid(),)
+    ) as pool:
         try:
             future = pool.submit(function, *arguments)
             # A pool of one starts its process with its first work.
@@ -127,6 +130,8 @@ def stop_children() -> None:
         child.kill()
 
 
-def _die_with_parent() -> None:
+def _die_with_parent(parent: int) -> None:
     """A build killed with -9 leaves no training behind."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1 = PR_SET_PDEATHSIG
+    if os.getppid() != parent:  # it died while this process was starting
+        os._exit(1)

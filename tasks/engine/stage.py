@@ -2,9 +2,8 @@
 
 Enters: a function from a shard and its settings to frames. Leaves: committed pieces, published as
 tables. A stage's output is named by the hash of (stage, its version, versions of the tables it
-writes, settings, digests of its inputs), so what is committed is never made again. Prefect's own
-cache cannot promise that (a path argument gives stale data after the file changed), so tasks run
-with caching off and the skip happens here, before a task is even submitted.
+writes, settings, digests of its inputs), so what is committed is never made again. The skip happens
+here, before a shard is even submitted to the run of the flow.
 """
 
 import importlib
@@ -15,9 +14,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,8 @@ from storage.tables import TableVersion, commit_table, current_version, last_ver
 from storage.unchanged import read_unchanged
 from storage.upkeep import read_build_record, write_build_record
 from tasks.engine.estimates import DryRun, DryRunEnds, current_dry_run, note_time
-from tasks.engine.places import Cluster, make_on_cluster, make_shard, stop_children
+from tasks.engine.flow_run import FlowRun, current_run
+from tasks.engine.places import make_on_cluster, make_shard, stop_children
 from tasks.engine.progress import progress
 from tasks.engine.threads import one_blas_thread
 
@@ -311,14 +312,6 @@ def stage_version(code: str) -> int | None:
     return found.version if isinstance(found, Stage) else None
 
 
-def _inside_flow() -> bool:
-    if "prefect" not in sys.modules:
-        return False
-    from prefect.context import FlowRunContext
-
-    return FlowRunContext.get() is not None
-
-
 @dataclass
 class Build:
     """One build of one benchmark: runs stages, publishes tables, keeps the account.
@@ -438,8 +431,7 @@ class Build:
         if stage.reuses and missing:
             earlier = self._earlier(stage, settings)
             shards = [replace(shard, earlier=earlier.get(shard.name)) for shard in shards]
-        run = self._run_with_prefect if _inside_flow() else self._run_plainly
-        for number, piece in run(stage, shards, missing, settings):
+        for number, piece in self._make_missing(stage, shards, missing, settings):
             found[number] = piece
         pieces = [piece for piece in found if piece is not None]
         self._check_rejects(stage, pieces)
@@ -464,90 +456,59 @@ class Build:
             and (piece.manifest.stage_version, piece.manifest.settings) == wanted
         }
 
-    def _run_plainly(
+    def _make_missing(
         self, stage: Stage, shards: list[Shard], missing: list[int], settings: Settings
     ) -> Iterable[tuple[int, Piece]]:
-        with (
-            progress(stage.name, len(missing)) as advance,
-            ThreadPoolExecutor(1 if stage.alone else self.workers) as pool,
-        ):
-
-            def make(shard: Shard) -> Piece:
-                if not (stage.alone or stage.apart):
-                    return stage.make(self.lake, self.benchmark, shard, settings)
-                return make_shard(stage.code, str(self.lake), self.benchmark, shard, settings)
-
-            waiting = {pool.submit(make, shards[number]): number for number in missing}
-            try:
-                for future in as_completed(waiting):
-                    try:
-                        yield waiting[future], future.result()
-                    except Exception as error:
-                        self._failed(shards[waiting[future]], error)
-                    advance(1)
-            except (KeyboardInterrupt, SystemExit):
-                stop_children()
-                raise
-            finally:
-                pool.shutdown(cancel_futures=True)
-
-    def _run_with_prefect(
-        self, stage: Stage, shards: list[Shard], missing: list[int], settings: Settings
-    ) -> Iterable[tuple[int, Piece]]:
+        """The pieces of the missing shards as they get done, by the run of the flow around us."""
         if not missing:
             return
-        from prefect import task
-        from prefect.cache_policies import NO_CACHE
-        from prefect.context import FlowRunContext
+        with ExitStack() as stack:
+            run = current_run() or stack.enter_context(FlowRun())
+            cluster = run.cluster
 
-        runner = getattr(FlowRunContext.get(), "task_runner", None)
-        cluster: Cluster | None = getattr(runner, "cluster", None)
+            def make(shard: Shard) -> Piece:
+                what = (self.benchmark, shard, settings)
+                if cluster is not None:
+                    return make_on_cluster(cluster, stage, self.lake, *what)
+                if stage.alone or stage.apart:
+                    return make_shard(stage.code, str(self.lake), *what)
+                return stage.make(self.lake, *what)
 
-        def make(name: str, number: int) -> Piece:
-            shard = shards[number]
-            if cluster is not None:
-                return make_on_cluster(cluster, stage, self.lake, self.benchmark, shard, settings)
-            return make_shard(stage.code, str(self.lake), self.benchmark, shard, settings)
+            done: queue.SimpleQueue[Future[Piece]] = queue.SimpleQueue()
+            waiting: dict[Future[Piece], int] = {}
+            left = list(reversed(missing))
+            advance = stack.enter_context(progress(stage.name, len(missing)))
+            try:
+                while left or waiting:
+                    while left and len(waiting) < self._at_once(stage, run):
+                        number = left.pop()
+                        shard = shards[number]
+                        work = partial(make, shard)
+                        future = run.submit(self.benchmark, stage, shard.name, work)
+                        waiting[future] = number
+                        future.add_done_callback(done.put)
+                    try:
+                        future = done.get(timeout=GROWTH_SECONDS if left and cluster else None)
+                    except queue.Empty:
+                        continue
+                    number = waiting.pop(future)
+                    try:
+                        yield number, future.result()
+                    except Exception as error:
+                        self._failed(shards[number], error)
+                    advance(1)
+            except Exception:
+                if cluster is None:
+                    wait(waiting)  # what is under way is committed while the lake is still ours
+                raise
 
-        make_one = task(
-            make,
-            name=stage.name,
-            description=stage.__doc__,
-            task_run_name=f"{stage.name}/{{name}}",
-            tags=[self.benchmark, *stage.tags],
-            cache_policy=NO_CACHE,
-            persist_result=False,
-            retries=stage.retries,
-            retry_delay_seconds=2,
-        )
-        done: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        waiting: dict[Any, int] = {}
-        left = list(reversed(missing))
-        with progress(stage.name, len(missing)) as advance:
-            while left or waiting:
-                while left and len(waiting) < self._at_once(stage, cluster):
-                    number = left.pop()
-                    future = make_one.submit(shards[number].name, number)
-                    waiting[future.task_run_id] = number
-                    future.add_done_callback(done.put)
-                try:
-                    future = done.get(timeout=GROWTH_SECONDS if left else None)
-                except queue.Empty:
-                    continue
-                number = waiting.pop(future.task_run_id)
-                try:
-                    yield number, future.result()
-                except Exception as error:
-                    self._failed(shards[number], error)
-                advance(1)
-
-    def _at_once(self, stage: Stage, cluster: Cluster | None) -> int:
+    def _at_once(self, stage: Stage, run: FlowRun) -> int:
         """How many of a stage's shards may be under way now; a cluster may have grown."""
-        if cluster is not None:
-            return max(1, cluster.workers() if stage.alone else 2 * cluster.threads())
+        if run.cluster is not None:
+            return max(1, run.cluster.workers() if stage.alone else 2 * run.cluster.threads())
         if stage.alone:
             return 1
-        return self.workers if stage.apart else 4 * self.workers
+        return self.workers if stage.apart else run.ahead * self.workers
 
     def _check_rejects(self, stage: Stage, pieces: list[Piece]) -> None:
         rows_in = sum(piece.manifest.rows_in for piece in pieces)
@@ -570,16 +531,14 @@ class Build:
             f"{rows_in} records in, {rows_out} out, {refused} quarantined"
         )
         print(line, file=sys.stderr, flush=True)
-        if made and _inside_flow():
-            from prefect.artifacts import create_markdown_artifact
-
-            create_markdown_artifact(
-                key=f"{self.benchmark}-{stage.name}".replace("_", "-").lower(),
-                markdown="| shards | made now | records in | rows out | quarantined |\n"
+        if made and (run := current_run()) is not None:
+            table = (
+                "| shards | made now | records in | rows out | quarantined |\n"
                 "|---|---|---|---|---|\n"
-                f"| {len(pieces)} | {made} | {rows_in} | {rows_out} | {refused} |\n",
-                description=stage.__doc__,
+                f"| {len(pieces)} | {made} | {rows_in} | {rows_out} | {refused} |\n"
             )
+            key = f"{self.benchmark}-{stage.name}".replace("_", "-").lower()
+            run.note(key, table, stage.__doc__)
 
     def publish(self) -> dict[str, TableVersion]:
         """Commit every table that the stages run so far write, with runs of earlier builds.

@@ -16,10 +16,12 @@ from pathlib import Path
 import pytest
 
 from flows import engine
+from flows.tracked import tracked_flow
 from schemas.config import Settings
 from schemas.errors import ConfigError, LakeError, MissingDependency, NativeError
 from storage.layout import lake_root
 from tasks.engine import places
+from tasks.engine.flow_run import FlowRun
 from tasks.engine.stage import Build, Shard
 from tests import s3
 from tests.cluster_stages import (
@@ -87,7 +89,7 @@ def two_workers(tmp_path_factory) -> Iterator[RealCluster]:
 
 
 @pytest.fixture
-def on_cluster(two_workers, monkeypatch, prefect_api) -> RealCluster:
+def on_cluster(two_workers, monkeypatch) -> RealCluster:
     from distributed import Client
 
     with Client(two_workers.address, set_as_default=False) as client:
@@ -98,9 +100,12 @@ def on_cluster(two_workers, monkeypatch, prefect_api) -> RealCluster:
 
 
 def in_flow(function: Callable[[], None]) -> None:
-    from prefect import flow
+    with engine.open_run(FlowRun):
+        function()
 
-    flow(function, name="cluster", task_runner=engine.task_runner(), validate_parameters=False)()
+
+def in_tracked_flow(function: Callable[[], None]) -> None:
+    tracked_flow("cluster", lambda config: function())({})
 
 
 def run_stage(lake: Path, chosen, shards: list[Shard], settings: Settings | None = None) -> Build:
@@ -128,11 +133,12 @@ def table_bytes(lake: Path) -> dict[str, bytes]:
     return found
 
 
-def test_the_same_bytes_as_here(tmp_path, on_cluster):
+@pytest.mark.parametrize("way", [in_flow, in_tracked_flow], ids=["direct", "tracked"])
+def test_the_same_bytes_as_here(tmp_path, on_cluster, prefect_api, way):
     write_raw(tmp_path / "raw")
     here = build_lines(tmp_path / "here", tmp_path / "raw")
     made = []
-    in_flow(lambda: made.append(build_lines(tmp_path / "there", tmp_path / "raw")))
+    way(lambda: made.append(build_lines(tmp_path / "there", tmp_path / "raw")))
     assert table_bytes(tmp_path / "there") == table_bytes(tmp_path / "here")
     assert [(p.shard, p.made_now) for p in made[0].pieces] == [
         (p.shard, p.made_now) for p in here.pieces
@@ -228,9 +234,7 @@ def test_errors_are_the_same_sentences(tmp_path, on_cluster, monkeypatch, chosen
 
 
 @pytest.mark.slow
-def test_without_an_address_a_flow_brings_its_own_workers(
-    tmp_path, monkeypatch, prefect_api, capfd
-):
+def test_without_an_address_a_flow_brings_its_own_workers(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("NOVELTY_RUNNER", "dask")
     monkeypatch.delenv("NOVELTY_CLUSTER", raising=False)
     write_raw(tmp_path / "raw")
@@ -243,7 +247,7 @@ def test_without_an_address_a_flow_brings_its_own_workers(
 
 
 @pytest.mark.slow
-def test_workers_with_caches_of_their_own_share_a_bucket(tmp_path, monkeypatch, prefect_api):
+def test_workers_with_caches_of_their_own_share_a_bucket(tmp_path, monkeypatch):
     write_raw(tmp_path / "raw")
     here = build_lines(tmp_path / "here", tmp_path / "raw")
     (tmp_path / "store").mkdir()
@@ -268,7 +272,7 @@ def test_workers_with_caches_of_their_own_share_a_bucket(tmp_path, monkeypatch, 
 
 
 @pytest.mark.slow
-def test_a_scheduler_that_dies_is_said(tmp_path, monkeypatch, prefect_api):
+def test_a_scheduler_that_dies_is_said(tmp_path, monkeypatch):
     cluster = RealCluster(tmp_path)
     monkeypatch.setenv("NOVELTY_RUNNER", "dask")
     monkeypatch.setenv("NOVELTY_CLUSTER", cluster.address)
@@ -303,14 +307,14 @@ def test_wrong_settings_are_said(monkeypatch, runner, address, sentence):
     monkeypatch.setenv("NOVELTY_RUNNER", runner)
     monkeypatch.setenv("NOVELTY_CLUSTER", address)
     monkeypatch.setattr(engine, "CONNECT_SECONDS", 1)
-    with pytest.raises(ConfigError, match=sentence), engine.task_runner():
+    with pytest.raises(ConfigError, match=sentence), engine.open_run(FlowRun):
         pass
 
 
 def test_ray_is_named_where_it_is_not_installed(monkeypatch):
     monkeypatch.setenv("NOVELTY_RUNNER", "ray")
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(MissingDependency, match="pip install ray"), engine.task_runner():
+    with pytest.raises(MissingDependency, match="pip install ray"), engine.open_run(FlowRun):
         pass
 
 

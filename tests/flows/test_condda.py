@@ -29,7 +29,7 @@ def table(lake, name: str) -> pl.DataFrame:
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory, prefect_api):
+def built(tmp_path_factory):
     from flows.condda import build
 
     root = tmp_path_factory.mktemp("condda")

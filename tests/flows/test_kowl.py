@@ -1,4 +1,4 @@
-"""The KOWL flow end to end: on sample lists through Prefect, on the real lists without it."""
+"""The KOWL flow end to end: on sample lists and on the real ones."""
 
 import csv
 import json
@@ -40,7 +40,7 @@ def table(lake, name: str) -> pl.DataFrame:
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory, prefect_api):
+def built(tmp_path_factory):
     from flows.kowl import build
 
     root = tmp_path_factory.mktemp("kowl")
@@ -66,7 +66,7 @@ def evaluated(tmp_path_factory):
         predictors={"gmm_finch": {}},
         evaluation=OpenWorldSettings(feedback=(0, 1)),
     )
-    build.fn(config)  # without Prefect, which `built` goes through
+    build(config)
     return root, config
 
 

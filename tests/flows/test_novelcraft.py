@@ -15,7 +15,7 @@ EPISODES = {"normal": 4, "fence": 2, "item_tnt": 1, "tree_easy": 3}
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory, prefect_api):
+def built(tmp_path_factory):
     from flows.novelcraft import build
 
     root = tmp_path_factory.mktemp("novelcraft")

@@ -37,7 +37,7 @@ def table(root, name: str) -> pl.DataFrame:
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory, prefect_api):
+def built(tmp_path_factory):
     root = tmp_path_factory.mktemp("novelcraft")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("flows.novelcraft.publish_report", lambda *_: None)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from flows.tracked import tracked_flow
 from schemas.errors import TooManyRejects
 from tests.toy import build_toy, parquet_bytes, write_raw
 
@@ -14,17 +15,12 @@ def task_runs() -> list:
 
 
 def test_flow_makes_the_same_bytes_and_skips_the_second_time(tmp_path, prefect_api):
-    from prefect import flow
     from prefect.client.orchestration import get_client
 
     write_raw(tmp_path / "raw")
     build_toy(tmp_path / "plain", tmp_path / "raw")
-
-    @flow(name="toy")
-    def run(lake, raw):
-        build_toy(lake, raw)
-
-    run(tmp_path / "lake", tmp_path / "raw")
+    run = tracked_flow("toy", lambda config: build_toy(config["lake"], tmp_path / "raw"))
+    run({"lake": tmp_path / "lake"})
     assert parquet_bytes(tmp_path / "lake") == parquet_bytes(tmp_path / "plain")
     first = task_runs()
     assert {task.name.split("-")[0] for task in first} == {
@@ -34,19 +30,13 @@ def test_flow_makes_the_same_bytes_and_skips_the_second_time(tmp_path, prefect_a
     with get_client(sync_client=True) as client:
         kept = {artifact.key: artifact.data for artifact in client.read_artifacts()}
     assert "| 6 | 6 | 120 | 117 | 3 |" in kept["toy-read-lines"]
-    run(tmp_path / "lake", tmp_path / "raw")
+    run({"lake": tmp_path / "lake"})
     assert len(task_runs()) == len(first)
 
 
 def test_user_errors_come_out_of_the_flow(tmp_path, prefect_api):
-    from prefect import flow
-
     (tmp_path / "raw").mkdir()
     (tmp_path / "raw" / "x.txt").write_text("junk\njunk\n")
-
-    @flow(name="toy")
-    def run(lake, raw):
-        build_toy(lake, raw)
-
+    run = tracked_flow("toy", lambda config: build_toy(config["lake"], tmp_path / "raw"))
     with pytest.raises(TooManyRejects):
-        run(tmp_path / "lake", tmp_path / "raw")
+        run({"lake": tmp_path / "lake"})

@@ -18,6 +18,7 @@ import pytest
 from flows import engine
 from flows.processes import end_all, processes_with
 from schemas.errors import ConfigError, NativeError
+from tasks.engine.flow_run import FlowRun
 from tasks.engine.stage import Shard
 from tests.cluster_stages import (
     die,
@@ -89,7 +90,7 @@ def two_nodes() -> Iterator[RealRay]:
 
 
 @pytest.fixture
-def on_ray(two_nodes, monkeypatch, prefect_api) -> RealRay:
+def on_ray(two_nodes, monkeypatch) -> RealRay:
     for name, value in SETTINGS.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("NOVELTY_RUNNER", "ray")
@@ -185,9 +186,7 @@ def test_a_late_node_gets_work_and_the_gpu_its_stages(tmp_path, on_ray):
     assert len(used) == 1
 
 
-def test_without_an_address_a_flow_brings_its_own_workers(
-    tmp_path, monkeypatch, prefect_api, capfd
-):
+def test_without_an_address_a_flow_brings_its_own_workers(tmp_path, monkeypatch, capfd):
     for name, value in SETTINGS.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("NOVELTY_RUNNER", "ray")
@@ -204,5 +203,5 @@ def test_an_address_where_nobody_is(monkeypatch, address):
     monkeypatch.setenv("NOVELTY_RUNNER", "ray")
     monkeypatch.setenv("NOVELTY_CLUSTER", address)
     with pytest.raises(ConfigError, match=f"no Ray cluster answers at {address}"):
-        with engine.task_runner():
+        with engine.open_run(FlowRun):
             pass

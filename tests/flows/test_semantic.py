@@ -1,7 +1,4 @@
-"""The semantic-anomalies flow end to end on sample data.
-
-Most builds go without Prefect, whose tasks would take longer than the work of these small shards.
-"""
+"""The semantic-anomalies flow end to end on sample data."""
 
 import json
 import re
@@ -32,7 +29,7 @@ def key(lake: Path, name: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory, prefect_api):
+def built(tmp_path_factory):
     from flows.semantic import build
 
     root = tmp_path_factory.mktemp("semantic")
@@ -274,7 +271,7 @@ def test_a_subset_of_ones_own_without_the_baseline(built, tmp_path):
         current_version(tmp_path / "lake", "semantic", "scores")
 
 
-def test_an_empty_source_is_a_sentence(tmp_path, prefect_api):
+def test_an_empty_source_is_a_sentence(tmp_path):
     from flows.semantic import build
 
     (tmp_path / "raw").mkdir()

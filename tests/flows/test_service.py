@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -54,7 +53,7 @@ def test_every_flow_is_declared_once_weekly_at_its_own_hour_one_at_a_time():
     hours = {entry.schedule["cron"] for entry in declared}
     assert len(hours) == len(declared)
     for entry in declared:
-        assert entry.entrypoint == f"flows.{entry.benchmark}.build"
+        assert entry.entrypoint == f"flows.tracked.{entry.benchmark}"
         assert entry.paused and entry.config is None
         assert entry.limit == {"limit": 1, "collision_strategy": "CANCEL_NEW"}
         _, hour, *_, weekday = entry.schedule["cron"].split()
@@ -203,7 +202,7 @@ def test_deployments_carry_schedule_settings_descriptions_and_the_limit(deployed
     config = {"tests": str(root / "tests"), "lake": str(root / "lake")}
     assert made.parameters == {"config": config} and not made.paused
     assert [schedule.schedule.cron for schedule in made.schedules] == ["0 4 * * 2"]
-    assert made.entrypoint == "flows.condda.build" and made.work_pool_name == "novelty"
+    assert made.entrypoint == "flows.tracked.condda" and made.work_pool_name == "novelty"
     assert made.job_variables == {"env": {"PYTHONSAFEPATH": "1"}}
     assert made.global_concurrency_limit.limit == 1
     assert made.concurrency_options.collision_strategy == "CANCEL_NEW"
@@ -344,25 +343,25 @@ def notes_in(lake: Path) -> list[Path]:
     return sorted((lake / "reports" / "failures").glob("*.md"))
 
 
-def test_the_note_of_a_failed_shard(tmp_path, client):
-    from prefect import flow
-
-    from flows.hooks import _left_a_task, write_failure
+@pytest.mark.parametrize("tracked", [True, False], ids=["tracked", "direct"])
+def test_the_note_of_a_failed_shard(tmp_path, client, tracked):
+    from flows.runner import run_directly
+    from flows.tracked import tracked_flow
 
     write_raw(tmp_path / "raw", files=3)
     (tmp_path / "raw" / "f1.txt").write_bytes(b"a,\xff\n")  # not UTF-8: a defect, so a traceback
     lake = tmp_path / "lake"
 
-    @flow(name="toy", on_failure=[write_failure])
     def run(config):
         build_toy(lake, tmp_path / "raw")
 
-    with pytest.raises(UnicodeDecodeError) as failure:
-        run({"lake": str(lake), "scale": 2})
-    assert _left_a_task(failure.value)
+    config = {"lake": str(lake), "scale": 2}
+    with pytest.raises(UnicodeDecodeError):
+        tracked_flow("toy", run)(config) if tracked else run_directly("toy", run, config)
     (note,) = notes_in(lake)
     text = note.read_text()
-    assert text.startswith("# toy: failed\n\nFlow run encountered an exception: UnicodeDecodeError")
+    before = "Flow run encountered an exception: " if tracked else ""
+    assert text.startswith(f"# toy: failed\n\n{before}UnicodeDecodeError")
     assert "- Stage: read_lines, shard: f1.txt (failed)" in text
     assert "shard: f0.txt" not in text
     assert "## Traceback" in text and "in read_lines" in text
@@ -370,12 +369,11 @@ def test_the_note_of_a_failed_shard(tmp_path, client):
     assert f"    novelty build toy --config {config}\n" in text
     assert yaml.safe_load(config.read_text()) == {"lake": str(lake), "scale": 2}
     kept = [artifact.data for artifact in client.read_artifacts() if artifact.key == "toy-failure"]
-    assert kept[-1] == text
+    assert (text in kept) == tracked
 
 
-def test_the_command_of_a_note_goes_on(tmp_path, prefect_api, monkeypatch):
+def test_the_command_of_a_note_goes_on(tmp_path, monkeypatch):
     from flows.condda import build
-    from flows.hooks import _left_a_task
     from schemas.condda import Config
 
     lake, tests = tmp_path / "lake", tmp_path / "tests"
@@ -385,7 +383,6 @@ def test_the_command_of_a_note_goes_on(tmp_path, prefect_api, monkeypatch):
     with pytest.raises(SourceError) as failure:
         build(config.model_copy(update={"tests": Path("tests"), "lake": Path("lake")}))
     monkeypatch.chdir("/")
-    assert not _left_a_task(failure.value)  # nobody waits for a failed task to be recorded
     (note,) = notes_in(lake)
     text = note.read_text()
     assert text.startswith(f"# condda: failed\n\n{failure.value}\n")
@@ -399,7 +396,7 @@ def test_the_command_of_a_note_goes_on(tmp_path, prefect_api, monkeypatch):
     assert set(current_version(lake, "condda", "sessions").read()["protocol"]) == {"OND"}
 
 
-def test_the_note_of_a_lake_in_a_bucket_stands_in_the_bucket(tmp_path, prefect_api, monkeypatch):
+def test_the_note_of_a_lake_in_a_bucket_stands_in_the_bucket(tmp_path, monkeypatch):
     from flows.condda import build
     from schemas.condda import Config
     from storage.layout import lake_root
@@ -420,26 +417,12 @@ def test_the_note_of_a_lake_in_a_bucket_stands_in_the_bucket(tmp_path, prefect_a
             assert there.get(str(path.relative_to(lake))).data == path.read_bytes()
 
 
-def test_shards_that_are_recorded_late_are_waited_for(monkeypatch):
-    from flows import hooks
-
-    def run(number: int, state: str) -> SimpleNamespace:
-        return SimpleNamespace(id=number, name=f"read/{number}", state_type=state, state_name=state)
-
-    first, second = run(1, "FAILED"), run(2, "FAILED")
-    heard = iter([[], [run(1, "RUNNING")], [first], [first], [first, second]])
-    monkeypatch.setattr(hooks, "SETTLED_SECONDS", 1.0)
-    monkeypatch.setattr(hooks, "open_tasks", lambda _: next(heard, [first, second]))
-    assert [shard.shard for shard in hooks.failed_shards("x", 20.0)] == ["1", "2"]
-
-
 def test_long_lists_of_shards_are_cut(tmp_path):
-    from flows.hooks import FailedShard, failure_note
+    from flows.hooks import Ending, failure_note
 
-    shards = [FailedShard("render", f"episode_{number:03}", "Failed") for number in range(50)]
-    state = SimpleNamespace(name="Crashed", message="Killed.")
-    run = SimpleNamespace(name="fox", id="1")
-    text = failure_note("novelcraft", run, state, None, shards, tmp_path / "a b.yaml")
+    shards = [("render", f"episode_{number:03}", "failed") for number in range(50)]
+    ending = Ending("fox, 1", "crashed", "Killed.", None, shards)
+    text = failure_note("novelcraft", ending, tmp_path / "a b.yaml")
     assert text.count("shard: episode_") == 20 and "- and 30 shards more" in text
     assert f"--config '{tmp_path}/a b.yaml'" in text
 

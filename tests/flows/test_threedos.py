@@ -23,7 +23,7 @@ def table(lake, name: str) -> pl.DataFrame:
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory, prefect_api):
+def built(tmp_path_factory):
     from flows.threedos import build
 
     root = tmp_path_factory.mktemp("threedos")
@@ -184,7 +184,7 @@ def test_nothing_named_is_said():
         Config()
 
 
-def test_a_track_of_ones_own(tmp_path, prefect_api):
+def test_a_track_of_ones_own(tmp_path):
     from flows.threedos import build
 
     raw = tmp_path / "raw"
@@ -213,7 +213,7 @@ def test_a_track_of_ones_own(tmp_path, prefect_api):
         build(config.model_copy(update={"tracks": ("NONE",)}))
 
 
-def test_lists_alone_give_the_official_counts(tmp_path, prefect_api):
+def test_lists_alone_give_the_official_counts(tmp_path):
     """The 63 models that ShapeNet v2 lacks are named by a list, as the paper's totals need it."""
     from flows.threedos import build
     from schemas.threedos import ListSettings
@@ -241,7 +241,7 @@ def test_lists_alone_give_the_official_counts(tmp_path, prefect_api):
         assert counts[track, "test", "novel"] == unknown, track
 
 
-def test_a_source_brings_its_own_lists(tmp_path, prefect_api):
+def test_a_source_brings_its_own_lists(tmp_path):
     """modelnet40_normal_resampled holds its official lists; no other folder need be named."""
     from flows.threedos import build
 
@@ -269,7 +269,7 @@ def test_a_source_brings_its_own_lists(tmp_path, prefect_api):
     assert (counts["test", "known"], counts["test", "novel"]) == (4, 4)
 
 
-def test_an_unlisted_mesh_does_not_push_the_listed_ones_out(tmp_path, prefect_api):
+def test_an_unlisted_mesh_does_not_push_the_listed_ones_out(tmp_path):
     from flows.threedos import build
 
     raw = tmp_path / "raw"
