@@ -55,7 +55,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sample", help="sample data (default: written now)")
     parser.add_argument("--lake", help="lake that was built from it (default: built now)")
+    parser.add_argument("--only", action="store_true", help=f"{ONE} alone, not all benchmarks")
     chosen = parser.parse_args()
+    measured = {ONE: [ONE]} if chosen.only else {ONE: [ONE], "all": benchmarks()}
     novelty = (sys.executable, "-m", "flows.cli")
     with tempfile.TemporaryDirectory() as folder:
         sample = chosen.sample or str(Path(folder, "sample"))
@@ -63,9 +65,10 @@ def main() -> None:
         if not chosen.sample:
             timed(*novelty, "sample", "--out", sample)
         made: list[str] = []
-        first, said = timed(sys.executable, "-c", BUILDS, sample, lake, *benchmarks())
+        every = list(measured.values())[-1]
+        first, said = timed(sys.executable, "-c", BUILDS, sample, lake, *every)
         print(f"first run: {first:.0f} s, {sum(int(n) for _, n, _ in MADE.findall(said))} shards")
-        for title, names in ((ONE, [ONE]), ("all", benchmarks())):
+        for title, names in measured.items():
             second, said = timed(sys.executable, "-c", BUILDS, sample, lake, *names)
             start, _ = timed(sys.executable, "-c", IMPORTS, *names)
             stages = MADE.findall(said)

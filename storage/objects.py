@@ -8,18 +8,22 @@ is a LakeError that tells the user what to do and never holds a key or a token.
 import functools
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from schemas.errors import ConfigError, LakeError
 from schemas.extras import require_library
 from storage.layout import endpoint_url, lake_address
 
 BLOCK = 8 << 20
+CUT_REPLY = ("body error", "decoding response body", "Content-Range header not present")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,7 @@ class Bucket:
             ) from None
 
     def get(self, name: str) -> Found | None:
-        with self._explained(f"read {name}"):
+        def read() -> Found | None:
             try:
                 answer = self._store.get(name)
                 data = bytes(answer.bytes())
@@ -97,33 +101,35 @@ class Bucket:
                 return None
             return Found(data, answer.meta["e_tag"], answer.meta["last_modified"])
 
+        return self._whole(name, read)
+
     def digest(self, name: str, into: Path | None = None) -> str | None:
         """SHA-256 of an object, written to a file on the way if one is named; None if absent."""
-        whole = hashlib.sha256()
-        with self._explained(f"read {name}"):
+
+        def read() -> str | None:
+            digest = hashlib.sha256()
             try:
-                answer = self._store.get(name)
+                blocks = self._store.get(name).stream(min_chunk_size=BLOCK)
             except FileNotFoundError as error:
                 _require_bucket(error)
                 return None
-            blocks = answer.stream(min_chunk_size=BLOCK)
-            if into is None:
+            with nullcontext() if into is None else into.open("wb") as file:
                 for block in blocks:
-                    whole.update(block)
-                return whole.hexdigest()
-        with into.open("wb") as file, self._explained(f"read {name}"):
-            for block in blocks:
-                whole.update(block)
-                file.write(block)
-            file.flush()
-            os.fsync(file.fileno())
-        return whole.hexdigest()
+                    digest.update(block)
+                    if file is not None:
+                        file.write(block)
+                if file is not None:
+                    file.flush()
+                    os.fsync(file.fileno())
+            return digest.hexdigest()
+
+        return self._whole(name, read)
 
     def tail(self, name: str, size: int, wanted: int) -> bytes:
         """The last `wanted` bytes of an object of this size, or all of it."""
         from obstore.exceptions import GenericError
 
-        with self._explained(f"read {name}"):
+        def read() -> bytes:
             try:
                 start = max(0, size - wanted)
                 return bytes(self._store.get_range(name, start=start, end=size))
@@ -132,6 +138,25 @@ class Bucket:
                     raise
                 # rclone serves the whole object whatever the range, which the client refuses.
                 return bytes(self._store.get(name).bytes())[-wanted:]
+
+        return self._whole(name, read)
+
+    def _whole(self, name: str, read: Callable[[], Result]) -> Result:
+        """What `read` returns; it begins anew where a reply was cut in its middle.
+
+        The client itself goes on after a cut, but only if the store has e-tags and ranges.
+        """
+        from obstore.exceptions import GenericError
+
+        with self._explained(f"read {name}"):
+            for _ in range(_retries()):
+                try:
+                    return read()
+                except GenericError as error:
+                    if not any(sign in str(error) for sign in CUT_REPLY):
+                        raise
+                time.sleep(random.uniform(0.05, 0.5))
+            return read()
 
     def put(self, name: str, data: bytes | Path) -> None:
         with self._explained(f"write {name}"):

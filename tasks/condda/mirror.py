@@ -34,6 +34,22 @@ class Mirrored:
         self.local.session_request(**arguments)
         return self.session
 
+    def resume_session(self, *, session_id: str) -> list[str]:
+        """As the server knows it; the mirror is told what a killed run could not tell it."""
+        try:
+            finished = self.server.resume_session(session_id=session_id)
+        except ProtocolRefusal as refusal:
+            if refusal.reason == "SessionEnded":
+                with suppress(ProtocolRefusal):
+                    self.local.terminate_session(session_id=session_id)
+            raise
+        tests = self.local.session_progress(session_id=session_id)["tests"]
+        for test in finished:
+            if not tests.get(test, {}).get("completed"):
+                with suppress(ProtocolRefusal):
+                    self.local.complete_test(session_id=session_id, test_id=test)
+        return finished
+
     def __getattr__(self, name: str) -> Any:
         call = getattr(self.server, name)
         if name not in MIRRORED:

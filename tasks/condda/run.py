@@ -128,7 +128,8 @@ def run_session(
 ) -> SessionRun:
     """Run `tests` in a new session, or what is left of them in the session `resume`.
 
-    `opened` is told the session's id before the first test: who resumes needs it.
+    `opened` is told the session's id before the first test: who resumes needs it. A session that
+    has ended is taken as it is: the run was killed before it could use what the session holds.
     """
     if resume is None:
         session = harness.session_request(
@@ -143,6 +144,8 @@ def run_session(
         session = resume
     opened(session)
     finished = set() if resume is None else _finished(harness, session)
+    if finished is None:
+        return SessionRun(session, ())
     left = [test for test in tests if test not in finished]
     done = []
     with progress(f"{agent.name} {protocol}", len(left)) as advance:
@@ -224,10 +227,13 @@ def run_test(
     )
 
 
-def _finished(harness: HarnessCalls, session: str) -> set[str]:
+def _finished(harness: HarnessCalls, session: str) -> set[str] | None:
+    """Tests that are complete; None if the session itself has ended."""
     try:
         return set(harness.resume_session(session_id=session))
     except ProtocolRefusal as refusal:
+        if refusal.reason == "SessionEnded":
+            return None
         # As published, a session without a finished test has no list of them.
         if (refusal.status, refusal.reason, refusal.message) == (500, "KeyError", "'tests'"):
             return set()

@@ -1,6 +1,6 @@
 """Publishing: enters the current tables of a benchmark, leaves one self-contained folder.
 
-    data/<table>/*.parquet   the lake's bytes (hard links where the file system allows)
+    data/<table>/*.parquet   the lake's bytes, copied
     README.md                Hugging Face card          tasks/publish/card.py
     croissant.json           the same for machines      tasks/publish/croissant.py
     manifest.json            where it came from         tasks/publish/record.py
@@ -226,9 +226,9 @@ def _fill(
     for version, published in zip(versions, publication.tables, strict=True):
         (temporary / "data" / published.name).mkdir(parents=True)
         for source, file in zip(version.files, published.files, strict=True):
-            atomic.link_or_copy(source, temporary / file.path)
+            atomic.copy_file(source, temporary / file.path)
             sums[file.path] = file.sha256
-            atomic.step("publication_linked")
+            atomic.step("publication_copied")
     tables = [table_of(version) for version in versions]
     pictures = {
         table.name: picture_columns(version, table)
@@ -273,10 +273,9 @@ def _remove_leftovers(folder: Path) -> None:
 
 
 def _synced(folder: Path) -> None:
-    """To the disk; a file with another name is a part of the lake, which is there already."""
+    """To the disk."""
     for path in folder.rglob("*"):
-        if path.is_dir() or path.stat().st_nlink == 1:
-            atomic.fsync_path(path)
+        atomic.fsync_path(path)
     atomic.fsync_path(folder)
 
 

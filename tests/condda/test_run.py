@@ -17,6 +17,7 @@ from tasks.condda.evaluation import aligned, matrix
 from tasks.condda.harness import Harness
 from tasks.condda.make_tests import TestSettings, make_tests
 from tasks.condda.metrics import Columns, evaluate
+from tasks.condda.mirror import Mirrored
 from tasks.condda.rules import ProtocolRefusal
 from tasks.condda.run import SessionRun, run_session, run_test
 from tasks.condda.store import EventStore
@@ -219,7 +220,7 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(
     expected = posted(harness, whole, world, protocol)
     calls = total_calls(world, tmp_path, protocol, agent, **options)
     names = set()
-    places = sorted({*range(1, calls - 1, 7), calls - 2})
+    places = sorted({*range(1, calls - 1, 7), calls - 2, calls - 1})
     for place in places:
         folder = tmp_path / str(place)
         folder.mkdir()
@@ -235,7 +236,7 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(
         for one, two in zip(expected, posted(broken, run, world, protocol), strict=True):
             assert one.equals(two), (place, name)
         assert broken.session_progress(session_id=run.session_id)["terminated"]
-    assert {"dataset_request", "post_results"} <= names
+    assert {"dataset_request", "post_results", "terminate_session"} <= names
 
 
 def test_a_resumed_run_replays_what_was_posted(world: World, agent: Agent, tmp_path: Path) -> None:
@@ -378,3 +379,32 @@ def test_sample_tests_of_published_domains(tmp_path: Path, domain: str, protocol
     value = dict(measures.filter(part="all").select("metric", "value").rows())
     assert value["k_plus_1_accuracy"] > 0.75
     assert run.tests[0].told > 0 or protocol == "CONDDA"
+
+
+@pytest.mark.parametrize("lost", ["complete_test", "terminate_session"])
+def test_a_mirror_that_was_killed_is_told_what_it_missed(
+    world: World, agent: Agent, tmp_path: Path, lost: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server has heard the call, this machine died before its own store had."""
+    for name in ("server", "here"):
+        (tmp_path / name).mkdir()
+    server, library = world.harness(tmp_path / "server"), TestLibrary(world.root)
+    test = world.tests["CONDDA"][0]
+
+    def run(mirror: Mirrored, **options: Any) -> SessionRun:
+        return run_session(mirror, [test], agent, world.features, protocol="CONDDA", **options)
+
+    def die(**arguments: Any) -> None:
+        raise Interrupted(lost)
+
+    store = EventStore(tmp_path / "here" / "events.sqlite")
+    mirror = Mirrored(server, library, store)
+    monkeypatch.setattr(mirror.local, lost, die)
+    with pytest.raises(Interrupted):
+        run(mirror)
+    (session,) = store.sessions()
+    store.close()
+    again = Mirrored(server, library, EventStore(tmp_path / "here" / "events.sqlite"))
+    assert run(again, resume=session).session_id == session
+    known = again.local.session_progress(session_id=session)
+    assert known["terminated"] and known["tests"][test]["completed"]

@@ -501,3 +501,35 @@ def test_a_file_of_features_that_does_not_fit_is_quarantined(built, tmp_path, ca
     assert refused["record"].to_list() == ["features/OND.1.1.1234.npz"]
     bare = table(tmp_path / "lake", "samples").filter(pl.col("digest").is_null())
     assert bare.height == 192 and table(tmp_path / "lake", "sessions").height == 1
+
+
+def test_a_build_killed_between_the_end_of_a_session_and_its_commit_goes_on(tmp_path, monkeypatch):
+    from flows.condda import build
+    from tasks.engine import stage
+
+    write_condda(tmp_path / "tests", rows=192)
+    config = Config(
+        tests=tmp_path / "tests",
+        lake=tmp_path / "lake",
+        predictors={"threshold": {}},
+        scores={},
+        protocols=("OND/image_classification",),
+        run=SessionSettings(red_light="without"),
+    )
+    write_piece = stage.write_piece
+
+    def killed(lake, manifest, *rest):
+        if manifest.stage == "run_agent":
+            raise SystemExit("killed before the commit")
+        return write_piece(lake, manifest, *rest)
+
+    monkeypatch.setattr(stage, "write_piece", killed)
+    with pytest.raises(SystemExit, match="killed before"):
+        build(config)
+    assert list((tmp_path / "lake").rglob("events.sqlite"))
+    monkeypatch.setattr(stage, "write_piece", write_piece)
+    build(config)
+    build(config.model_copy(update={"lake": tmp_path / "whole"}))
+    assert table(tmp_path / "lake", "sessions")["completed"].all()
+    for name in (*SESSION_TABLES, "sessions"):
+        assert table(tmp_path / "lake", name).equals(table(tmp_path / "whole", name))

@@ -346,3 +346,12 @@ def test_command_line(lake, tmp_path, capsys):
     assert main(["publish", "toy", out, "--lake", str(lake)]) == 2
     assert "name a new folder, or another --version" in capsys.readouterr().err
     assert set(read_sums(out)) >= {"README.md", "croissant.json"}
+
+
+def test_editing_a_publication_leaves_the_lake_alone(lake, tmp_path):
+    publish(lake, "toy", tmp_path / "out", date=DAY)
+    before = contents(lake)
+    for path in (tmp_path / "out" / "data").rglob("*.parquet"):
+        assert path.stat().st_nlink == 1
+        path.write_bytes(b"edited")
+    assert contents(lake) == before

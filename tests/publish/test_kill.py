@@ -15,7 +15,7 @@ from tests.toy import build_toy, write_raw
 
 ROOT = Path(__file__).parents[2]
 STEPS = [
-    "publication_linked",
+    "publication_copied",
     "publication_described",
     "publication_written",
     "publication_placed",

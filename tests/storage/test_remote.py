@@ -1,11 +1,14 @@
 """A lake in a bucket: the same tables as in a folder, one winner of a race, errors as sentences."""
 
+import hashlib
+import http.server
 import json
 import pickle
 import re
 import shutil
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -562,3 +565,46 @@ def test_network_failure_is_one_sentence_and_a_later_run_finishes(monkeypatch, t
         new = build_toy(lake, raw)
         assert not any(verify_version(version) for version in current_versions(lake))
     assert new.versions["readings"].manifest.rows < old.versions["readings"].manifest.rows
+
+
+class Cutting(http.server.BaseHTTPRequestHandler):
+    """A store without e-tags whose first two replies end in their middle."""
+
+    data = bytes(range(256)) * 400
+    replies = 0
+
+    def do_GET(self) -> None:
+        type(self).replies += 1
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(self.data)))
+        self.send_header("Last-Modified", "Wed, 18 Nov 2026 05:00:00 GMT")
+        self.end_headers()
+        self.wfile.write(self.data[: 50_000 if self.replies < 3 else None])
+        self.close_connection = True
+
+    def log_message(self, *words: object) -> None:
+        """Nothing is said."""
+
+
+@pytest.mark.parametrize("way", ["get", "digest", "file"])
+def test_a_reply_that_is_cut_is_asked_for_again(monkeypatch, tmp_path, way):
+    monkeypatch.setattr(Cutting, "replies", 0)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Cutting) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        for name, value in settings(url, tmp_path).items():
+            monkeypatch.setenv(name, value)
+        bucket = Bucket("s3://bucket/lake")
+        monkeypatch.setenv("NOVELTY_S3_RETRIES", "1")
+        with pytest.raises(LakeError, match="cannot read x in s3://bucket/lake"):
+            bucket.get("x")
+        monkeypatch.setattr(Cutting, "replies", 0)
+        monkeypatch.setenv("NOVELTY_S3_RETRIES", "2")
+        if way == "get":
+            assert bucket.get("x").data == Cutting.data
+        else:
+            into = tmp_path / "x" if way == "file" else None
+            assert bucket.digest("x", into) == hashlib.sha256(Cutting.data).hexdigest()
+            assert into is None or into.read_bytes() == Cutting.data
+        server.shutdown()
+    assert Cutting.replies == 3

@@ -28,7 +28,11 @@ class HttpHarness:
         """`patience`: seconds for which a server that does not answer is asked again."""
         import httpx
 
-        if not url.startswith(("http://", "https://")):
+        try:
+            host = httpx.URL(url).host if url.startswith(("http://", "https://")) else ""
+        except httpx.InvalidURL:
+            host = ""
+        if not host:
             raise ConfigError(f"server {url!r} is no URL such as http://127.0.0.1:3307")
         headers = {} if token is None else {"authorization": f"Bearer {token}"}
         self.url = url.rstrip("/")
