@@ -4,6 +4,7 @@ An error that the user can mend is one sentence on stderr and exit code 2, never
 """
 
 import argparse
+import errno
 import signal
 import sys
 from collections.abc import Sequence
@@ -50,6 +51,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return 0
+    except OSError as error:
+        if error.errno not in (errno.EIO, errno.ESTALE):
+            raise
+        said = f"{error.filename or 'a file'} cannot be read ({error.strerror})"
+        print(f"novelty: {said}; look at its disk, then run the same command", file=sys.stderr)
+        return 2
 
 
 def benchmarks() -> list[str]:

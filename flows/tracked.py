@@ -221,7 +221,7 @@ def answers(address: str) -> bool:
     from prefect.client.orchestration import get_client
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
-    with temporary_settings({PREFECT_API_URL: address}), suppress(Exception):
+    with suppress(Exception), temporary_settings({PREFECT_API_URL: address}):
         with get_client(sync_client=True) as client:
             return client.api_healthcheck() is None
     return False

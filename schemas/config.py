@@ -44,7 +44,10 @@ def read_config_file(path: Path) -> dict[str, Any]:
         data = yaml.safe_load(path.read_text())
     except OSError as error:
         raise ConfigError(f"cannot read the config {path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise ConfigError(f"config {path} is nested too deeply to be settings") from None
+    # A scalar such as 2026-13-45 or a number of 5,000 digits is a ValueError.
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
         raise ConfigError(f"config {path} is not valid YAML: {error}") from error
     if not isinstance(data, dict):
         raise ConfigError(f"config {path} holds {type(data).__name__}, expected key: value lines")

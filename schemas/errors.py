@@ -4,11 +4,19 @@ House form of a message: what failed, which record, what was found, what was exp
 Anything else that escapes is a defect of ours and keeps its traceback.
 """
 
+import re
+
+SECRET = re.compile(r"(?<=://)[^/@\s]*(?=@)")
+"""User and password of a URL."""
+
 
 class NoveltyError(Exception):
-    """Base of every error that the user, not the programmer, can mend."""
+    """Base of every error that the user, not the programmer, can mend. Shows no password."""
 
     exit_code = 2
+
+    def __str__(self) -> str:
+        return SECRET.sub("…", super().__str__())
 
 
 class ConfigError(NoveltyError):
@@ -45,7 +53,7 @@ class RecordError(NoveltyError):
     def __init__(self, rule: str, message: str):
         super().__init__(message)
         self.rule = rule
-        self.message = message
+        self.message = SECRET.sub("…", message)
 
     def __reduce__(self) -> tuple[type["RecordError"], tuple[str, str]]:
         """It crosses processes: pickle would call it with the message alone."""

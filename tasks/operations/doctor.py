@@ -124,7 +124,18 @@ def examine(python: str | None = None) -> int:
     advised = f"{SPACE_ADVISED >> 30} GiB are advised"
     say("ok" if free > SPACE_ADVISED else "warn", f"{text} ({advised}; a CUDA build of torch: 10)")
     say("ok", f"{os.cpu_count()} cores")
+    _say_sandbox(say)
     return 2 if problems else 0
+
+
+def _say_sandbox(say) -> None:
+    """What keeps a foreign file that takes over its reader from the rest of the machine."""
+    asked = (None, ctypes.c_size_t(0), ctypes.c_uint32(1))
+    version = ctypes.PyDLL(None).syscall(444, *asked)  # landlock_create_ruleset: its version
+    if version > 0:
+        say("ok", f"Landlock {version}: readers of foreign files see those files alone")
+    else:
+        say("warn", "no Landlock (Linux 5.13 or newer): readers of foreign files see all files")
 
 
 def _say_python(say) -> None:

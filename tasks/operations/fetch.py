@@ -50,6 +50,10 @@ class Remote:
     name: str = ""
 
     def __post_init__(self) -> None:
+        try:
+            urlsplit(self.url)
+        except ValueError as error:
+            raise ConfigError(f"{self.url} is no address: {error}") from None
         if self.sha256 is not None and not re.fullmatch("[0-9a-f]{64}", self.sha256):
             raise ConfigError(
                 f"{self.url}: sha256 {self.sha256!r}, expected 64 lowercase hex digits"

@@ -28,6 +28,7 @@ from tasks.threedos.sampling import (
 )
 from tasks.threedos.scans import Scan, read_bin, read_grid_row, read_h5_row, read_points_text
 from tasks.threedos.text_meshes import Mesh, read_obj, read_off
+from tasks.threedos.whole_files import check_whole
 
 LARGEST_COORDINATE = 1e100
 """Beyond it areas overflow."""
@@ -103,6 +104,7 @@ def read_shape(
 
 def read_with_open3d(data: bytes, reader: str, work: Path) -> Mesh | Scan:
     """A PLY, STL or GLB file; a PLY without faces is a scan."""
+    announced = check_whole(data, reader)
     require_library("open3d")
     import open3d
 
@@ -112,12 +114,21 @@ def read_with_open3d(data: bytes, reader: str, work: Path) -> Mesh | Scan:
     path.write_bytes(data)
     if reader == "ply" and _ply_faces(data) == 0:
         points = np.asarray(open3d.io.read_point_cloud(str(path)).points, np.float64)
+        _compare(len(points), announced.vertices, "vertices")
         return Scan(points)
     mesh = open3d.io.read_triangle_mesh(str(path))
     vertices = np.array(mesh.vertices, np.float64).reshape(-1, 3)
     if not len(vertices):
         raise RecordError("no_vertices", f"Open3D reads no vertex from this {reader.upper()} file")
-    return Mesh(vertices, np.array(mesh.triangles, np.int64).reshape(-1, 3))
+    triangles = np.array(mesh.triangles, np.int64).reshape(-1, 3)
+    _compare(len(vertices), announced.vertices, "vertices")
+    _compare(len(triangles), announced.triangles, "triangles")
+    return Mesh(vertices, triangles)
+
+
+def _compare(found: int, announced: int | None, what: str) -> None:
+    if announced is not None and found != announced:
+        raise RecordError("truncated", f"{announced} {what} are announced, Open3D reads {found}")
 
 
 def _ply_faces(data: bytes) -> int:

@@ -96,7 +96,7 @@ def _tables(settings: ShapeSettings) -> tuple[Table, ...]:
     return SHAPES, SAMPLES, point_clouds_table(settings.points)
 
 
-@stage(writes=_tables, version=2)
+@stage(writes=_tables, version=3)
 def sample_shapes(shard: Shard, settings: ShapeSettings) -> Produced:
     """Read some shapes, sample their surfaces and normalise the clouds."""
     if shard.name.endswith(f"/{REFUSED}"):

@@ -87,13 +87,37 @@ def _opened_h5(path: str) -> Any:
         raise RecordError("bad_h5", f"not a readable HDF5 file: {error}") from None
 
 
+def _h5_dataset(file: Any, name: str) -> Any:
+    """A data set whose bytes are in this file; HDF5 itself would read any other file it names."""
+    import h5py
+
+    try:
+        parts = name.strip("/").split("/")
+        for number in range(len(parts)):
+            link = file.get("/".join(parts[: number + 1]), getlink=True)
+            if link is not None and not isinstance(link, h5py.HardLink):
+                raise RecordError(
+                    "foreign_bytes", f"{name!r} is a link to elsewhere; store the data itself"
+                )
+        found = file[name]
+        if not isinstance(found, h5py.Dataset):
+            raise RecordError("bad_h5", f"{name!r} is a {type(found).__name__}, no data set")
+        if found.is_virtual or found.external:
+            raise RecordError(
+                "foreign_bytes", f"the bytes of {name!r} are in other files; store the data itself"
+            )
+    except (KeyError, OSError, ValueError, RuntimeError) as error:
+        raise RecordError("bad_h5", f"{name!r} is unreadable: {error}") from None
+    return found
+
+
 def read_h5_row(path: Path, dataset: str, row: int) -> Scan:
     """One cloud (points, 3) of a data set (N, points, 3), and of `mask` if there is one."""
     file = _opened_h5(str(path))
     points = _h5_array(file, dataset, row)
     if points.ndim != 2 or points.shape[1] != 3:
         raise RecordError("bad_shape", f"a cloud has shape {points.shape}, expected (points, 3)")
-    mask = _h5_array(file, "mask", row) if "mask" in file else None
+    mask = _h5_array(file, "mask", row) if _has(file, "mask") else None
     if mask is not None and mask.shape != points.shape[:1]:
         raise RecordError("bad_shape", f"mask has {mask.shape}, the cloud {points.shape[:1]}")
     return Scan(points.astype(np.float64), None if mask is None else mask == BACKGROUND)
@@ -101,20 +125,27 @@ def read_h5_row(path: Path, dataset: str, row: int) -> Scan:
 
 def _h5_array(file: Any, dataset: str, row: int) -> np.ndarray:
     try:
-        return np.asarray(file[dataset][row])
-    except (KeyError, OSError, IndexError, ValueError) as error:
+        return np.asarray(_h5_dataset(file, dataset)[row])
+    except (OSError, IndexError, ValueError, TypeError) as error:
         raise RecordError("bad_h5", f"row {row} of {dataset!r} is unreadable: {error}") from None
 
 
 def probe_h5(item: dict[str, Any], work: Path) -> dict[str, Any]:
     """In a child process: rows of `data`, and `label` if there is one."""
     file = _opened_h5(item["path"])
-    if "data" not in file or file["data"].ndim != 3 or file["data"].shape[2] != 3:
+    data = _h5_dataset(file, "data") if _has(file, "data") else None
+    if data is None or data.ndim != 3 or data.shape[2] != 3:
         raise RecordError("bad_h5", "no data set `data` of shape (N, points, 3)")
-    found: dict[str, Any] = {"rows": int(file["data"].shape[0])}
-    if "label" in file:
-        found["label"] = np.asarray(file["label"][:]).reshape(-1).astype(np.int64)
+    found: dict[str, Any] = {"rows": int(data.shape[0])}
+    if _has(file, "label"):
+        label = _h5_dataset(file, "label")
+        found["label"] = np.asarray(label[:]).reshape(-1).astype(np.int64)
     return found
+
+
+def _has(file: Any, name: str) -> bool:
+    """Whether there is an entry of that name; `in` would follow a link to find out."""
+    return name in list(file)
 
 
 # ---------------------------------------------------------------- grids

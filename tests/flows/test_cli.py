@@ -1,5 +1,6 @@
 """The command line: help is quick and complete, a mistake is one sentence and exit code 2."""
 
+import errno
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from flows.cli import main
+from schemas.errors import ConfigError, RecordError
 from tests.toy import build_toy, write_raw
 
 ROOT = Path(__file__).parents[2]
@@ -148,3 +150,48 @@ def test_options_become_settings(tmp_path):
     assert chosen.models == {"a": {}, "b": {}, "c": {}}
     assert chosen.splits.roles == {"my_class": "novel_test"}
     assert chosen.render.scene_maps and chosen.source == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: " + "[" * 5000, "nested too deeply"),
+        ("seed: 2026-13-45\n", "is not valid YAML: month must be in 1..12"),
+        ("seed: " + "9" * 6000, "is not valid YAML: Exceeds the limit"),
+        ("seed: !!python/object:os.system 1\n", "is not valid YAML"),
+    ],
+    ids=["deep", "date", "digits", "tag"],
+)
+def test_odd_yaml_is_one_sentence(tmp_path, capsys, text, said):
+    (tmp_path / "odd.yaml").write_text(text)
+    words = ["build", "novelcraft", "--source", ".", "--config", str(tmp_path / "odd.yaml")]
+    assert main(words) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_odd_addresses_are_one_sentence_and_show_no_password(tmp_path, capsys, monkeypatch):
+    assert main(["fetch", "http://[::1", "--out", str(tmp_path)]) == 2
+    assert "http://[::1 is no address" in capsys.readouterr().err
+    assert main(["fetch", "ftp://me:hidden@host/x.zip", "--out", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert "ftp://…@host/x.zip: scheme 'ftp'" in said and "hidden" not in said
+    from tasks.condda.server.client import HttpHarness
+
+    for url in ("http://[::1", "http://", "3307"):
+        with pytest.raises(ConfigError, match="is no URL such as"):
+            HttpHarness(url)
+
+
+def test_a_disk_that_fails_is_one_sentence(tmp_path, capsys, monkeypatch):
+    def fail(*arguments, **options):
+        raise OSError(errno.EIO, "Input/output error", "/data/raw/x.json")
+
+    monkeypatch.setattr("tasks.sample.write.write_sample", fail)
+    assert main(["sample", "--out", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("novelty: /data/raw/x.json cannot be read (Input/output error); look at")
+
+
+def test_messages_of_records_show_no_password():
+    error = RecordError("unreadable", "https://me:hidden@host/x is gone")
+    assert str(error) == error.message == "https://…@host/x is gone"

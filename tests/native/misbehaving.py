@@ -239,12 +239,12 @@ def surroundings(item: Any, out_dir: Path) -> dict[str, Any]:
 
 
 def mark_and_hang(item: str, out_dir: Path) -> dict[str, Any]:
-    """Writes its process number to the file `item`, if that is named, and then hangs."""
+    """Writes its process number to the file `item` of its folder, if it is named, then hangs."""
     if not item:
         return {}
-    partial = Path(f"{item}.tmp")
+    partial = out_dir / f"{item}.tmp"
     partial.write_text(str(os.getpid()))
-    partial.rename(item)
+    partial.rename(out_dir / item)
     LIBC.sleep(1000)
     return {}
 
@@ -252,3 +252,28 @@ def mark_and_hang(item: str, out_dir: Path) -> dict[str, Any]:
 def slow(item: float, out_dir: Path) -> dict[str, Any]:
     time.sleep(item)
     return {}
+
+
+def reach(item: dict[str, Any], out_dir: Path) -> dict[str, Any]:
+    """Which of these it can do: read its item and other files, write, connect."""
+    import socket
+
+    def tried(action: Any) -> str:
+        try:
+            action()
+        except OSError as error:
+            return errno.errorcode[error.errno or 0]
+        return "done"
+
+    return {
+        "item": tried(Path(item["path"]).read_bytes),
+        "other": tried(Path(item["other"].removeprefix("file:")).read_bytes),
+        "write": tried(lambda: Path(item["path"]).with_name("written").write_text("x")),
+        "scratch": tried(lambda: (out_dir / "written").write_text("x")),
+        "network": tried(lambda: socket.create_connection(("127.0.0.1", item["port"]), 5).close()),
+        "secret": os.environ.get("AWS_SECRET_ACCESS_KEY"),
+    }
+
+
+def quote_path(item: dict[str, Any], out_dir: Path) -> dict[str, Any]:
+    raise ValueError(f"{item['path']} is bad, says {Path(__file__).parents[1]}")

@@ -3,6 +3,7 @@
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from schemas.errors import NativeError
+from tasks.ingest.native import sandbox
 from tasks.ingest.native.pool import ROOT, Limits, Outcome, run_batch
 from tests.native.misbehaving import sample_arrays
 
@@ -114,7 +116,7 @@ def test_crash_message_holds_what_was_printed_and_repeats():
     first, second = (run_poisoned({0: "segfault"}, 1)[0] for _ in range(2))
     assert first.message is not None
     assert "about to read address zero" in first.message
-    assert "in segfault" in first.message
+    assert "in segfault" in first.output
     assert first.message == second.message
 
 
@@ -364,42 +366,83 @@ def children_of(pid: int) -> list[str]:
 
 PARENT = """
 import os, sys, time
+from pathlib import Path
+from tasks.ingest.native import sandbox
 from tasks.ingest.native.pool import run_batch
 
-marks = sys.argv[1:]
-outcomes = run_batch("tests.native.misbehaving:mark_and_hang", marks, workers=2, batch=1)
+names = sys.argv[1:]
+outcomes = run_batch("tests.native.misbehaving:mark_and_hang", names, workers=2, batch=1)
 for outcome in outcomes:
-    while not all(map(os.path.exists, filter(None, marks))):
+    while len(list(Path(os.environ["TMPDIR"]).rglob("mark?"))) < 2:
         time.sleep(0.01)
+    for mark in Path(os.environ["TMPDIR"]).rglob("mark?"):
+        print(mark.read_text(), flush=True)
     raise SystemError("the consumer fails")
 """
 
 
-def start_parent(marks: list[Any], scratch: Path) -> subprocess.Popen:
+def start_parent(names: list[str], scratch: Path) -> subprocess.Popen:
     return subprocess.Popen(
-        [sys.executable, "-c", PARENT, *map(str, marks)],
+        [sys.executable, "-c", PARENT, *names],
         cwd=ROOT,
         env={**os.environ, "TMPDIR": str(scratch)},
+        stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
+        text=True,
     )
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_children_die_with_a_killed_parent(number: signal.Signals, tmp_path: Path):
-    marks = [tmp_path / "a", tmp_path / "b"]
-    parent = start_parent(marks, tmp_path)
+    parent = start_parent(["mark0", "mark1"], tmp_path)
     try:
-        assert wait_until(lambda: all(mark.exists() for mark in marks))
-        children = [int(mark.read_text()) for mark in marks]
+        assert wait_until(lambda: len(list(tmp_path.rglob("mark?"))) == 2)
+        children = [int(mark.read_text()) for mark in tmp_path.rglob("mark?")]
         assert all(alive(child) for child in children)
     finally:
         parent.send_signal(number)
-        assert parent.wait(20) == -number
+        parent.communicate()
+    assert parent.returncode == -number
     assert wait_until(lambda: not any(alive(child) for child in children))
 
 
 def test_children_die_with_a_parent_that_fails_between_outcomes(tmp_path: Path):
-    marks = [tmp_path / "a", tmp_path / "b"]
-    assert start_parent(["", *marks], tmp_path).wait(20) == 1
-    children = [int(mark.read_text()) for mark in marks]
+    parent = start_parent(["", "mark0", "mark1"], tmp_path)
+    children = [int(line) for line in parent.communicate(timeout=120)[0].split()]
+    assert parent.returncode == 1 and len(children) == 2
     assert wait_until(lambda: not any(alive(child) for child in children))
+
+
+# ---------------------------------------------------------------- what a child may do
+
+
+def test_a_child_reaches_its_item_and_its_scratch_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hidden")
+    for name in ("item", "other"):
+        (tmp_path / name).write_text("x")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        item = {"path": str(tmp_path / "item"), "other": f"file:{tmp_path / 'other'}", "port": port}
+        (outcome,) = run_batch(f"{HERE}:reach", [item])
+    value = outcome.value
+    assert value is not None and value["secret"] is None
+    assert value["item"] == value["scratch"] == "done"
+    if sandbox.landlock_version():
+        assert value["other"] == value["write"] == "EACCES"
+        assert not (tmp_path / "written").exists()
+    if sandbox.landlock_version() >= 4 or os.geteuid() == 0:
+        assert value["network"] in ("EACCES", "ENETUNREACH")
+
+
+def test_messages_name_no_place_of_the_installation_or_of_the_files(tmp_path: Path):
+    crash = run_poisoned({0: "segfault"}, 1)[0]
+    assert "Fatal Python error" in crash.output and "in segfault" in crash.output
+    assert crash.message is not None
+    assert "File " not in crash.message and str(ROOT) not in crash.message
+    item = {"path": str(tmp_path / "x.ply")}
+    (tmp_path / "x.ply").touch()
+    (outcome,) = run_batch(f"{HERE}:quote_path", [item])
+    assert outcome.message is not None
+    assert outcome.message.endswith("ValueError: x.ply is bad, says <installed>/tests")

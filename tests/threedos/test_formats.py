@@ -25,9 +25,11 @@ from tasks.threedos.scans import (
     probe_npz,
     read_bin,
     read_grid_row,
+    read_h5_row,
     read_points_text,
 )
 from tasks.threedos.text_meshes import fan, read_obj, read_off
+from tasks.threedos.whole_files import check_whole
 from tests.shared import shared_path
 
 CUBE = np.array([[x, y, z] for x in (0, 1) for y in (0, 1) for z in (0, 1)], float)
@@ -314,10 +316,110 @@ def test_noise_is_no_mesh(reader, tmp_path):
     path.write_bytes(np.random.default_rng(0).bytes(500))
     with pytest.raises(RecordError) as caught:
         read_shape(path, reader, "", None, tmp_path)
-    assert caught.value.rule == "no_vertices"
+    assert caught.value.rule in ("truncated", "bad_header")
+
+
+def ball(folder: Path, reader: str, text: bool = False) -> bytes:
+    """A mesh of some thousand triangles as this format has it."""
+    import open3d
+
+    mesh = open3d.geometry.TriangleMesh.create_sphere(1.0, 24)
+    path = folder / f"ball.{reader}"
+    if reader == "glb":
+        return glb(np.asarray(mesh.vertices), np.asarray(mesh.triangles))
+    mesh.compute_vertex_normals()
+    assert open3d.io.write_triangle_mesh(str(path), mesh, write_ascii=text)
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("how", ["cut", "zeros"])
+@pytest.mark.parametrize(
+    ("reader", "text"), [("ply", False), ("ply", True), ("stl", False), ("glb", False)]
+)
+def test_a_file_without_its_end_is_refused(tmp_path, reader, text, how):
+    whole = ball(tmp_path, reader, text)
+    path = tmp_path / f"whole.{reader}"
+    path.write_bytes(whole)
+    mesh, _ = read_shape(path, reader, "", None, tmp_path)
+    assert surface_of(mesh).watertight
+    for share in (0.99, 0.9, 0.6, 0.4):
+        kept = whole[: int(len(whole) * share)]
+        path.write_bytes(kept if how == "cut" else kept.ljust(len(whole), b"\0"))
+        with pytest.raises(RecordError) as caught:
+            read_shape(path, reader, "", None, tmp_path)
+        assert caught.value.rule == "truncated", share
+
+
+@pytest.mark.parametrize("how", ["cut", "zeros"])
+def test_a_scan_without_its_end_is_refused(tmp_path, how):
+    points = np.random.default_rng(0).random((500, 3)).astype("<f4")
+    head = "ply\nformat binary_little_endian 1.0\nelement vertex 500\n"
+    head += "".join(f"property float {axis}\n" for axis in "xyz") + "end_header\n"
+    whole = head.encode() + points.tobytes()
+    path = tmp_path / "scan.ply"
+    path.write_bytes(whole)
+    assert len(read_shape(path, "ply", "", None, tmp_path)[0].points) == 500
+    kept = whole[: len(whole) * 9 // 10]
+    path.write_bytes(kept if how == "cut" else kept.ljust(len(whole), b"\0"))
+    with pytest.raises(RecordError) as caught:
+        read_shape(path, "ply", "", None, tmp_path)
+    assert caught.value.rule == "truncated"
+
+
+def test_polygons_of_a_ply_are_all_counted():
+    head = "ply\nformat binary_big_endian 1.0\nelement vertex 8\n"
+    head += "".join(f"property float {axis}\n" for axis in "xyz")
+    head += "element face 6\nproperty list uchar int vertex_indices\nend_header\n"
+    faces = [quad[:3] for quad in CUBE_QUADS[:3]] + list(CUBE_QUADS[3:])
+    body = CUBE.astype(">f4").tobytes()
+    body += b"".join(bytes([len(face)]) + np.array(face, ">i4").tobytes() for face in faces)
+    whole = head.encode() + body
+    assert check_whole(whole, "ply").vertices == 8
+    for cut in (1, 8, 13, 40):
+        with pytest.raises(RecordError, match="6 of element face are announced"):
+            check_whole(whole[:-cut], "ply")
 
 
 # ---------------------------------------------------------------- scans
+
+
+@pytest.mark.parametrize("how", ["external link", "soft link", "external storage", "virtual"])
+@pytest.mark.parametrize("name", ["data", "mask", "label"])
+def test_an_h5_file_that_names_other_files_is_refused(tmp_path, how, name):
+    import h5py
+
+    arrays = {
+        "data": np.random.default_rng(0).random((2, 8, 3)).astype("f4"),
+        "mask": np.zeros((2, 8), "i4"),
+        "label": np.arange(2),
+    }
+    with h5py.File(tmp_path / "other.h5", "w") as other:
+        for key, array in arrays.items():
+            other[key] = array
+    (tmp_path / "secret").write_bytes(arrays[name].tobytes())
+    path = tmp_path / "shapes.h5"
+    with h5py.File(path, "w") as file:
+        for key, array in arrays.items():
+            if key != name:
+                file[key] = array
+            elif how == "external link":
+                file[key] = h5py.ExternalLink(str(tmp_path / "other.h5"), key)
+            elif how == "soft link":
+                file["itself"] = h5py.ExternalLink(str(tmp_path / "other.h5"), key)
+                file[key] = h5py.SoftLink("/itself")
+            elif how == "external storage":
+                place = [(str(tmp_path / "secret"), 0, array.nbytes)]
+                file.create_dataset(key, array.shape, array.dtype, external=place)
+            else:
+                layout = h5py.VirtualLayout(array.shape, array.dtype)
+                layout[:] = h5py.VirtualSource(str(tmp_path / "other.h5"), key, array.shape)
+                file.create_virtual_dataset(key, layout)
+    with pytest.raises(RecordError) as caught:
+        if name == "mask":
+            read_h5_row(path, "data", 0)
+        else:
+            probe_h5({"path": str(path)}, tmp_path)
+    assert caught.value.rule == "foreign_bytes"
 
 
 def test_bin():

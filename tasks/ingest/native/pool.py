@@ -13,6 +13,8 @@ item, in the order of the items, the same for any number of workers and any batc
 - Memory is limited by RLIMIT_DATA: heap and private writable pages, enforced by the kernel however
   fast they grow. RLIMIT_AS would also count the libraries and reserved address space: bpy renders
   within 0.5 GiB of data but needs 1.5 GiB of addresses. Shared memory is not counted.
+- A child knows no keys of the environment, has no network where the kernel allows that, and where
+  there is Landlock sees no files but libraries, its items and its scratch (see `sandbox`).
 - What is wrong with the machine or the installation (a library does not load, the disk is full)
   raises `NativeError`, or `MissingExtra` for an optional library, and puts nobody in quarantine.
 
@@ -42,6 +44,7 @@ from typing import Any
 import numpy as np
 
 from schemas.errors import MissingExtra, NativeError
+from tasks.ingest.native.sandbox import environment, paths_in
 from tasks.ingest.native.worker import MISSING, STOP
 
 ROOT = Path(__file__).parents[3]
@@ -52,6 +55,9 @@ MESSAGE_CHARACTERS = 2000
 STARTS = 2
 MEMORY_SHARE = 0.8
 ADDRESS = re.compile(r"0x[0-9a-fA-F]{5,}")
+DUMP = "Fatal Python error:"
+"""Python's last words begin with it: files and lines of the installation, for logs only."""
+INSTALLED = sorted({str(ROOT), sys.prefix, sys.base_prefix}, key=len, reverse=True)
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
@@ -261,11 +267,12 @@ class _Child:
             stderr=subprocess.STDOUT,
             start_new_session=True,
             env={
-                **os.environ,
+                **environment(os.environ),
                 **dict.fromkeys(THREAD_VARIABLES, str(self.run.threads)),
                 "PYTHONHASHSEED": "0",
                 "PYTHONPATH": os.pathsep.join(filter(None, paths)),
                 "TMPDIR": str(temporary),
+                "HOME": str(temporary),
             },
         )
         try:
@@ -332,7 +339,15 @@ class _Child:
         message = message.replace(str(self.folder), "<scratch>")
         if rule in ("native_error", "native_memory"):
             message = f"{self.run.function} {ADDRESS.sub('0x…', message)}"
-        return Outcome(number, None, rule, message, self._clean(output))
+        return Outcome(number, None, rule, self._placeless(number, message), self._clean(output))
+
+    def _placeless(self, number: int, message: str) -> str:
+        """The same message wherever the files and this project stand."""
+        for path in sorted(paths_in(self.run.items[number]), key=len, reverse=True):
+            message = message.replace(path, Path(path).name)
+        for path in INSTALLED:
+            message = message.replace(path, "<installed>")
+        return message
 
     def blame(self, number: int) -> Outcome:
         """The verdict on an item that got no result although it had a process of its own."""
@@ -352,9 +367,10 @@ class _Child:
             message += f", near its limit of {self.run.limits.memory_bytes} bytes"
         output = self.printed()
         # What a killed process printed last depends on the moment of the kill.
-        if output and not self.late:
-            message += f"; it printed: {output[-MESSAGE_CHARACTERS:]}"
-        return Outcome(number, None, rule, message, output)
+        said = "" if self.late else output.partition(DUMP)[0].strip()
+        if said:
+            message += f"; it printed: {said[-MESSAGE_CHARACTERS:]}"
+        return Outcome(number, None, rule, self._placeless(number, message), output)
 
     def ending(self) -> str:
         limits = self.run.limits

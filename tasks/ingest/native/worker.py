@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 
 from schemas.errors import MissingDependency, MissingExtra, RecordError
 from schemas.extras import missing_extra, require_library
+from tasks.ingest.native.sandbox import fenced, without_network
 
 STOP = 78
 """Exit code that says: no item is to blame, the machine or the installation is."""
@@ -35,6 +36,7 @@ PR_SET_PDEATHSIG = 1
 
 def main(request_path: Path) -> None:
     request = json.loads(request_path.read_bytes())
+    without_network()  # before the next line, which a change of the user's name space undoes
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != request["parent"]:
         os._exit(STOP)
@@ -44,6 +46,7 @@ def main(request_path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (memory, memory))
 
     folder = request_path.parent
+    fenced(request["items"], folder)
     try:
         for name in request["imports"]:
             require_library(name)
