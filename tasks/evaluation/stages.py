@@ -9,7 +9,7 @@ that was passed over training rows too is fitted on them, any other on those of 
 """
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +34,8 @@ from storage.layout import content_key
 from storage.parquet import filled_columns
 from storage.pieces import Part, Piece
 from tasks import scores as score_files
-from tasks.engine.stage import Produced, Shard, stage
+from tasks.engine.plugins import ALL
+from tasks.engine.stage import Build, Produced, Shard, stage
 from tasks.engine.threads import one_torch_thread
 from tasks.evaluation.conventions import find_convention
 from tasks.evaluation.intervals import intervals
@@ -163,16 +164,53 @@ def plan_scores(
     return shards
 
 
+def check_scores(asked: Iterable[str], given: Mapping[str, frozenset[str]]) -> None:
+    """A score named by the user must fit one of the models; `given` is what each puts out."""
+    for name in asked:
+        needs = score_files.find(name).needs if name != ALL else frozenset()
+        if given and not any(needs <= gives | {"train", "valid"} for gives in given.values()):
+            raise ConfigError(
+                f"score {name} fits none of the models {', '.join(given)}: it needs "
+                f"{', '.join(sorted(needs))}"
+            )
+
+
+def measure_runs(
+    build: Build,
+    runs: Sequence[PassedRun],
+    choices: Sequence[ScoreChoice],
+    conventions: Callable[[str], Sequence[str]],
+    *,
+    asked: Mapping[str, Any] | None = None,
+    scored: Sequence[Piece] = (),
+    described: Sequence[ScoreChoice] = (),
+) -> None:
+    """Scores of all runs, then metrics of them, each protocol by its conventions.
+
+    `scored` are pieces of scores that other stages made, `described` what those scores are.
+    """
+    every = {choice.score_id: choice for choice in (*choices, *described)}
+    build.run(describe_scores, plan_score_settings(list(every.values())), Settings())
+    pieces = [*build.run(score_outputs, plan_scores(runs, choices, asked), Settings()), *scored]
+    build.run(evaluate_scores, plan_evaluation(runs, pieces, conventions), EvaluationSettings())
+
+
 def plan_evaluation(
-    runs: Sequence[PassedRun], scored: Sequence[Piece], conventions: Sequence[str]
+    runs: Sequence[PassedRun],
+    scored: Sequence[Piece],
+    conventions: Sequence[str] | Callable[[str], Sequence[str]],
 ) -> list[Shard]:
     """One shard for each piece of scores; its name is that of the piece."""
+
+    def rules(run: PassedRun) -> list[str]:
+        return list(conventions(str(run.facts.protocol)) if callable(conventions) else conventions)
+
     by_id = {run.mark.run_id: run for run in runs}
     return [
         Shard(
             piece.shard,
             parts=(piece.part(SCORES.name), *run.splits, *run.samples),
-            about={**run.about(), "conventions": list(conventions)},
+            about={**run.about(), "conventions": rules(run)},
             depends={"scores": piece.manifest.key, "rows": run.mark.data_key},
             run=run.mark,
         )
