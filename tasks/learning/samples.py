@@ -95,5 +95,5 @@ class Samples:
         for name, array in sorted(parts.items()):
             digest.update(f"{name} {array.dtype} {array.shape}".encode())
             for row in range(0, len(array), FINGERPRINT_ROWS):
-                digest.update(np.ascontiguousarray(array[row : row + FINGERPRINT_ROWS]))
+                digest.update(np.ascontiguousarray(array[row : row + FINGERPRINT_ROWS]).data)
         return digest.hexdigest()

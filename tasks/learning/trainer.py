@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import numpy as np
 import polars as pl
@@ -421,7 +421,8 @@ class _Training:
         """Several processes: sums over all of them, running statistics of the first."""
         if self.fabric.world_size == 1:
             return
-        self.sums = self.fabric.all_reduce(self.sums, reduce_op="sum")
+        sums: Any = self.sums
+        self.sums = cast("torch.Tensor", self.fabric.all_reduce(sums, reduce_op="sum"))
         for buffer in self.trainable.layers.buffers():
             buffer.copy_(self.fabric.broadcast(buffer))
 

@@ -261,7 +261,7 @@ class Model(Plugin, ABC):
         digest = hashlib.sha256(self.name.encode())
         for name, value in sorted(as_tensors(self.state()).items()):
             digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-            digest.update(value.numpy())
+            digest.update(value.numpy().data)
         return digest.hexdigest()
 
     def base_fingerprints(self) -> list[str]:

@@ -1,6 +1,7 @@
 """What people see on the terminal: tables built, their state, their lineage."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import polars as pl
 
@@ -9,15 +10,19 @@ from storage.layout import catalog_path, current_path, lake_address, lake_root
 from storage.tables import TableVersion, current_versions
 from storage.upkeep import Lineage, Status
 
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table as RichTable
 
-def _console():
+
+def _console() -> "Console":
     from rich.console import Console
 
     console = Console()
     return console if console.is_terminal else Console(width=140)
 
 
-def _table(*columns: str):
+def _table(*columns: str) -> "RichTable":
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)

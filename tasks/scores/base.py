@@ -174,8 +174,10 @@ class Head:
             raise SourceError(f"{path} holds no head but {sorted(header)}; name another file")
         tensors = read_tensors(path)
         slope, eps = header["head"]["slope"], header["head"]["eps"]
-        parts = [tensors[f"norm.{n}"] for n in ("weight", "bias", "mean", "var") if eps is not None]
-        norm = BatchNorm(*parts, eps) if parts else None
+        norm = None
+        if eps is not None:
+            parts = {name: tensors[f"norm.{name}"] for name in ("weight", "bias", "mean", "var")}
+            norm = BatchNorm(**parts, eps=eps)
         return cls(tensors["weight"], tensors["bias"], norm, slope)
 
 
@@ -329,5 +331,5 @@ class RowWise(Score):
         return scores
 
     @abstractmethod
-    def _novelty(self, *blocks: torch.Tensor) -> torch.Tensor:
+    def _novelty(self, *blocks: Any) -> torch.Tensor:
         """Novelty (rows,) of float64 logits, of features, or of both in this order, as needed."""
