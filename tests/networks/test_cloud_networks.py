@@ -10,9 +10,9 @@ from torch.nn import functional
 from schemas.config import Settings
 from schemas.errors import ConfigError
 from tasks.threedos import networks
-from tasks.threedos.methods.cross_entropy import Configuration, CrossEntropy
-from tasks.threedos.networks import dgcnn, geometry, heads, pointnet2, pointnext
-from tasks.threedos.networks.base import Network
+from tasks.models.cross_entropy import Configuration, CrossEntropy
+from tasks.networks import dgcnn, geometry, heads, pointnet2, pointnext
+from tasks.networks.base import Network
 
 torch.set_num_threads(1)
 

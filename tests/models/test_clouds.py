@@ -15,7 +15,7 @@ from tasks.scores import nearest
 from tasks.scores.base import Outputs, Reference
 from tasks.threedos import methods, networks, training
 from tasks.threedos.formats import surface_of
-from tasks.threedos.methods import (
+from tasks.models import (
     arpl,
     cosine_proto,
     cross_entropy,
@@ -25,9 +25,9 @@ from tasks.threedos.methods import (
     supcon,
     vae,
 )
-from tasks.threedos.methods.base import TrainingSettings
-from tasks.threedos.methods.setups import Setup, setup_of
-from tasks.threedos.networks import dgcnn
+from tasks.models.base import TrainingSettings
+from tasks.models.setups import Setup, setup_of
+from tasks.networks import dgcnn
 from tasks.threedos.sampling import make_cloud, sample_surface, shape_rng
 from tasks.threedos.text_meshes import read_off
 from tests.shared import shared_path

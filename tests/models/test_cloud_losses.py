@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from tasks.threedos.methods import arpl, flow, outlier_exposure, vae
-from tasks.threedos.methods.cross_entropy import smoothed_cross_entropy
-from tasks.threedos.methods.subcenter_arcface import Configuration, SubcenterArcFace, with_margin
-from tasks.threedos.methods.supcon import contrastive
-from tasks.threedos.networks import dgcnn
-from tasks.threedos.networks.base import Network
-from tasks.threedos.networks.heads import cosines
+from tasks.models import arpl, flow, outlier_exposure, vae
+from tasks.models.cross_entropy import smoothed_cross_entropy
+from tasks.models.subcenter_arcface import Configuration, SubcenterArcFace, with_margin
+from tasks.models.supcon import contrastive
+from tasks.networks import dgcnn
+from tasks.networks.base import Network
+from tasks.networks.heads import cosines
 
 torch.set_num_threads(1)
 
