@@ -93,10 +93,8 @@ class CloudModel(NetworkModel):
 
     @classmethod
     def preset_values(cls, preset: str, network: str | None) -> dict[str, Any]:
-        values = dict(networks.find(network).training(preset)) if network else {}
-        if preset == "small":
-            values |= SMALL
-        return values | super().preset_values(preset, network)
+        below = networks.find(network).training(preset) if network else {}
+        return {**below, **(SMALL if preset == "small" else {}), **cls.presets[preset]}
 
     @abstractmethod
     def cloud_losses(self, clouds: torch.Tensor, labels: torch.Tensor) -> Losses:
