@@ -1,4 +1,4 @@
-"""DGCNN (Wang et al. 2019) in 3DOS's sizes (rule 9): clouds (B, P, 3) to (B, 2 fused).
+"""DGCNN (Wang et al. 2019) in 3DOS's sizes (3DOS rule 9): clouds (B, P, 3) to (B, 2 fused).
 
 An edge convolution is max over j of act(norm(W [x_j - x_i, x_i])) over the k nearest j in feature
 space. It is computed here without a tensor of edges, with equal result:
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field
 
 from schemas.config import Settings
-from tasks.threedos.networks.base import Network
-from tasks.threedos.networks.geometry import gather_rows, nearest
+from tasks.networks.base import Network
+from tasks.networks.geometry import gather_rows, nearest
 
 if TYPE_CHECKING:
     import torch
@@ -40,8 +40,8 @@ class Configuration(Settings):
 class Dgcnn(Network):
     name: ClassVar[str] = "dgcnn"
     configuration: ClassVar[type[Settings]] = Configuration
+    modality: ClassVar[str] = "cloud"
     slope: ClassVar[float] = SLOPE
-    paper_training: ClassVar[Mapping[str, Any]] = {}
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "paper": {},
         "small": {"k": 16, "widths": (32, 64, 128), "fused": 256},
@@ -71,13 +71,13 @@ class Dgcnn(Network):
         }
         return nn.ModuleDict({"edges": nn.ModuleList(edges), "fuse": nn.ModuleDict(fuse)})
 
-    def encode(self, clouds: torch.Tensor) -> torch.Tensor:
+    def encode(self, samples: torch.Tensor) -> torch.Tensor:
         """The global features, largest and mean over the points."""
         import torch
         from torch.nn import functional
 
         layers = self.layers
-        values, parts = clouds, []
+        values, parts = samples, []
         for layer in layers["edges"]:
             neighbours = nearest(values, self.settings.k)
             values = edge_convolution(layer["linear"].weight, layer["norm"], values, neighbours)

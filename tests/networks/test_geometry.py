@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from tasks.threedos.networks import geometry
+from tasks.networks import geometry
 
 torch.set_num_threads(1)
 

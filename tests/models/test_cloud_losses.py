@@ -1,4 +1,4 @@
-"""Losses of the training methods against explicit formulae."""
+"""Losses of models of clouds against explicit formulae."""
 
 import math
 
@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from tasks.threedos.methods import arpl, flow, outlier_exposure, vae
-from tasks.threedos.methods.cross_entropy import smoothed_cross_entropy
-from tasks.threedos.methods.subcenter_arcface import Configuration, SubcenterArcFace, with_margin
-from tasks.threedos.methods.supcon import contrastive
-from tasks.threedos.networks import dgcnn
-from tasks.threedos.networks.base import Network
-from tasks.threedos.networks.heads import cosines
+from tasks.models import arpl, flow, outlier_exposure, vae
+from tasks.models.clouds import CloudModel, CloudSettings
+from tasks.models.cross_entropy import smoothed_cross_entropy
+from tasks.models.subcenter_arcface import Configuration, SubcenterArcFace, with_margin
+from tasks.models.supcon import contrastive
+from tasks.networks import dgcnn
+from tasks.networks.heads import cosines
 
 torch.set_num_threads(1)
 
@@ -28,8 +28,14 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
-def tiny_network() -> Network:
-    return dgcnn.Dgcnn(dgcnn.Configuration(k=4, widths=(6, 8), fused=8))
+def built(kind: type[CloudModel], sizes: CloudSettings, classes: int) -> CloudModel:
+    """A model as it is before its first step, on a tiny network."""
+    model = kind(sizes, "dgcnn", dgcnn.Configuration(k=4, widths=(6, 8), fused=8))
+    model.classes = classes
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model._make_layers()
+    return model
 
 
 @given(st.floats(0, 0.9), st.integers(2, 6))
@@ -74,15 +80,12 @@ def test_margin_keeps_the_order_of_cosines(values: list[float]) -> None:
 
 
 def test_subcenter_logits_are_the_largest_cosine_of_a_class() -> None:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        sizes = Configuration(hidden=8, features=5)
-        method = SubcenterArcFace(sizes, tiny_network(), 4)
-    method.layers.eval()
+    model = built(SubcenterArcFace, Configuration(hidden=8, features=5), 4)
+    model.layers.eval()
     with torch.no_grad():
-        g = method.outputs(normal(3, 16, 3).float())["features"]
-        logits = method.logits(g)
-    weight = method.layers["prototypes"].weight.detach().view(4, 3, 5)
+        g = model.cloud_outputs(normal(3, 16, 3).float())["features"]
+        logits = model.logits(g)
+    weight = model.layers["prototypes"].weight.detach().view(4, 3, 5)
     for row in range(3):
         near = functional.cosine_similarity(g[row].expand(4, 3, 5), weight, dim=2)
         assert torch.allclose(logits[row], near.amax(1), atol=1e-6)
@@ -119,43 +122,41 @@ def test_reciprocal_logits_and_confusion() -> None:
     assert math.isclose(arpl.confusion(torch.zeros(4, 3)), 1 / 3, rel_tol=1e-6)
 
 
-def tiny_arpl() -> arpl.Arpl:
+def tiny_arpl() -> CloudModel:
     sizes = arpl.Configuration(
         hidden=8, features=6, noise=4, generator=(8,), discriminator=(8,), generated_points=16
     )
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return arpl.Arpl(sizes, tiny_network(), 3)
+    return built(arpl.Arpl, sizes, 3)
 
 
 def test_arpl_loss_is_cross_entropy_and_the_margin() -> None:
-    method = tiny_arpl()
-    method.layers.eval()
+    model = tiny_arpl()
+    model.layers.eval()
     with torch.no_grad():
-        method.layers["reciprocal"]["radius"].fill_(0.3)
+        model.layers["reciprocal"]["radius"].fill_(0.3)
         clouds = normal(6, 16, 3).float()
-        g = method.outputs(clouds)["features"]
-        points = method.layers["reciprocal"]["points"]
+        g = model.cloud_outputs(clouds)["features"]
+        points = model.layers["reciprocal"]["points"]
         own = (g - points[LABELS]).square().mean(1)
         ranking = nn.MarginRankingLoss(margin=1.0)
         radius = torch.full_like(own, 0.3)
-        expected = functional.cross_entropy(method.logits(g), LABELS)
+        expected = functional.cross_entropy(model.logits(g), LABELS)
         expected = expected + 0.1 * ranking(radius, own, torch.ones_like(own))
-        loss = method.losses(clouds, LABELS)["loss"]
+        loss = model.cloud_losses(clouds, LABELS)["loss"]
     assert torch.allclose(loss, expected, atol=1e-6)
 
 
 def test_generated_clouds_leave_the_norms_of_real_ones_alone() -> None:
-    method = tiny_arpl()
-    method.layers.train()
-    real = {n: v.clone() for n, v in method.layers["network"].state_dict().items()}
-    names = list(method.layers.state_dict())
-    fakes = method.layers["fake_norms"][0].running_mean.clone()
-    method.confusion(normal(6, 16, 3).float())
-    after = method.layers["network"].state_dict()
+    model = tiny_arpl()
+    model.layers.train()
+    real = {n: v.clone() for n, v in model.layers["network"].state_dict().items()}
+    names = list(model.layers.state_dict())
+    fakes = model.layers["fake_norms"][0].running_mean.clone()
+    model.confusion(normal(6, 16, 3).float())
+    after = model.layers["network"].state_dict()
     assert all(torch.equal(after[name], value) for name, value in real.items())
-    assert not torch.equal(method.layers["fake_norms"][0].running_mean, fakes)
-    assert list(method.layers.state_dict()) == names
+    assert not torch.equal(model.layers["fake_norms"][0].running_mean, fakes)
+    assert list(model.layers.state_dict()) == names
 
 
 def test_exposure_is_the_cross_entropy_to_equal_shares() -> None:
@@ -212,11 +213,11 @@ def test_flow_knows_its_determinant() -> None:
 
 def test_flow_of_nothing_is_the_normal_density() -> None:
     sizes = flow.Configuration(hidden=6, features=4, blocks=2, inner=5)
-    method = flow.Flow(sizes, tiny_network(), 3)
-    for parameter in method.layers["flow"].parameters():
+    model = built(flow.Flow, sizes, 3)
+    for parameter in model.layers["flow"].parameters():
         nn.init.zeros_(parameter)
     shared = normal(4, 6).float()
-    assert torch.allclose(method.novelty(shared), shared.square().sum(1) / 2, atol=1e-5)
+    assert torch.allclose(model.novelty(shared), shared.square().sum(1) / 2, atol=1e-5)
 
 
 def test_chamfer_distance_is_the_sum_of_squares_both_ways() -> None:

@@ -1,4 +1,4 @@
-"""What stands on a network: the embedding g, and what makes logits of it (rule 10).
+"""What stands on a network: the embedding g, and what makes logits of it (3DOS rule 10).
 
 g = Linear(in, hidden) - norm - act - dropout - Linear(hidden, features) is the `penultimate`
 feature: it is taken BEFORE the last norm and activation, so it is signed. The CE head is

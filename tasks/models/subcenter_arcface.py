@@ -1,4 +1,4 @@
-"""Sub-centre ArcFace: K directions a class, an angular margin on the own one (rule 11).
+"""Sub-centre ArcFace: K directions a class, an angular margin on the own one (3DOS rule 11).
 
 Logits are, for each class, the largest cosine over its sub-centres; 3DOS's score is the cosine of g
 to the nearest training g (`tasks.scores.cosine`).
@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from tasks.threedos.methods.base import Losses, Method, TrainingSettings
-from tasks.threedos.networks.heads import SMALL, HeadSettings, cosines, embedding, prototypes
+from tasks.learning.trainer import Losses
+from tasks.models.clouds import CloudModel, CloudSettings
+from tasks.networks.heads import SMALL, HeadSettings, cosines, embedding, prototypes
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
 
-class Configuration(HeadSettings, TrainingSettings):
+class Configuration(HeadSettings, CloudSettings):
     """Sizes of the head, and the loss."""
 
     subcenters: int = Field(3, ge=1)
@@ -31,18 +32,14 @@ class Configuration(HeadSettings, TrainingSettings):
     """m, radians added to the angle to the own class."""
 
 
-class SubcenterArcFace(Method):
+class SubcenterArcFace(CloudModel):
     name: ClassVar[str] = "subcenter_arcface"
-    configuration: ClassVar[type[TrainingSettings]] = Configuration
+    configuration: ClassVar[type[Configuration]] = Configuration
     gives: ClassVar[frozenset[str]] = frozenset({"logits", "features"})
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "paper": {},
+        "paper": {"epochs": 500},
         "small": SMALL,
     }
-
-    @classmethod
-    def training(cls, preset: str, optimizer: str) -> dict[str, Any]:
-        return {"epochs": 500} if preset == "paper" else {}
 
     def build(self) -> dict[str, nn.Module]:
         inside, slope = self.network.width, self.network.slope
@@ -51,16 +48,13 @@ class SubcenterArcFace(Method):
             "prototypes": prototypes(self.classes * self.settings.subcenters, self.settings),
         }
 
-    def losses(self, clouds: torch.Tensor, labels: torch.Tensor) -> Losses:
+    def cloud_losses(self, clouds: torch.Tensor, labels: torch.Tensor) -> Losses:
         from torch.nn import functional
 
-        found = self.logits(self.outputs(clouds)["features"]).float()
+        found = self.logits(self.cloud_outputs(clouds)["features"]).float()
         pushed = with_margin(found, labels, self.settings.margin)
         loss = functional.cross_entropy(self.settings.scale * pushed, labels)
         return {"loss": loss, "accuracy": (found.argmax(1) == labels).float().mean()}
-
-    def outputs(self, clouds: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {"features": self.layers["embedding"](self.network.encode(clouds))}
 
     def logits(self, g: torch.Tensor) -> torch.Tensor:
         found = cosines(g, self.layers["prototypes"].weight)

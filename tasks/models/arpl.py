@@ -1,4 +1,4 @@
-"""ARPL+CS: reciprocal points with confusing samples (Chen et al. 2021; rule 11).
+"""ARPL+CS: reciprocal points with confusing samples (Chen et al. 2021; 3DOS rule 11).
 
 Logits_c = ||g - P_c||^2 / D - g.P_c: far from a class's reciprocal point P_c is like the class.
 Loss = CE + weight * max(0, mean (g - P_y)^2 - R + margin). Each epoch goes over the shapes twice:
@@ -9,7 +9,7 @@ their own. 3DOS's score is MLS.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from itertools import pairwise
@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from tasks.threedos.methods.base import Losses, Method, TrainingSettings, descend, make_optimizer
-from tasks.threedos.networks.heads import SMALL, HeadSettings, embedding
-from tasks.threedos.networks.pointnet2 import through
+from tasks.learning.trainer import Batch, Losses, Optimizers, make_optimizer
+from tasks.models.clouds import CloudModel, CloudSettings
+from tasks.networks.heads import SMALL, HeadSettings, embedding
+from tasks.networks.pointnet2 import through
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 ADVERSARIES = ("generator", "discriminator")
 
 
-class Configuration(HeadSettings, TrainingSettings):
+class Configuration(HeadSettings, CloudSettings):
     """Sizes of the layers, and the loss."""
 
     weight: float = Field(0.1, ge=0)
@@ -49,10 +50,10 @@ class Configuration(HeadSettings, TrainingSettings):
     """Points of a generated cloud."""
 
 
-class Arpl(Method):
+class Arpl(CloudModel):
     name: ClassVar[str] = "arpl"
-    passes: ClassVar[tuple[str, ...]] = ("confusing", "plain")
-    configuration: ClassVar[type[TrainingSettings]] = Configuration
+    phases: ClassVar[tuple[str, ...]] = ("confusing", "plain")
+    configuration: ClassVar[type[Configuration]] = Configuration
     gives: ClassVar[frozenset[str]] = frozenset({"logits", "features"})
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "paper": {},
@@ -83,7 +84,7 @@ class Arpl(Method):
             "discriminator": _discriminator(settings),
         }
 
-    def optimizers(self, training: TrainingSettings) -> dict[str, torch.optim.Optimizer]:
+    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
         import torch
 
         own = [layers for name, layers in self.layers.items() if name not in ADVERSARIES]
@@ -94,38 +95,30 @@ class Arpl(Method):
             )
             for name in ADVERSARIES
         }
-        return {"main": make_optimizer(main, training), **adversaries}
+        return {"main": make_optimizer(main, self.settings), **adversaries}
 
-    def step(
-        self,
-        clouds: torch.Tensor,
-        labels: torch.Tensor,
-        optimizers: Mapping[str, torch.optim.Optimizer],
-        name: str,
-    ) -> Losses:
-        losses = dict(self.losses(clouds, labels)) if name == "plain" else {}
-        if name == "confusing":
-            losses |= self._adversaries(clouds, optimizers)
-            with_fakes = dict(self.losses(clouds, labels))
-            confusion = self.confusion(self.fakes(clouds).detach())
-            losses["confusion"] = confusion
-            losses["loss"] = with_fakes["loss"] + self.settings.beta * confusion
-        descend(optimizers["main"], losses["loss"])
-        return losses if name == "plain" else {f"{name}_{k}": v for k, v in losses.items()}
+    def step(self, batches: Sequence[Batch], optimizers: Optimizers, phase: str) -> Losses:
+        if phase == "plain":
+            return super().step(batches, optimizers, phase)
+        clouds, labels = self.augmented(batches[0])
+        losses = self._adversaries(clouds, optimizers)
+        loss = self.cloud_losses(clouds, labels)["loss"]
+        losses["confusion"] = self.confusion(self.fakes(clouds).detach())
+        losses["loss"] = loss + self.settings.beta * losses["confusion"]
+        optimizers.descend("main", losses["loss"])
+        return {f"{phase}_{name}": value for name, value in losses.items()}
 
-    def _adversaries(
-        self, clouds: torch.Tensor, optimizers: Mapping[str, torch.optim.Optimizer]
-    ) -> dict[str, torch.Tensor]:
+    def _adversaries(self, clouds: torch.Tensor, optimizers: Optimizers) -> dict[str, torch.Tensor]:
         from torch.nn import functional
 
         fakes = self.fakes(clouds)
         # -log D(real) and -log(1 - D(fake)), from D's logits.
         judged = functional.softplus(-self.realness(clouds)).mean()
         judged = judged + functional.softplus(self.realness(fakes.detach())).mean()
-        descend(optimizers["discriminator"], judged)
+        optimizers.descend("discriminator", judged)
         fooled = functional.softplus(-self.realness(fakes)).mean()
         fooled = fooled + self.settings.beta * self.confusion(fakes)
-        descend(optimizers["generator"], fooled)
+        optimizers.descend("generator", fooled)
         return {"discriminator": judged, "generator": fooled}
 
     def fakes(self, clouds: torch.Tensor) -> torch.Tensor:
@@ -140,13 +133,13 @@ class Arpl(Method):
     def confusion(self, fakes: torch.Tensor) -> torch.Tensor:
         """exp(mean of sum p log p) with p from the distances alone: least where undecided."""
         with norms_swapped(self.normed, self.layers["fake_norms"]):
-            g = self.outputs(fakes)["features"]
+            g = self.cloud_outputs(fakes)["features"]
         return confusion(squared_distances(g, self.layers["reciprocal"]["points"]))
 
-    def losses(self, clouds: torch.Tensor, labels: torch.Tensor) -> Losses:
+    def cloud_losses(self, clouds: torch.Tensor, labels: torch.Tensor) -> Losses:
         from torch.nn import functional
 
-        g = self.outputs(clouds)["features"].float()
+        g = self.cloud_outputs(clouds)["features"].float()
         points, radius = (self.layers["reciprocal"][name] for name in ("points", "radius"))
         logits = self.logits(g)
         entropy = functional.cross_entropy(logits, labels)
@@ -154,9 +147,6 @@ class Arpl(Method):
         bound = functional.relu(own - radius + self.settings.margin).mean()
         accuracy = (logits.argmax(1) == labels).float().mean()
         return {"loss": entropy + self.settings.weight * bound, "accuracy": accuracy}
-
-    def outputs(self, clouds: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {"features": self.layers["embedding"](self.network.encode(clouds))}
 
     def logits(self, g: torch.Tensor) -> torch.Tensor:
         return reciprocal_logits(g.float(), self.layers["reciprocal"]["points"])

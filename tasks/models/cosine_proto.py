@@ -1,4 +1,4 @@
-"""Cosine prototypes: cross entropy of s * cos(g, prototype) (rule 11: CosFace, m = 0).
+"""Cosine prototypes: cross entropy of s * cos(g, prototype) (3DOS rule 11: CosFace, m = 0).
 
 Logits are the cosines, so 3DOS's score, the largest cosine, is MLS of them.
 """
@@ -10,24 +10,25 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from tasks.threedos.methods.base import Losses, Method, TrainingSettings
-from tasks.threedos.networks.heads import SMALL, HeadSettings, cosines, embedding, prototypes
+from tasks.learning.trainer import Losses
+from tasks.models.clouds import CloudModel, CloudSettings
+from tasks.networks.heads import SMALL, HeadSettings, cosines, embedding, prototypes
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
 
-class Configuration(HeadSettings, TrainingSettings):
+class Configuration(HeadSettings, CloudSettings):
     """Sizes of the head, and the loss."""
 
     scale: float = Field(30.0, gt=0)
     """s, factor of the cosines."""
 
 
-class CosineProto(Method):
+class CosineProto(CloudModel):
     name: ClassVar[str] = "cosine_proto"
-    configuration: ClassVar[type[TrainingSettings]] = Configuration
+    configuration: ClassVar[type[Configuration]] = Configuration
     gives: ClassVar[frozenset[str]] = frozenset({"logits", "features"})
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "paper": {},
@@ -41,15 +42,12 @@ class CosineProto(Method):
             "prototypes": prototypes(self.classes, self.settings),
         }
 
-    def losses(self, clouds: torch.Tensor, labels: torch.Tensor) -> Losses:
+    def cloud_losses(self, clouds: torch.Tensor, labels: torch.Tensor) -> Losses:
         from torch.nn import functional
 
-        found = self.logits(self.outputs(clouds)["features"]).float()
+        found = self.logits(self.cloud_outputs(clouds)["features"]).float()
         loss = functional.cross_entropy(self.settings.scale * found, labels)
         return {"loss": loss, "accuracy": (found.argmax(1) == labels).float().mean()}
-
-    def outputs(self, clouds: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {"features": self.layers["embedding"](self.network.encode(clouds))}
 
     def logits(self, g: torch.Tensor) -> torch.Tensor:
         return cosines(g, self.layers["prototypes"].weight)

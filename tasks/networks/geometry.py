@@ -1,6 +1,6 @@
 """Neighbourhoods of batched point sets in plain torch, on any device.
 
-Points (B, P, C) enter, indices of points leave. Conventions (docs/threedos.md, rule 8):
+Points (B, P, C) enter, indices of points leave. Conventions (3DOS rule 8):
 neighbours of a point include the point itself; farthest points start at index 0; a ball is open
 (distance strictly less than the radius), its members come by index and a short list repeats its
 first member.

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from tasks.threedos.methods.base import Losses, Method, TrainingSettings
-from tasks.threedos.networks.heads import SMALL, HeadSettings, classifier, embedding
+from tasks.learning.trainer import Losses
+from tasks.models.base import CLASSIFIER
+from tasks.models.clouds import CloudModel, CloudSettings
+from tasks.networks.heads import SMALL, HeadSettings, classifier, embedding
 
 if TYPE_CHECKING:
     import torch
@@ -20,17 +22,17 @@ if TYPE_CHECKING:
     from tasks.scores.base import Head
 
 
-class Configuration(HeadSettings, TrainingSettings):
+class Configuration(HeadSettings, CloudSettings):
     """Sizes of the head, and the loss."""
 
     smoothing: float = Field(0.0, ge=0, lt=1)
     """Share of a label that is spread over the other classes; 3DOS's CE_ls has .2."""
 
 
-class CrossEntropy(Method):
+class CrossEntropy(CloudModel):
     name: ClassVar[str] = "cross_entropy"
-    configuration: ClassVar[type[TrainingSettings]] = Configuration
-    gives: ClassVar[frozenset[str]] = frozenset({"logits", "features", "head"})
+    configuration: ClassVar[type[Configuration]] = Configuration
+    gives: ClassVar[frozenset[str]] = CLASSIFIER
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "paper": {},
         "small": SMALL,
@@ -43,13 +45,10 @@ class CrossEntropy(Method):
             "classifier": classifier(self.classes, self.settings, slope),
         }
 
-    def losses(self, clouds: torch.Tensor, labels: torch.Tensor) -> Losses:
-        logits = self.logits(self.outputs(clouds)["features"]).float()
+    def cloud_losses(self, clouds: torch.Tensor, labels: torch.Tensor) -> Losses:
+        logits = self.logits(self.cloud_outputs(clouds)["features"]).float()
         loss = smoothed_cross_entropy(logits, labels, self.settings.smoothing)
         return {"loss": loss, "accuracy": (logits.argmax(1) == labels).float().mean()}
-
-    def outputs(self, clouds: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {"features": self.layers["embedding"](self.network.encode(clouds))}
 
     def logits(self, g: torch.Tensor) -> torch.Tensor:
         return self.layers["classifier"](g)

@@ -1,4 +1,4 @@
-"""A normalising flow beside the classifier (rule 11, "NF").
+"""A normalising flow beside the classifier (3DOS rule 11, "NF").
 
 The classifier is trained as `cross_entropy`; the flow learns the density of the first head layer's
 output (512) and passes no gradient to the network. It is trained at every step: in the release a
@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from tasks.threedos.methods import cross_entropy
-from tasks.threedos.methods.base import Losses, TrainingSettings, descend, make_optimizer
-from tasks.threedos.networks.heads import SMALL
+from tasks.learning.trainer import Batch, Losses, Optimizers, make_optimizer
+from tasks.models import cross_entropy
+from tasks.models.base import CLASSIFIER
+from tasks.networks.heads import SMALL
 
 if TYPE_CHECKING:
     import torch
@@ -41,8 +42,8 @@ class Configuration(cross_entropy.Configuration):
 
 class Flow(cross_entropy.CrossEntropy):
     name: ClassVar[str] = "flow"
-    configuration: ClassVar[type[TrainingSettings]] = Configuration
-    gives: ClassVar[frozenset[str]] = frozenset({"logits", "features", "head", "novelty"})
+    configuration: ClassVar[type[Configuration]] = Configuration
+    gives: ClassVar[frozenset[str]] = CLASSIFIER | {"novelty"}
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "paper": {},
         "small": {**SMALL, "blocks": 4, "inner": 256, "flow_rate": 1e-3},
@@ -54,7 +55,7 @@ class Flow(cross_entropy.CrossEntropy):
         couplings = [_coupling(self.settings) for _ in range(self.settings.blocks)]
         return {**super().build(), "flow": nn.ModuleList(couplings)}
 
-    def optimizers(self, training: TrainingSettings) -> dict[str, torch.optim.Optimizer]:
+    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
         import torch
 
         own = [layers for name, layers in self.layers.items() if name != "flow"]
@@ -66,21 +67,14 @@ class Flow(cross_entropy.CrossEntropy):
             weight_decay=self.settings.flow_decay,
         )
         parameters = [parameter for layers in own for parameter in layers.parameters()]
-        return {"main": make_optimizer(parameters, training), "flow": flow}
+        return {"main": make_optimizer(parameters, self.settings), "flow": flow}
 
-    def step(
-        self,
-        clouds: torch.Tensor,
-        labels: torch.Tensor,
-        optimizers: Mapping[str, torch.optim.Optimizer],
-        name: str,
-    ) -> Losses:
-        losses = self.losses(clouds, labels)
-        descend(optimizers["main"], losses["loss"])
-        descend(optimizers["flow"], losses["likelihood_loss"])
+    def step(self, batches: Sequence[Batch], optimizers: Optimizers, phase: str) -> Losses:
+        losses = super().step(batches, optimizers, phase)
+        optimizers.descend("flow", losses["likelihood_loss"])
         return losses
 
-    def losses(self, clouds: torch.Tensor, labels: torch.Tensor) -> Losses:
+    def cloud_losses(self, clouds: torch.Tensor, labels: torch.Tensor) -> Losses:
         shared, g = self._shared_and_features(clouds)
         logits = self.logits(g).float()
         entropy = cross_entropy.smoothed_cross_entropy(logits, labels, self.settings.smoothing)
@@ -100,7 +94,7 @@ class Flow(cross_entropy.CrossEntropy):
         z, logdet = transform(self.layers["flow"], shared.float(), self.settings.clamp)
         return z.square().sum(1) / 2 - logdet
 
-    def outputs(self, clouds: torch.Tensor) -> dict[str, torch.Tensor]:
+    def cloud_outputs(self, clouds: torch.Tensor) -> dict[str, torch.Tensor]:
         shared, g = self._shared_and_features(clouds)
         return {"features": g, "novelty": self.novelty(shared)}
 

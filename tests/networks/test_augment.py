@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tasks.threedos.networks.augment import augment, draw_points, normalised, rotations
+from tasks.networks.augment import augment, draw_points, normalised, rotations
 from tasks.threedos.sampling import normalise
 
 torch.set_num_threads(1)

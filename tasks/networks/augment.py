@@ -1,4 +1,4 @@
-"""Random changes of training clouds, a batch at a time (docs/threedos.md, rule 7).
+"""Random changes of training clouds, a batch at a time (3DOS rule 7).
 
 `st` (synthetic): one scale in U(2/3, 3/2), then one scalar in U(-.2, .2) added to all coordinates.
 `rw` (real world): scale U(.8, 1.25); turn U(0, 2 pi) about the up axis; small turns about x, y, z

@@ -1,4 +1,4 @@
-"""A variational autoencoder of clouds of FoldingNet's kind (rule 11, "VAE").
+"""A variational autoencoder of clouds of FoldingNet's kind (3DOS rule 11, "VAE").
 
 Encoder: coordinates and local covariances, an MLP, two graph layers (largest values over the k
 nearest points), global maximum, mean and log variance of a latent code. Decoder: a grid on the
@@ -16,15 +16,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from tasks.threedos.methods.base import Losses, Method, TrainingSettings
-from tasks.threedos.networks.geometry import gather_rows, nearest, nearest_other
+from tasks.learning.trainer import Losses
+from tasks.models.clouds import CloudModel, CloudSettings
+from tasks.networks.geometry import gather_rows, nearest, nearest_other
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
 
-class Configuration(TrainingSettings):
+class Configuration(CloudSettings):
     """Sizes of the layers, and the loss."""
 
     k: int = Field(16, ge=2)
@@ -43,14 +44,29 @@ class Configuration(TrainingSettings):
     """Weight of KL."""
 
 
-class Vae(Method):
+_PLAIN = {
+    "optimizer": "adam",
+    "learning_rate": 1e-3,
+    "weight_decay": 1e-6,
+    "augmentation": "none",
+}
+
+
+class Vae(CloudModel):
     name: ClassVar[str] = "vae"
     uses_network: ClassVar[bool] = False
-    configuration: ClassVar[type[TrainingSettings]] = Configuration
+    configuration: ClassVar[type[Configuration]] = Configuration
     gives: ClassVar[frozenset[str]] = frozenset({"features", "novelty"})
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "paper": {},
+        "paper": {
+            **_PLAIN,
+            "final_rate": 1e-3,
+            "epochs": 300,
+            "batch_size": 100,
+            "points": 2048,
+        },
         "small": {
+            **_PLAIN,
             "k": 8,
             "local": (32, 32),
             "graph": (64, 128),
@@ -59,14 +75,6 @@ class Vae(Method):
             "reconstruction_points": 256,
         },
     }
-
-    @classmethod
-    def training(cls, preset: str, optimizer: str) -> dict[str, Any]:
-        plain = {"optimizer": "adam", "learning_rate": 1e-3, "weight_decay": 1e-6}
-        if preset != "paper":
-            return plain | {"augmentation": "none"}
-        sizes = {"epochs": 300, "batch_size": 100, "points": 2048}
-        return plain | sizes | {"final_rate": 1e-3, "augmentation": "none"}
 
     def build(self) -> dict[str, nn.Module]:
         from torch import nn
@@ -108,7 +116,7 @@ class Vae(Method):
             points = fold(torch.cat([points, repeated], 2)).float()
         return points
 
-    def losses(self, clouds: torch.Tensor, labels: torch.Tensor) -> Losses:
+    def cloud_losses(self, clouds: torch.Tensor, labels: torch.Tensor) -> Losses:
         import torch
 
         mean, log_variance = self.code(clouds)
@@ -122,7 +130,7 @@ class Vae(Method):
             "divergence": spread,
         }
 
-    def outputs(self, clouds: torch.Tensor) -> dict[str, torch.Tensor]:
+    def cloud_outputs(self, clouds: torch.Tensor) -> dict[str, torch.Tensor]:
         mean, _ = self.code(clouds)
         return {"features": mean, "novelty": chamfer(clouds, self.decode(mean))}
 

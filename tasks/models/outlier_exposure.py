@@ -1,4 +1,4 @@
-"""Outlier exposure on mixed clouds: fine-tunes a fitted `cross_entropy` (rule 11).
+"""Outlier exposure on mixed clouds: fine-tunes a fitted `cross_entropy` (3DOS rule 11).
 
 Loss = CE + .5 mean(logsumexp f - mean f) on RSMix clouds (Lee et al. 2021): the points of a ball of
 one cloud are replaced by as many from a ball of the same radius of another. 3DOS's score is MSP.
@@ -6,12 +6,16 @@ one cloud are replaced by as many from a ball of the same radius of another. 3DO
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from tasks.threedos.methods import cross_entropy
-from tasks.threedos.methods.base import Losses, TrainingSettings
+from schemas.errors import ConfigError
+from tasks.learning.trainer import Losses
+from tasks.models import cross_entropy
+from tasks.models.base import BaseRun
+from tasks.networks.heads import SMALL
 
 if TYPE_CHECKING:
     import torch
@@ -30,24 +34,41 @@ class Configuration(cross_entropy.Configuration):
 
 class OutlierExposure(cross_entropy.CrossEntropy):
     name: ClassVar[str] = "outlier_exposure"
-    requires: ClassVar[str | None] = "cross_entropy"
-    configuration: ClassVar[type[TrainingSettings]] = Configuration
+    configuration: ClassVar[type[Configuration]] = Configuration
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {"epochs": 100, "learning_rate": 1e-3, "final_rate": 1e-6},
+        "small": {**SMALL, "epochs": 20, "learning_rate": 1e-4, "final_rate": 1e-6},
+    }
 
     @classmethod
-    def training(cls, preset: str, optimizer: str) -> dict[str, Any]:
-        if preset != "paper":
-            return {"epochs": 20, "learning_rate": 1e-4, "final_rate": 1e-6}
-        rate = 1e-3 if optimizer == "sgd" else 1e-5
-        return {"epochs": 100, "learning_rate": rate, "final_rate": 1e-6}
+    def preset_values(cls, preset: str, network: str | None) -> dict[str, Any]:
+        values = super().preset_values(preset, network)
+        if preset == "paper" and values.get("optimizer") == "adam":
+            values["learning_rate"] = 1e-5
+        return values
 
-    def losses(self, clouds: torch.Tensor, labels: torch.Tensor) -> Losses:
+    @classmethod
+    def bases_of(cls, settings: Configuration) -> tuple[BaseRun, ...]:
+        sizes = {"hidden": settings.hidden, "features": settings.features}
+        return (BaseRun("cross_entropy", settings=sizes),)
+
+    def start(self, seed: int) -> None:
+        try:
+            self.layers.load_state_dict(self.bases[0].state())
+        except RuntimeError as error:
+            raise ConfigError(
+                f"model {self.name}: the base has other layers; use its network, preset and classes"
+            ) from error
+        self.record["initial_weights"] = f"fitted {self.bases[0].name}"
+
+    def cloud_losses(self, clouds: torch.Tensor, labels: torch.Tensor) -> Losses:
         import torch
 
         settings = self.settings
         concentration = torch.tensor(settings.beta)
         radius = float(torch.distributions.Beta(concentration, concentration).sample())
         mixed = mix(clouds, radius, settings.most)
-        g = self.outputs(torch.cat([clouds, mixed]))["features"]
+        g = self.cloud_outputs(torch.cat([clouds, mixed]))["features"]
         known, outliers = self.logits(g).float().split(len(clouds))
         entropy = cross_entropy.smoothed_cross_entropy(known, labels, settings.smoothing)
         exposure = undecided(outliers)

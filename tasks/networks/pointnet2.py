@@ -1,4 +1,4 @@
-"""PointNet++ with multi-scale grouping (Qi et al. 2017) as 3DOS sizes it (rule 9).
+"""PointNet++ with multi-scale grouping (Qi et al. 2017) as 3DOS sizes it (3DOS rule 9).
 
 Clouds (B, P, 3) to (B, last width): two set abstractions (farthest points as centres, balls of
 three radii, an MLP and the largest value of each) and one over all that is left. Coordinates only.
@@ -14,12 +14,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field
 
 from schemas.config import Settings
-from tasks.threedos.networks.base import Network
-from tasks.threedos.networks.geometry import farthest_points, gather_rows, in_ball
+from tasks.networks.base import Network
+from tasks.networks.geometry import farthest_points, gather_rows, in_ball
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+
+# 3DOS trains other networks than DGCNN so (3DOS rule 11).
+ADAM = {"optimizer": "adam", "learning_rate": 1e-3, "final_rate": 1e-5}
 
 
 class Scale(Settings):
@@ -71,7 +75,7 @@ class Configuration(Settings):
 class PointNet2(Network):
     name: ClassVar[str] = "pointnet2"
     configuration: ClassVar[type[Settings]] = Configuration
-    slope: ClassVar[float] = 0.0
+    modality: ClassVar[str] = "cloud"
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "paper": {},
         "small": {
@@ -82,6 +86,10 @@ class PointNet2(Network):
             "last": (64, 128),
         },
     }
+
+    @classmethod
+    def training(cls, preset: str) -> Mapping[str, Any]:
+        return ADAM
 
     @property
     def width(self) -> int:
@@ -98,11 +106,11 @@ class PointNet2(Network):
         last = mlp((inside + 3, *self.settings.last))
         return nn.ModuleDict({"abstractions": nn.ModuleList(abstractions), "last": last})
 
-    def encode(self, clouds: torch.Tensor) -> torch.Tensor:
+    def encode(self, samples: torch.Tensor) -> torch.Tensor:
         import torch
 
         layers, abstractions = self.layers, self.settings.abstractions
-        points, values = clouds, clouds[..., :0]
+        points, values = samples, samples[..., :0]
         for scales, sizes in zip(layers["abstractions"], abstractions, strict=True):
             center_places = farthest_points(points, min(sizes.centers, points.shape[1]))
             centers = gather_rows(points, center_places)

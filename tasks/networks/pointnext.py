@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field
 
 from schemas.config import Settings
-from tasks.threedos.networks.base import Network
-from tasks.threedos.networks.geometry import farthest_points, gather_rows, in_ball
-from tasks.threedos.networks.pointnet2 import ball_features, mlp, through
+from tasks.networks.base import Network
+from tasks.networks.geometry import farthest_points, gather_rows, in_ball
+from tasks.networks.pointnet2 import ADAM, ball_features, mlp, through
 
 if TYPE_CHECKING:
     import torch
@@ -42,11 +42,15 @@ class Configuration(Settings):
 class PointNext(Network):
     name: ClassVar[str] = "pointnext"
     configuration: ClassVar[type[Settings]] = Configuration
-    slope: ClassVar[float] = 0.0
+    modality: ClassVar[str] = "cloud"
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "paper": {},
         "small": {"stem": 16, "stages": 3, "radius": 0.25, "growth": 1.6, "members": 12},
     }
+
+    @classmethod
+    def training(cls, preset: str) -> Mapping[str, Any]:
+        return ADAM
 
     @property
     def width(self) -> int:
@@ -70,12 +74,12 @@ class PointNext(Network):
             }
         )
 
-    def encode(self, clouds: torch.Tensor) -> torch.Tensor:
+    def encode(self, samples: torch.Tensor) -> torch.Tensor:
         import torch
         from torch.nn import functional
 
         layers, settings = self.layers, self.settings
-        points, values = clouds, layers["stem"](clouds)
+        points, values = samples, layers["stem"](samples)
         for number, layer in enumerate(layers["stages"]):
             radius = settings.radius * settings.growth**number
             center_places = farthest_points(points, max(1, points.shape[1] // 2), skip_origin=False)
