@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.semantic.odin import OdinSettings, odin, perturbed, step_size
+from tasks.models.odin import OdinSettings, odin, perturbed, step_size
 from tasks.semantic.presets import setup_of
 
 torch.set_num_threads(1)
