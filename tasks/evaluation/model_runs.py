@@ -181,13 +181,11 @@ class _Plan:
     def runs_of(self, name: str, offer: Offer) -> list[ModelRun]:
         if (name, offer.protocol) not in self.made:
             kind = models.find(name)
-            below = kind.networks_below(offer.networks)
+            below: tuple[str | None, ...] = offer.networks if kind.uses_network else (None,)
             if not below:
                 there = ", ".join(networks.names_of(kind.modality)) or "none"
                 raise ConfigError(f"model {name} needs a network: name one of {there}")
             runs = [run for network in below for run in self._on_network(kind, network, offer)]
-            if not runs:
-                raise ConfigError(f"model {name} builds on another model: choose one of those too")
             self.made[name, offer.protocol] = runs
         return self.made[name, offer.protocol]
 
@@ -201,12 +199,11 @@ class _Plan:
             plain_shape = kind.network_settings(network, preset)
         plain = kind.resolve(preset, {}, network)
         before = kind.resolve(preset, offer.adapt(kind, plain), network)
-        # What the preset and the user say decides what the protocol asks for.
-        adapted = offer.adapt(kind, kind.resolve(preset, changes, network))
-        wanted = put_over(adapted, changes)
         runs = []
-        for variant in kind.variants(preset, wanted, network, tuple(self.asked)):
-            settings = kind.resolve(preset, variant, network)
+        for variant in kind.variants(preset, changes, network, tuple(self.asked)):
+            # What the preset and the user say decides what the protocol asks for.
+            adapted = offer.adapt(kind, kind.resolve(preset, variant, network))
+            settings = kind.resolve(preset, put_over(adapted, variant), network)
             changed = differing(settings, before)
             if shape is not None and plain_shape is not None and shape != plain_shape:
                 changed[NETWORK] = differing(shape, plain_shape)
@@ -585,9 +582,7 @@ def output_rows(
             return pl.Series(name, [None] * len(ids), kind)
         return pl.Series(name, array.astype(np.float32)).cast(kind)
 
-    best = outputs.predicted
-    if best is None and outputs.logits is not None:
-        best = outputs.logits.argmax(1)
+    best = None if outputs.logits is None else outputs.logits.argmax(1)
     names = [None] * len(ids) if best is None else [classes[int(label)] for label in best]
     return OUTPUTS.conform(
         pl.DataFrame({"sample_id": list(ids)}, schema={"sample_id": pl.String}).with_columns(

@@ -163,16 +163,11 @@ class Model(Plugin, ABC):
             raise ConfigError(f"model {cls.name}: network is {network}, expected {wanted}")
 
     @classmethod
-    def networks_below(cls, offered: Sequence[str]) -> tuple[str | None, ...]:
-        """Of the networks offered, those that it has runs on; None: a run without one."""
-        return tuple(offered) if cls.uses_network else (None,)
-
-    @classmethod
     def variants(
         cls, preset: str, changes: Mapping[str, Any], network: str | None, asked: Sequence[str]
-    ) -> list[Mapping[str, Any]]:
-        """Changes of the preset, one for each run of a choice; `asked` are all models asked for."""
-        return [changes]
+    ) -> list[Settings]:
+        """Resolved settings, one for each run of a choice; `asked` are all models asked for."""
+        return [cls.resolve(preset, changes, network)]
 
     @classmethod
     def bases_of(cls, settings: Any) -> tuple[BaseRun, ...]:

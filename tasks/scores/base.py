@@ -39,14 +39,12 @@ _TRIED, _TOLERANCE = 64, 1e-2
 class Outputs:
     """`logits` (N, C) and `features` (N, D), float32, a row per sample; some may be absent.
 
-    `novelty` (N,) is the model's own, float64; `predicted` (N,) are the labels that it says, where
-    they are not those of the largest logits.
+    `novelty` (N,) is the model's own, float64.
     """
 
     logits: np.ndarray | None = None
     features: np.ndarray | None = None
     novelty: np.ndarray | None = None
-    predicted: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         given = {name: getattr(self, name) for name in ("logits", "features")}
