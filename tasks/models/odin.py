@@ -138,20 +138,9 @@ class Odin(Model):
 
     @classmethod
     def preset_values(cls, preset: str, network: str | None) -> dict[str, Any]:
-        """What models on that network have as `odin`."""
-        values = networks.find(network).training(preset) if network is not None else {}
-        return dict(values.get("odin", {}))
-
-    @classmethod
-    def networks_below(cls, offered: Sequence[str]) -> tuple[str | None, ...]:
-        """It has the network of its base, which may have none."""
-        return (None, *offered)
-
-    @classmethod
-    def check_network(cls, network: str | None) -> None:
-        if network is not None and network not in networks.names_of(cls.modality):
-            fitting = ", ".join(networks.names_of(cls.modality))
-            raise ConfigError(f"model {cls.name}: network is {network}, expected one of {fitting}")
+        """What models on its base's network have as `odin`."""
+        below = {} if network is None else networks.find(network).training(preset)
+        return dict(below.get("odin", {}))
 
     @classmethod
     def variants(
@@ -160,12 +149,7 @@ class Odin(Model):
         """One for each base; with `all` and no classifier chosen, `classifier` is the one."""
         base = cls.resolve(preset, changes, network).base
         bases = [base] if base != ALL else [name for name in asked if _fits(name)] or ["classifier"]
-        on_network = network is not None
-        return [
-            {**changes, "base": name}
-            for name in bases
-            if models.find(name).uses_network == on_network
-        ]
+        return [{**changes, "base": name} for name in bases]
 
     @classmethod
     def bases_of(cls, settings: Any) -> tuple[BaseRun, ...]:
