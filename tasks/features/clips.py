@@ -17,7 +17,8 @@ from schemas.errors import ConfigError, SourceError
 from tasks.features.efficientnet import UNREADABLE
 from tasks.features.vit import LARGEST_FILE
 from tasks.learning.devices import choose_device
-from tasks.learning.loop import in_batches
+from tasks.learning.samples import Samples
+from tasks.learning.trainer import Batch, compute_in_batches
 
 Normalisation = Literal["release", "fair"]
 # The release gives both networks the first pair, means over Kinetics. FAIR trained the weights of
@@ -87,11 +88,13 @@ def embed(
     on_gpu = torch.device(device).type == "cuda"
     mixed = mixed_precision and on_gpu and torch.cuda.is_bf16_supported(False)
 
-    def compute(some: torch.Tensor) -> dict[str, torch.Tensor]:
+    def compute(some: Batch) -> dict[str, torch.Tensor]:
         with torch.autocast("cuda", torch.bfloat16, enabled=mixed):
-            return {"features": model.features(prepare(some, normalisation)).float()}
+            frames = prepare(some.array("clips"), normalisation)
+            return {"features": model.features(frames).float()}
 
-    return in_batches(compute, clips, device, batch)["features"]
+    samples = Samples.unnamed(clips=clips)
+    return compute_in_batches(compute, samples, device, batch)["features"]
 
 
 def read_state(path: Path, wanted: str) -> tuple[dict[str, torch.Tensor], str]:

@@ -23,7 +23,8 @@ from schemas.extras import require_library
 from tasks.features.efficientnet_weights import weights_file
 from tasks.features.images import crop_item_bar, scaled, to_unit
 from tasks.learning.devices import choose_device
-from tasks.learning.loop import in_batches
+from tasks.learning.samples import Samples
+from tasks.learning.trainer import Batch, compute_in_batches
 
 FEATURES = 1280
 RESIZED = 256
@@ -90,11 +91,12 @@ def embed(
     """uint8 (N, H, W, 3) to float32 (N, 1280): the average before the last layer."""
     network = network or load_efficientnet(device)
 
-    def compute(batch: torch.Tensor) -> dict[str, torch.Tensor]:
-        maps = network.extract_features(for_network(centre(batch)))
+    def compute(batch: Batch) -> dict[str, torch.Tensor]:
+        maps = network.extract_features(for_network(centre(batch.array("images"))))
         return {"features": maps.mean((2, 3))}
 
-    return in_batches(compute, _checked(images), _device_of(network), batch_size)["features"]
+    samples = Samples.unnamed(images=_checked(images))
+    return compute_in_batches(compute, samples, _device_of(network), batch_size)["features"]
 
 
 def centre(images: torch.Tensor) -> torch.Tensor:
@@ -128,9 +130,9 @@ def patch_features(
     compute = partial(
         patch_maps, network, layers=layers, average=average, rows=item_bar_rows, scale=scale
     )
-    return in_batches(
-        lambda batch: {"patches": compute(batch)},
-        _checked(images),
+    return compute_in_batches(
+        lambda batch: {"patches": compute(batch.array("images"))},
+        Samples.unnamed(images=_checked(images)),
         _device_of(network),
         batch_size,
     )["patches"]

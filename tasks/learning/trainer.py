@@ -42,6 +42,7 @@ Losses = Mapping[str, "torch.Tensor"]
 TRAINER_VERSION = 1
 """Raised when the same settings and samples train to other weights."""
 CHECKPOINT = "checkpoint.safetensors"
+SCORING_BATCH = 32
 LAYERS, OPTIMIZER = "layers.", "optimizer."
 SUMS, RANDOM, RANDOM_GPU = "running_sums", "random_state", "random_state_gpu"
 
@@ -571,6 +572,28 @@ def make_fabric(device: str, settings: TrainingSettings, processes: int = 1) -> 
         strategy="auto" if processes == 1 else "ddp_spawn",
         precision="bf16-mixed" if precision == "bfloat16" else "32-true",
     )
+
+
+def compute_in_batches(
+    compute: Callable[[Batch], Mapping[str, torch.Tensor]],
+    samples: Samples,
+    device: str,
+    batch_size: int = SCORING_BATCH,
+) -> dict[str, np.ndarray]:
+    """`compute` of every batch, without gradients; its tensors joined as arrays.
+
+    Of no samples it is computed once, so that the arrays have their widths.
+    """
+    import torch
+
+    place = torch.device(device)
+    parts: list[dict[str, np.ndarray]] = []
+    with torch.no_grad(), seeded([0], device):
+        for start in range(0, max(len(samples), 1), batch_size):
+            rows = np.arange(start, min(start + batch_size, len(samples)))
+            values = compute(Batch(samples, rows, place))
+            parts.append({name: value.cpu().numpy() for name, value in values.items()})
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def history_frame(rows: Sequence[Mapping[str, float]]) -> pl.DataFrame:

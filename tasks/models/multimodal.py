@@ -1,18 +1,17 @@
-"""One detector of both modalities: fuses a visual and a symbolic score of each frame or episode.
+"""One model of both modalities: fuses a visual and a symbolic score of each frame or episode.
 
-Scores of two fitted detectors enter as arrays "visual" and "symbolic" (`paired_scores` joins them;
+Scores of two fitted models enter as arrays "visual" and "symbolic" (`paired_scores` joins them;
 `episode_scores` first, for episodes: maxima must be calibrated by maxima). Known validation samples
 calibrate; those that the two were trained on would look too normal.
 Rules: `fisher` and `max` turn each score into an empirical p-value and give -2 (log p + log q) or
 -2 log min(p, q); neither claims to be a test, since the frames of an episode are not independent.
 `range` adds the scores mapped to [0, 1] by the range of the calibration, as NovelCraft's released
-fusion does; `released` has the constants of the released detectors.
+fusion does; `released` has the constants of the released ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -21,9 +20,9 @@ from pydantic import Field
 
 from schemas.config import Settings
 from schemas.errors import ConfigError
-from tasks.detectors.base import BaseRun, Detector
 from tasks.learning.samples import Samples
-from tasks.learning.training import Progress
+from tasks.models.base import BaseRun, Fitting, Model
+from tasks.scores.base import Outputs
 
 if TYPE_CHECKING:
     import torch
@@ -39,13 +38,12 @@ class Configuration(Settings):
     )
     visual: str = Field("patch_memory", description="Model that the visual score is of.")
     symbolic: str = Field("symbolic_mlp", description="Model that the symbolic score is of.")
-    order: int = Field(5, ge=1, description="Order of the symbolic model's run.")
+    context: int = Field(5, ge=1, description="Context of the symbolic model's run.")
 
 
-class Multimodal(Detector):
+class Multimodal(Model):
     name: ClassVar[str] = "multimodal"
     modality: ClassVar[str] = "runs"
-    needs: ClassVar[tuple[str, ...]] = MODALITIES
     configuration: ClassVar[type[Settings]] = Configuration
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "paper": {"rule": "range", "visual": "autoencoder_patch"},
@@ -54,26 +52,18 @@ class Multimodal(Detector):
     calibration: dict[str, np.ndarray]
 
     @classmethod
-    def bases(cls, settings: Any) -> tuple[BaseRun, ...]:
+    def bases_of(cls, settings: Any) -> tuple[BaseRun, ...]:
         return (
             BaseRun(settings.visual, "outputs"),
-            BaseRun(settings.symbolic, "outputs", {"order": settings.order}),
+            BaseRun(settings.symbolic, "outputs", {"context": settings.context}),
         )
 
-    def _fit(
-        self,
-        train: Samples,
-        valid: Samples | None,
-        *,
-        seed: int,
-        checkpoints: Path | None,
-        progress: Progress | None,
-    ) -> pl.DataFrame:
-        known = valid.known() if valid is not None else ()
-        if not len(known):
+    def _fit(self, train: Samples, valid: Samples | None, fitting: Fitting) -> pl.DataFrame:
+        known = None if valid is None else valid.known()
+        if known is None or not len(known):
             raise ConfigError(
-                f"detector {self.name}: no known validation samples; give the scores of normal "
-                "frames or episodes that neither detector was trained on"
+                f"model {self.name}: no known validation samples; give the scores of normal "
+                "frames or episodes that neither model was trained on"
             )
         self.calibration = {name: np.sort(_scores(known, name)) for name in MODALITIES}
         self.record = {
@@ -88,7 +78,7 @@ class Multimodal(Detector):
         columns = ["modality", "samples", "least", "median", "largest"]
         return pl.DataFrame(rows, schema=columns, orient="row")
 
-    def _score(self, samples: Samples) -> np.ndarray:
+    def _outputs(self, samples: Samples) -> Outputs:
         rule = self.settings.rule
         parts = []
         for name in MODALITIES:
@@ -100,7 +90,7 @@ class Multimodal(Detector):
                     RELEASED[name] if rule == "released" else (calibration[0], calibration[-1])
                 )
                 parts.append((scores - low) / (high - low if high > low else 1))
-        return np.maximum(*parts) if rule == "max" else parts[0] + parts[1]
+        return Outputs(novelty=np.maximum(*parts) if rule == "max" else parts[0] + parts[1])
 
     def state(self) -> dict[str, np.ndarray | torch.Tensor]:
         return dict(self.calibration)
@@ -123,14 +113,14 @@ def surprise(scores: np.ndarray, calibration: np.ndarray) -> np.ndarray:
 
 
 def _scores(samples: Samples, name: str) -> np.ndarray:
-    scores = samples.array(name).astype(np.float64)
+    scores = samples.array(name)[:].astype(np.float64)
     if scores.ndim != 1:
         raise ConfigError(f"{name} scores have shape {scores.shape}, expected one number each")
     bad = np.flatnonzero(~np.isfinite(scores))
     if bad.size:
         raise ConfigError(
             f"{bad.size} {name} scores are not finite, first {samples.ids[bad[0]]}: "
-            f"{scores[bad[0]]}; look for a diverged detector"
+            f"{scores[bad[0]]}; look for a diverged model"
         )
     return scores
 
@@ -154,7 +144,7 @@ def paired_scores(
     if missing.height:
         raise ConfigError(
             f"{missing.height} of {paired.height} have a visual score but no symbolic one, first "
-            f"{on} {missing[on][0]}; score the same episodes with both detectors"
+            f"{on} {missing[on][0]}; score the same episodes with both models"
         )
     arrays = {name: paired[name].to_numpy() for name in MODALITIES}
     return Samples(paired[on].to_list(), labels, arrays)

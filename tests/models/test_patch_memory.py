@@ -10,16 +10,17 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
 from schemas.errors import ConfigError
-from tasks.detectors import load_detector
-from tasks.detectors.patch_memory import (
+from tasks.features.efficientnet import patch_features
+from tasks.learning.samples import Samples
+from tasks.models import load_model
+from tasks.models.patch_memory import (
     Configuration,
     PatchMemory,
     k_centre,
     nearest,
     strangeness,
 )
-from tasks.features.efficientnet import patch_features
-from tasks.learning.samples import Samples
+from tests.models.synthetic import fit, novelty
 
 
 def samples(images: np.ndarray) -> Samples:
@@ -65,7 +66,7 @@ def test_a_projection_keeps_the_farthest_apart():
 
 
 def test_nearest_memory(monkeypatch):
-    monkeypatch.setattr("tasks.detectors.patch_memory.LARGEST", 60)
+    monkeypatch.setattr("tasks.models.patch_memory.LARGEST", 60)
     points, memory = torch.randn(37, 5, generator=torch.Generator().manual_seed(0)).split((17, 20))
     distances, rows = nearest(points, memory)
     expected = (points[:, None] - memory).norm(dim=2).min(1)
@@ -94,66 +95,66 @@ def test_score_by_hand():
 
 def test_all_patches_remembered_are_no_news():
     images = textured(3, seed=0)
-    detector = PatchMemory(Configuration(coreset=1.0, item_bar_rows=0))
-    (history,) = detector.fit(samples(images), device="cpu").to_dicts()
+    model = PatchMemory(Configuration(coreset=1.0, item_bar_rows=0))
+    (history,) = fit(model, samples(images)).to_dicts()
     patches = patch_features(images, device="cpu").reshape(-1, 152)
     assert history["patches"] == history["candidates"] == len(patches) == 3 * 8 * 8
     remembered, expected = (
-        np.unique(np.asarray(rows).round(3), axis=0) for rows in (detector.memory, patches)
+        np.unique(np.asarray(rows).round(3), axis=0) for rows in (model.memory, patches)
     )
     np.testing.assert_allclose(remembered, expected, atol=1e-2)
-    new = detector.score(samples(textured(3, seed=1)))
-    assert detector.score(samples(images)).max() < 0.05 * new.min()
+    new = novelty(model, samples(textured(3, seed=1)))
+    assert novelty(model, samples(images)).max() < 0.05 * new.min()
 
 
 def test_candidates_are_drawn_from_all_images():
     images = textured(6, seed=0)
-    detector = PatchMemory(Configuration(candidates=60, coreset=0.5, item_bar_rows=0, batch_size=4))
-    (history,) = detector.fit(samples(images), seed=1, device="cpu").to_dicts()
+    model = PatchMemory(Configuration(candidates=60, coreset=0.5, item_bar_rows=0, batch_size=4))
+    (history,) = fit(model, samples(images), seed=1).to_dicts()
     assert (history["candidates"], history["memories"]) == (60, 30)
-    assert detector.memory.shape == (30, 152)
+    assert model.memory.shape == (30, 152)
     patches = torch.from_numpy(patch_features(images, device="cpu"))
-    distance, row = nearest(detector.memory, patches.reshape(-1, 152))
+    distance, row = nearest(model.memory, patches.reshape(-1, 152))
     assert distance.max() < 0.05 * history["radius"]
     assert len((row // 64).unique()) > 3
-    other = PatchMemory(detector.settings)
-    other.fit(samples(images), seed=2, device="cpu")
-    assert not torch.equal(other.memory, detector.memory)
+    other = PatchMemory(model.settings)
+    fit(other, samples(images), seed=2)
+    assert not torch.equal(other.memory, model.memory)
 
 
 @pytest.mark.parametrize("preset", ["paper", "small"])
 def test_a_small_object_is_found_wherever_it_stands(preset):
     settings = PatchMemory.resolve(preset, {"item_bar_rows": 0, "coreset": 0.2})
-    detector = PatchMemory(settings)
-    detector.fit(samples(textured(24, seed=0)), device="cpu")
+    model = PatchMemory(settings)
+    fit(model, samples(textured(24, seed=0)))
     normal = textured(12, seed=1)
     novel = textured(12, seed=2)
     for number, (top, left) in enumerate(np.random.default_rng(3).integers(0, 52, (12, 2))):
         novel[number, top : top + 12, left : left + 12] = [200, 40, 200]
-    scores = detector.score(samples(np.concatenate([normal, novel])))
+    scores = novelty(model, samples(np.concatenate([normal, novel])))
     assert roc_auc_score(np.arange(24) >= 12, scores) == 1
 
 
 def test_the_item_bar_does_not_count():
     images = textured(4, seed=0)
-    detector = PatchMemory("small")
-    detector.fit(samples(images), device="cpu")
+    model = PatchMemory(PatchMemory.resolve("small", {"item_bar_rows": 22}))
+    fit(model, samples(images))
     changed = images.copy()
     changed[:, -22:] = 255
-    np.testing.assert_array_equal(detector.score(samples(changed)), detector.score(samples(images)))
+    np.testing.assert_array_equal(novelty(model, samples(changed)), novelty(model, samples(images)))
     with pytest.raises(ConfigError, match="item_bar_rows to 0"):
-        detector.score(samples(images[:, :20]))
+        novelty(model, samples(images[:, :20]))
 
 
 def test_other_weights_than_those_of_the_training_are_refused(tmp_path):
-    detector = PatchMemory("small")
-    detector.fit(samples(textured(2, seed=0)), device="cpu")
-    assert detector.record["weights"].startswith("efficientnet-lite0-57934424.pth sha256 ")
-    detector.record = {"weights": "other.pth sha256 00"}
-    detector.save(tmp_path / "a.safetensors")
-    again = load_detector(tmp_path / "a.safetensors", device="cpu")
+    model = PatchMemory("small")
+    fit(model, samples(textured(2, seed=0)))
+    assert model.record["weights"].startswith("efficientnet-lite0-57934424.pth sha256 ")
+    model.record = {"weights": "other.pth sha256 00"}
+    model.save(tmp_path / "a.safetensors")
+    again = load_model(tmp_path / "a.safetensors", device="cpu")
     with pytest.raises(ConfigError, match=r"fitted on the weights other\.pth sha256 00, but"):
-        again.score(samples(textured(1, seed=1)))
+        novelty(again, samples(textured(1, seed=1)))
 
 
 @pytest.mark.slow
@@ -172,9 +173,9 @@ def test_novel_objects_of_the_sample_are_found():
                 kept.append(picture)
         return np.stack(kept)
 
-    detector = PatchMemory("small")
-    detector.fit(samples(frames("normal", range(4))), device="cpu")
+    model = PatchMemory("small")
+    model.fit(samples(frames("normal", range(4))), device="cpu")
     normal = frames("normal", range(4, 6))
     novel = np.concatenate([frames(n, range(2)) for n in ("item_pumpkin", "item_bookshelf")])
-    scores = detector.score(samples(np.concatenate([normal, novel])))
+    scores = novelty(model, samples(np.concatenate([normal, novel])))
     assert roc_auc_score(np.arange(len(scores)) >= len(normal), scores) >= 0.8

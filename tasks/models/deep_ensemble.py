@@ -1,4 +1,4 @@
-"""Deep ensemble: several VGG classifiers; score = -max of their mean softmax (NovelCraft 5.1).
+"""Deep ensemble: several VGG classifiers; novelty = -max of their mean softmax (NovelCraft 5.1).
 
 Builds on a fitted `vgg_classifier`, which is member 0; the others have its settings, other seeds.
 """
@@ -6,7 +6,7 @@ Builds on a fitted `vgg_classifier`, which is member 0; the others have its sett
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -14,25 +14,25 @@ import polars as pl
 from pydantic import Field
 
 from schemas.config import Settings
-from tasks.detectors.base import Detector, TorchSettings
-from tasks.detectors.vgg_classifier import VggClassifier, softmax
 from tasks.learning.samples import Samples
-from tasks.learning.training import Progress
+from tasks.learning.trainer import under
+from tasks.models.base import BaseRun, Fitting, Model
+from tasks.models.frames import ThreadSettings
+from tasks.models.vgg_classifier import VggClassifier, softmax
 from tasks.scores.base import Outputs
 
 if TYPE_CHECKING:
     import torch
 
 
-class Configuration(TorchSettings):
+class Configuration(ThreadSettings):
     members: int = Field(5, ge=2, description="Networks, the shared classifier included.")
 
 
-class DeepEnsemble(Detector):
+class DeepEnsemble(Model):
     name: ClassVar[str] = "deep_ensemble"
-    needs: ClassVar[tuple[str, ...]] = ("images",)
+    modality: ClassVar[str] = "image"
     gives: ClassVar[frozenset[str]] = frozenset({"novelty", "logits"})
-    requires: ClassVar[str | None] = "vgg_classifier"
     configuration: ClassVar[type[Settings]] = Configuration
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "paper": {},
@@ -40,27 +40,18 @@ class DeepEnsemble(Detector):
     }
     others: list[VggClassifier]
 
-    def _fit(
-        self,
-        train: Samples,
-        valid: Samples | None,
-        *,
-        seed: int,
-        checkpoints: Path | None,
-        progress: Progress | None,
-    ) -> pl.DataFrame:
+    @classmethod
+    def bases_of(cls, settings: Any) -> tuple[BaseRun, ...]:
+        return (BaseRun("vgg_classifier"),)
+
+    def _fit(self, train: Samples, valid: Samples | None, fitting: Fitting) -> pl.DataFrame:
         self.others = []
         histories = []
         for member in range(1, self.settings.members):
-            other = VggClassifier(self.base.settings)
-            other.prepare(device=self.device, base=None)
-            history = other.train_network(
-                train,
-                valid,
-                seed=int(np.random.SeedSequence([seed, member]).generate_state(1)[0]),
-                checkpoint=checkpoints / f"member_{member}.safetensors" if checkpoints else None,
-                progress=progress,
-            )
+            other = VggClassifier(self.bases[0].settings)
+            seed = int(np.random.SeedSequence([fitting.seed, member]).generate_state(1)[0])
+            work = None if fitting.work is None else fitting.work / f"member_{member}"
+            history = other.fit(train, valid, replace(fitting, seed=seed, work=work, keep=None))
             self.others.append(other)
             self.record[f"member_{member}_initial_weights"] = other.record["initial_weights"]
             histories.append(history.with_columns(pl.lit(member, pl.Int64).alias("member")))
@@ -68,10 +59,8 @@ class DeepEnsemble(Detector):
 
     def _outputs(self, samples: Samples) -> Outputs:
         """The logits are logarithms of the mean probabilities; they are no head of any features."""
-        images = Samples(samples.ids, samples.labels, {"images": samples.images()})
-        logits = [self.base.outputs(samples).logits]
-        logits += [other.outputs(images).logits for other in self.others]
-        mean = np.mean([softmax(member) for member in logits], 0)
+        logits = [member.outputs(samples).logits for member in (*self.bases, *self.others)]
+        mean = np.mean([softmax(rows) for rows in logits if rows is not None], 0)
         # The logarithm of a probability that vanished in float64 would be infinite.
         log_mean = np.log(np.maximum(mean, np.finfo(np.float64).tiny))
         return Outputs(log_mean.astype(np.float32), None, -mean.max(1))
@@ -86,14 +75,8 @@ class DeepEnsemble(Detector):
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
         self.others = []
         for member in range(1, self.settings.members):
-            other = VggClassifier(self.base.settings)
-            other.prepare(device=self.device, base=None)
-            prefix = f"member_{member}."
-            other.restore(
-                {
-                    name.removeprefix(prefix): value
-                    for name, value in state.items()
-                    if name.startswith(prefix)
-                }
-            )
+            other = VggClassifier(self.bases[0].settings)
+            other.prepare(device=self.device)
+            other.classes = self.bases[0].classes
+            other.restore(under(f"member_{member}.", state))
             self.others.append(other)

@@ -8,16 +8,17 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
 from schemas.errors import ConfigError
-from tasks.detectors import load_detector
-from tasks.detectors.multimodal import (
+from tasks.learning.samples import NOVEL, Samples
+from tasks.models import load_model
+from tasks.models.multimodal import (
     Configuration,
     Multimodal,
     episode_scores,
     paired_scores,
     surprise,
 )
-from tasks.learning.samples import NOVEL, Samples
 from tasks.novelcraft.classes import FIRST_NOVEL_EPISODE
+from tests.models.synthetic import fit, novelty
 from tests.shared import shared_path
 
 RULES = ("fisher", "max", "range")
@@ -39,9 +40,9 @@ def scores(known: int, novel: int, seed: int, shift: dict[str, float] | None = N
 
 
 def fitted(rule: str, valid: Samples | None = None) -> Multimodal:
-    detector = Multimodal(Configuration(rule=rule))
-    detector.fit(scores(10, 0, 0), valid or scores(800, 100, 1, {"visual": 3}), device="cpu")
-    return detector
+    model = Multimodal(Configuration(rule=rule))
+    fit(model, scores(10, 0, 0), valid or scores(800, 100, 1, {"visual": 3}))
+    return model
 
 
 @pytest.mark.parametrize("rule", ["fisher", "max"])
@@ -50,7 +51,7 @@ def test_fusion_is_near_the_better_modality(rule, shift):
     test = scores(800, 800, 2, shift)
     novel = test.labels == NOVEL
     alone = {name: roc_auc_score(novel, test.array(name)) for name in test.arrays}
-    fused = roc_auc_score(novel, fitted(rule).score(test))
+    fused = roc_auc_score(novel, novelty(fitted(rule), test))
     assert fused > max(alone.values()) - 0.03
     if len(shift) == 2 and rule == "fisher":
         assert fused > max(alone.values()) + 0.02
@@ -59,7 +60,7 @@ def test_fusion_is_near_the_better_modality(rule, shift):
 def test_adding_ranges_loses_to_ranks_where_one_modality_is_heavy_tailed():
     """Why `fisher` and not the released kind of fusion is the default."""
     test = scores(800, 800, 2, {"symbolic": 2})
-    areas = [roc_auc_score(test.labels == NOVEL, fitted(rule).score(test)) for rule in RULES]
+    areas = [roc_auc_score(test.labels == NOVEL, novelty(fitted(rule), test)) for rule in RULES]
     assert areas[0] > areas[2] + 0.02
 
 
@@ -69,9 +70,9 @@ def test_the_released_rule_is_the_released_formula():
         None,
         {"visual": np.array([0.0065, 0.0]), "symbolic": np.array([29.5301, 0.2429])},
     )
-    assert fitted("released").score(test) == pytest.approx([2.0, 0.0], abs=1e-12)
+    assert novelty(fitted("released"), test) == pytest.approx([2.0, 0.0], abs=1e-12)
     ranged = fitted("range", test)
-    assert ranged.score(test) == pytest.approx([2.0, 0.0], abs=1e-12)
+    assert novelty(ranged, test) == pytest.approx([2.0, 0.0], abs=1e-12)
 
 
 def test_novel_validation_samples_do_not_calibrate():
@@ -87,37 +88,37 @@ def test_novel_validation_samples_do_not_calibrate():
 
 def test_without_validation_nothing_is_calibrated():
     with pytest.raises(ConfigError, match="no known validation samples"):
-        Multimodal("small").fit(scores(10, 0, 0), device="cpu")
+        fit(Multimodal("small"), scores(10, 0, 0))
     with pytest.raises(ConfigError, match="no known validation samples"):
-        Multimodal("small").fit(scores(10, 0, 0), scores(0, 10, 0), device="cpu")
+        fit(Multimodal("small"), scores(10, 0, 0), scores(0, 10, 0))
 
 
 def test_scores_must_be_one_number_each():
     broken = Samples(["a"], None, {"visual": np.array([np.nan]), "symbolic": np.array([0.0])})
     with pytest.raises(ConfigError, match="1 visual scores are not finite, first a: nan"):
-        fitted("fisher").score(broken)
+        novelty(fitted("fisher"), broken)
     wide = Samples(["a"], None, {"visual": np.zeros((1, 2)), "symbolic": np.array([0.0])})
     with pytest.raises(ConfigError, match=r"visual scores have shape \(1, 2\)"):
-        fitted("fisher").score(wide)
+        novelty(fitted("fisher"), wide)
 
 
 @pytest.mark.parametrize("rule", [*RULES, "released"])
 def test_a_score_needs_no_company(rule):
-    detector, test = fitted(rule), scores(6, 6, 2, {"visual": 3})
-    whole = detector.score(test)
+    model, test = fitted(rule), scores(6, 6, 2, {"visual": 3})
+    whole = novelty(model, test)
     for row in range(12):
         alone = Samples(["x"], None, {n: v[row : row + 1] for n, v in test.arrays.items()})
-        assert detector.score(alone) == whole[row]
+        assert novelty(model, alone) == whole[row]
     none = Samples([], None, {n: v[:0] for n, v in test.arrays.items()})
-    assert detector.score(none).shape == (0,)
+    assert novelty(model, none).shape == (0,)
 
 
 @pytest.mark.parametrize("rule", [*RULES, "released"])
 def test_saved_and_loaded_scores_are_equal(rule, tmp_path):
-    detector, test = fitted(rule), scores(20, 20, 2, {"visual": 3})
-    detector.save(tmp_path / "fusion.safetensors")
-    again = load_detector(tmp_path / "fusion.safetensors", device="cpu")
-    np.testing.assert_array_equal(again.score(test), detector.score(test))
+    model, test = fitted(rule), scores(20, 20, 2, {"visual": 3})
+    model.save(tmp_path / "fusion.safetensors")
+    again = load_model(tmp_path / "fusion.safetensors", device="cpu")
+    np.testing.assert_array_equal(novelty(again, test), novelty(model, test))
     assert again.record["visual"] == "patch_memory"
 
 
@@ -206,9 +207,9 @@ def test_real_episodes():
         parts = [episode_scores(t).join(wanted, on="episode_id") for t in (visual, symbolic)]
         return paired_scores(*(part.sort("episode_id") for part in parts), on="episode_id")
 
-    detector, test = Multimodal(Configuration(rule="fisher")), samples(~calibrates)
-    detector.fit(samples(calibrates), samples(calibrates), device="cpu")
+    model, test = Multimodal(Configuration(rule="fisher")), samples(~calibrates)
+    fit(model, samples(calibrates), samples(calibrates))
     novel = episodes.filter(~calibrates)["novel"].to_numpy()
     assert test.ids == episodes.filter(~calibrates)["episode_id"].to_list()
     alone = [roc_auc_score(novel, test.array(name)) for name in test.arrays]
-    assert roc_auc_score(novel, detector.score(test)) > max(alone) + 0.005
+    assert roc_auc_score(novel, novelty(model, test)) > max(alone) + 0.005

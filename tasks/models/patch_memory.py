@@ -1,4 +1,4 @@
-"""Memory of patches: score = distance of an image's strangest patches to those seen in training.
+"""Memory of patches: novelty = distance of an image's strangest patches to those seen in training.
 
 PatchCore (Roth et al., CVPR 2022) on EfficientNet-Lite0 instead of WideResNet-50, whose weights
 come with no package. Images enter; each becomes a grid of locally averaged mid-level features
@@ -22,10 +22,12 @@ from pydantic import Field
 
 from schemas.config import Settings
 from schemas.errors import ConfigError
-from tasks.detectors.base import Detector, TorchSettings
-from tasks.features.images import ITEM_BAR_ROWS
+from tasks.learning.devices import seeded
 from tasks.learning.samples import Samples
-from tasks.learning.training import Progress
+from tasks.learning.trainer import Batch, compute_in_batches
+from tasks.models.base import Fitting, Model
+from tasks.models.frames import FrameSettings
+from tasks.scores.base import Outputs
 
 if TYPE_CHECKING:
     import torch
@@ -36,13 +38,12 @@ PROJECTED = 128
 LARGEST = 1 << 22
 
 
-class Configuration(TorchSettings):
+class Configuration(FrameSettings):
     layers: tuple[int, ...] = Field(
         (3, 5), min_length=1, description="Stages of the network (1 to 7) that describe a patch."
     )
     average: int = Field(3, ge=1, description="Side of the square of cells averaged; odd.")
     scale: float = Field(1.0, gt=0, description="Factor of both sides of an image.")
-    item_bar_rows: int = Field(ITEM_BAR_ROWS, ge=0, description="Rows cut off at the bottom.")
     candidates: int | None = Field(
         None, ge=1, description="Training patches drawn at random to choose from; none: all."
     )
@@ -56,9 +57,9 @@ class Configuration(TorchSettings):
     batch_size: int = Field(4, ge=1, description="Images at once.")
 
 
-class PatchMemory(Detector):
+class PatchMemory(Model):
     name: ClassVar[str] = "patch_memory"
-    needs: ClassVar[tuple[str, ...]] = ("images",)
+    modality: ClassVar[str] = "image"
     configuration: ClassVar[type[Settings]] = Configuration
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "paper": {"neighbours": 9},
@@ -72,22 +73,13 @@ class PatchMemory(Detector):
 
         return {"efficientnet_lite0": weights_file()}
 
-    def _fit(
-        self,
-        train: Samples,
-        valid: Samples | None,
-        *,
-        seed: int,
-        checkpoints: Path | None,
-        progress: Progress | None,
-    ) -> pl.DataFrame:
+    def _fit(self, train: Samples, valid: Samples | None, fitting: Fitting) -> pl.DataFrame:
         from tasks.features.efficientnet import weights_record
-        from tasks.learning.devices import seeded
 
         self.record = {"weights": weights_record()}
-        candidates, patches = self._candidates(train.images(), seed)
+        candidates, patches = self._candidates(train, fitting.seed)
         wanted = max(1, round(len(candidates) * self.settings.coreset))
-        with seeded([seed, 1], self.device):
+        with seeded([fitting.seed, 1], self.device):
             rows, radius = k_centre(candidates, wanted)
         self.memory = candidates[rows]
         return pl.DataFrame(
@@ -99,30 +91,28 @@ class PatchMemory(Detector):
             }
         )
 
-    def _candidates(self, images: np.ndarray, seed: int) -> tuple[torch.Tensor, int]:
+    def _candidates(self, samples: Samples, seed: int) -> tuple[torch.Tensor, int]:
         """Features (rows, d) of the patches drawn, in order, and how many patches there were."""
         import torch
 
-        from tasks.learning.loop import in_batches
-
         network = self._network()
-        grid = self._patches(network, torch.from_numpy(images[:1]).to(self.device)).shape[1]
-        patches = len(images) * grid
+        first = torch.from_numpy(samples.images()[:1]).to(self.device)
+        grid = self._patches(network, first).shape[1]
+        patches = len(samples) * grid
         wanted = min(self.settings.candidates or patches, patches)
         drawn = np.random.default_rng(seed).choice(patches, wanted, replace=False, shuffle=False)
         drawn.sort()
-        first = 0
 
-        def compute(batch: torch.Tensor) -> dict[str, torch.Tensor]:
-            nonlocal first
-            found = self._patches(network, batch).flatten(0, 1)
-            low, high = np.searchsorted(drawn, (first, first + len(found)))
-            rows = torch.from_numpy(drawn[low:high] - first).to(self.device)
-            first += len(found)
-            return {"patches": found[rows]}
+        def compute(batch: Batch) -> dict[str, torch.Tensor]:
+            described = self._patches(network, batch.array("images")).flatten(0, 1)
+            start = int(batch.rows[0]) * grid
+            low, high = np.searchsorted(drawn, (start, start + len(described)))
+            rows = torch.from_numpy(drawn[low:high] - start).to(self.device)
+            return {"patches": described[rows]}
 
-        found = in_batches(compute, images, self.device, self.settings.batch_size)["patches"]
-        return torch.from_numpy(found).to(self.device), patches
+        size = self.settings.batch_size
+        candidates = compute_in_batches(compute, samples, self.device, size)["patches"]
+        return torch.from_numpy(candidates).to(self.device), patches
 
     def _patches(self, network: nn.Module, images: torch.Tensor) -> torch.Tensor:
         """uint8 (N, H, W, 3) to (N, patches, d)."""
@@ -144,25 +134,23 @@ class PatchMemory(Detector):
         fitted_on, installed = self.record.get("weights"), weights_record()
         if fitted_on != installed:
             raise ConfigError(
-                f"detector {self.name} was fitted on the weights {fitted_on}, but {installed} are "
+                f"model {self.name} was fitted on the weights {fitted_on}, but {installed} are "
                 "installed; install those or fit it again"
             )
         return load_efficientnet(self.device)
 
-    def _score(self, samples: Samples) -> np.ndarray:
-        from tasks.learning.loop import in_batches
-
+    def _outputs(self, samples: Samples) -> Outputs:
         network = self._network()
         memory = self.memory.to(self.device)
 
-        def compute(batch: torch.Tensor) -> dict[str, torch.Tensor]:
-            patches = self._patches(network, batch)
-            return {
-                "score": strangeness(patches, memory, self.settings.share, self.settings.neighbours)
-            }
+        def compute(batch: Batch) -> dict[str, torch.Tensor]:
+            patches = self._patches(network, batch.array("images"))
+            share, neighbours = self.settings.share, self.settings.neighbours
+            return {"novelty": strangeness(patches, memory, share, neighbours)}
 
-        images = samples.images()
-        return in_batches(compute, images, self.device, self.settings.batch_size)["score"]
+        size = self.settings.batch_size
+        novelty = compute_in_batches(compute, samples, self.device, size)["novelty"]
+        return Outputs(novelty=novelty.astype(np.float64))
 
     def state(self) -> dict[str, np.ndarray | torch.Tensor]:
         return {"memory": self.memory}

@@ -4,14 +4,15 @@ import numpy as np
 import pytest
 from sklearn.svm import OneClassSVM
 
-from tasks.detectors.one_class_svm import Configuration, OneClassSvm
 from tasks.learning.samples import NOVEL
+from tasks.models.one_class_svm import Configuration, OneClassSvm
+from tests.models.synthetic import fit, novelty
 
 
 def fitted(classifier, train, valid=None, **settings) -> OneClassSvm:
-    detector = OneClassSvm(Configuration(**settings))
-    detector.history = detector.fit(train, valid, device="cpu", base=classifier)
-    return detector
+    model = OneClassSvm(Configuration(**settings))
+    model.history = fit(model, train, valid, base=classifier)
+    return model
 
 
 def unit(features, train_features):
@@ -23,8 +24,8 @@ def unit(features, train_features):
 def test_both_variants_are_the_same_machine(classifier, train, test_set, gamma):
     learned, new = (classifier.outputs(s).features.astype(np.float64) for s in (train, test_set))
     machine = OneClassSVM(kernel="rbf", nu=0.8, gamma=gamma).fit(unit(learned, learned))
-    corrected = fitted(classifier, train, gamma=gamma).score(test_set)
-    released = fitted(classifier, train, gamma=gamma, variant="released").score(test_set)
+    corrected = novelty(fitted(classifier, train, gamma=gamma), test_set)
+    released = novelty(fitted(classifier, train, gamma=gamma, variant="released"), test_set)
     near = {"rtol": 1e-9, "atol": 1e-12}
     np.testing.assert_allclose(corrected, -machine.decision_function(unit(new, learned)), **near)
     np.testing.assert_allclose(released, machine.decision_function(new), **near)
@@ -37,10 +38,10 @@ def test_defaults_are_the_papers():
 
 
 def test_the_best_gamma_is_kept(classifier, train, valid):
-    detector = fitted(classifier, train, valid, choose="validation", gammas=(1e-4, 0.1, 10))
-    best = detector.history.sort("valid_auroc", descending=True, maintain_order=True)["gamma"][0]
-    assert detector.learned["gamma"] == best
-    scores, novel = detector.score(valid), valid.labels == NOVEL
+    model = fitted(classifier, train, valid, choose="validation", gammas=(1e-4, 0.1, 10))
+    best = model.history.sort("valid_auroc", descending=True, maintain_order=True)["gamma"][0]
+    assert model.learned["gamma"] == best
+    scores, novel = novelty(model, valid), valid.labels == NOVEL
     pairs = scores[novel][:, None] - scores[~novel]
     area = ((pairs > 0) + 0.5 * (pairs == 0)).mean()
-    assert area == pytest.approx(detector.history["valid_auroc"].max())
+    assert area == pytest.approx(model.history["valid_auroc"].max())

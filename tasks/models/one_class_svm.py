@@ -1,7 +1,7 @@
 """One-class SVM on the features of a fitted `vgg_classifier` (NovelCraft 5.1; RBF, nu 0.8).
 
 `corrected` (default): features are scaled to [0, 1] by the range of the training set, everywhere,
-and score = -decision, so that higher is more novel as for every other detector. `released` repeats
+and novelty = -decision, so that higher is more novel as for every other model. `released` repeats
 the public code: scaled in training only, and the decision itself, which is higher for INLIERS; its
 published AUROC of 57.67 is 42.3 with the right sign.
 """
@@ -9,7 +9,6 @@ published AUROC of 57.67 is 42.3 with the right sign.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -17,10 +16,11 @@ import polars as pl
 from pydantic import Field
 
 from schemas.config import Settings
-from tasks.detectors.base import Detector, TorchSettings
-from tasks.detectors.odin import area, novel_rows
 from tasks.learning.samples import Samples
-from tasks.learning.training import Progress
+from tasks.models.base import BaseRun, Fitting, Model
+from tasks.models.frames import ThreadSettings
+from tasks.models.odin import area, novel_rows
+from tasks.scores.base import Outputs
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 ROWS_AT_ONCE = 512
 
 
-class Configuration(TorchSettings):
+class Configuration(ThreadSettings):
     variant: Literal["corrected", "released"] = Field(
         "corrected", description="Scaling and sign: as they should be, or as the public code."
     )
@@ -43,10 +43,9 @@ class Configuration(TorchSettings):
     )
 
 
-class OneClassSvm(Detector):
+class OneClassSvm(Model):
     name: ClassVar[str] = "one_class_svm"
-    needs: ClassVar[tuple[str, ...]] = ("images",)
-    requires: ClassVar[str | None] = "vgg_classifier"
+    modality: ClassVar[str] = "image"
     configuration: ClassVar[type[Settings]] = Configuration
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "paper": {},
@@ -54,15 +53,11 @@ class OneClassSvm(Detector):
     }
     learned: dict[str, np.ndarray]
 
-    def _fit(
-        self,
-        train: Samples,
-        valid: Samples | None,
-        *,
-        seed: int,
-        checkpoints: Path | None,
-        progress: Progress | None,
-    ) -> pl.DataFrame:
+    @classmethod
+    def bases_of(cls, settings: Any) -> tuple[BaseRun, ...]:
+        return (BaseRun("vgg_classifier"),)
+
+    def _fit(self, train: Samples, valid: Samples | None, fitting: Fitting) -> pl.DataFrame:
         features = self._features(train)
         low = features.min(0)
         span = features.max(0) - low
@@ -74,6 +69,7 @@ class OneClassSvm(Detector):
             self.learned = scaling | self._machine(unit, self.settings.gamma)
         else:
             novel = novel_rows(valid, self.name)
+            assert valid is not None
             features = self._features(valid)
             for number, gamma in enumerate(self.settings.gammas, 1):
                 learned = scaling | self._machine(unit, gamma)
@@ -81,12 +77,14 @@ class OneClassSvm(Detector):
                 if all(row["valid_auroc"] > other["valid_auroc"] for other in rows):
                     self.learned = learned
                 rows.append(row)
-                if progress is not None:
-                    progress(number, len(self.settings.gammas), row)
+                if fitting.progress is not None:
+                    fitting.progress(number, len(self.settings.gammas), row)
         return pl.DataFrame(rows, schema={"gamma": pl.Float64, "valid_auroc": pl.Float64})
 
     def _features(self, samples: Samples) -> np.ndarray:
-        return self.base.outputs(samples).features.astype(np.float64)
+        features = self.bases[0].outputs(samples).features
+        assert features is not None
+        return features.astype(np.float64)
 
     def _machine(self, unit: np.ndarray, gamma: float) -> dict[str, np.ndarray]:
         from sklearn.svm import OneClassSVM
@@ -114,8 +112,8 @@ class OneClassSvm(Detector):
         decision += learned["intercept"]
         return -decision if corrected else decision
 
-    def _score(self, samples: Samples) -> np.ndarray:
-        return self._scores(self.learned, self._features(samples))
+    def _outputs(self, samples: Samples) -> Outputs:
+        return Outputs(novelty=self._scores(self.learned, self._features(samples)))
 
     def state(self) -> dict[str, np.ndarray | torch.Tensor]:
         return dict(self.learned)

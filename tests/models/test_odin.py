@@ -8,8 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.semantic.odin import OdinSettings, odin, perturbed, step_size
-from tasks.semantic.presets import setup_of
+from tasks.models.odin import OdinSettings, odin, perturbed, step_size
 
 torch.set_num_threads(1)
 # About CIFAR-10's deviations of pixels 0-255.
@@ -29,12 +28,6 @@ def test_published_sizes_of_the_steps():
     assert step_size(OdinSettings(space="pixel255"), STD)[0] == pytest.approx(8e-7, rel=0.01)
     one = step_size(OdinSettings(space="pixel1"), 255 * torch.tensor([0.27, 0.27, 0.27]))
     assert one[0] == pytest.approx(1.9e-4, rel=0.03)
-
-
-def test_presets_name_their_space():
-    spaces = {name: setup_of(name, "paper").odin.space for name in ("cifar", "stl", "imagenet")}
-    assert spaces == {"cifar": "pixel255", "stl": "pixel255", "imagenet": "pixel1"}
-    assert setup_of("cifar", "paper").odin == OdinSettings(temperature=1000, epsilon=5e-5)
 
 
 def test_a_zero_gradient_counts_as_positive():

@@ -1,9 +1,15 @@
-"""Small pictures that a detector can tell apart in seconds, and settings to match."""
+"""Small pictures that a model can tell apart in seconds, and settings to match."""
+
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import polars as pl
 
 from schemas.config import Settings
+from tasks.features.images import ITEM_BAR_ROWS
 from tasks.learning.samples import NOVEL, Samples
+from tasks.models.base import Fitting, Model
 
 COLOURS = np.array([[200, 40, 40], [40, 200, 40], [40, 40, 200]], np.float64)
 SIDE = 64
@@ -30,9 +36,31 @@ TINY = {
 
 
 def tiny(kind: type, **changes: object) -> Settings:
-    """The preset `small` of a detector class, smaller still and on one thread."""
-    one_thread = {"cpu_threads": 1} if "cpu_threads" in kind.configuration.model_fields else {}
-    return kind.resolve("small", {**one_thread, **TINY.get(kind.name, {}), **changes})
+    """The preset `small` of a model class, smaller still and on one thread."""
+    every = {"cpu_threads": 1, "item_bar_rows": ITEM_BAR_ROWS, "base": "vgg_classifier"}
+    fitting = {n: v for n, v in every.items() if n in kind.configuration.model_fields}
+    return kind.resolve("small", {**fitting, **TINY.get(kind.name, {}), **changes})
+
+
+def fit(
+    model: Model,
+    train: Samples,
+    valid: Samples | None = None,
+    *,
+    seed: int = 0,
+    base: Model | None = None,
+    work: Path | None = None,
+    progress: Any = None,
+) -> pl.DataFrame:
+    """Fitted on the CPU; returns the history."""
+    fitting = Fitting(seed=seed, device="cpu", work=work, progress=progress)
+    return model.fit(train, valid, fitting, () if base is None else (base,))
+
+
+def novelty(model: Model, samples: Samples) -> np.ndarray:
+    values = model.outputs(samples).novelty
+    assert values is not None
+    return values
 
 
 def pictures(labels: np.ndarray, seed: int) -> np.ndarray:
@@ -51,13 +79,6 @@ def pictures(labels: np.ndarray, seed: int) -> np.ndarray:
     return (images + draws.normal(0, 6, images.shape)).clip(0, 255).astype(np.uint8)
 
 
-def vectors(labels: np.ndarray, seed: int, size: int) -> np.ndarray:
-    """Known: near one axis per class. Novel: near the origin, so no class is preferred."""
-    draws = np.random.default_rng(seed)
-    centres = np.vstack([8 * np.eye(len(COLOURS), size), np.zeros(size)])
-    return (centres[labels] + draws.normal(0, 0.5, (len(labels), size))).astype(np.float32)
-
-
 def numbers(labels: np.ndarray, seed: int) -> np.ndarray:
     """One score each, larger for novel samples."""
     return np.random.default_rng(seed).normal(np.where(labels == NOVEL, 3, 0), 1)
@@ -67,10 +88,11 @@ ARRAYS = {
     "visual": numbers,
     "symbolic": lambda labels, seed: numbers(labels, seed + 100),
     "images": pictures,
-    "logits": lambda labels, seed: vectors(labels, seed, len(COLOURS)),
-    "features": lambda labels, seed: vectors(labels, seed, 16),
-    "penultimate": lambda labels, seed: vectors(labels, seed, 16),
 }
+
+
+NEEDS = {"image": ("images",), "runs": ("visual", "symbolic")}
+"""Arrays that a model reads, by modality."""
 
 
 def samples(needs: tuple[str, ...], known: int, novel: int, seed: int) -> Samples:

@@ -1,4 +1,4 @@
-"""Rarity of pixel colours: score = mean surprise of the rarest pixels of a frame.
+"""Rarity of pixel colours: novelty = mean surprise of the rarest pixels of a frame.
 
 Not a method of the papers but a plain baseline, trained in one pass without a network: a histogram
 of the quantised colours of all training pixels; the surprise of a pixel is -log of the share of its
@@ -9,18 +9,16 @@ rarest `share` of the pixels counts, by default the 1 % from which NovelCraft ca
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import polars as pl
 from pydantic import Field
 
 from schemas.config import Settings
-from tasks.detectors.base import Detector
-from tasks.features.images import ITEM_BAR_ROWS
 from tasks.learning.samples import Samples
-from tasks.learning.training import Progress
+from tasks.models.base import Fitting, Model
+from tasks.scores.base import Outputs
 
 if TYPE_CHECKING:
     import torch
@@ -31,29 +29,17 @@ IMAGES_AT_ONCE = 32
 class Configuration(Settings):
     bits: int = Field(5, ge=1, le=8, description="Bits kept of each colour channel.")
     share: float = Field(0.01, gt=0, le=1, description="Share of the pixels that counts.")
-    item_bar_rows: int = Field(ITEM_BAR_ROWS, ge=0, description="Rows cut off at the bottom.")
+    item_bar_rows: int = Field(0, ge=0, description="Rows cut off at the bottom.")
 
 
-class ColourRarity(Detector):
+class ColourRarity(Model):
     name: ClassVar[str] = "colour_rarity"
-    needs: ClassVar[tuple[str, ...]] = ("images",)
+    modality: ClassVar[str] = "image"
     seeded: ClassVar[bool] = False
     configuration: ClassVar[type[Settings]] = Configuration
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "paper": {},
-        "small": {},
-    }
     counts: np.ndarray
 
-    def _fit(
-        self,
-        train: Samples,
-        valid: Samples | None,
-        *,
-        seed: int,
-        checkpoints: Path | None,
-        progress: Progress | None,
-    ) -> pl.DataFrame:
+    def _fit(self, train: Samples, valid: Samples | None, fitting: Fitting) -> pl.DataFrame:
         images = train.images()
         self.counts = np.zeros(1 << 3 * self.settings.bits, np.int64)
         for start in range(0, len(images), IMAGES_AT_ONCE):
@@ -69,7 +55,7 @@ class ColourRarity(Detector):
         red, green, blue = np.moveaxis(kept.astype(np.int64), 3, 0)
         return ((red << 2 * bits) | (green << bits) | blue).reshape(len(images), -1)
 
-    def _score(self, samples: Samples) -> np.ndarray:
+    def _outputs(self, samples: Samples) -> Outputs:
         images = samples.images()
         # One imagined pixel of each colour, so that an unseen one is surprising but not infinite.
         surprise = np.log(self.counts.sum() + len(self.counts)) - np.log(self.counts + 1)
@@ -79,7 +65,7 @@ class ColourRarity(Detector):
             wanted = max(1, round(found.shape[1] * self.settings.share))
             rarest = np.partition(found, -wanted, axis=1)[:, -wanted:]
             scores[start : start + IMAGES_AT_ONCE] = rarest.mean(1)
-        return scores
+        return Outputs(novelty=scores)
 
     def state(self) -> dict[str, np.ndarray | torch.Tensor]:
         return {"counts": self.counts}

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from schemas.errors import ConfigError
-from tasks.detectors.autoencoder_full import AutoencoderFull
-from tasks.detectors.autoencoder_patch import AutoencoderPatch
 from tasks.features.autoencoder import Autoencoder
-from tests.detectors.synthetic import samples, tiny
+from tasks.models.autoencoder_full import AutoencoderFull
+from tasks.models.autoencoder_patch import AutoencoderPatch
+from tests.models.synthetic import fit, novelty, samples, tiny
 
 ONE_EPOCH = {"epochs": 1, "milestones": ()}
 
@@ -39,26 +39,27 @@ def test_the_code_has_100_values_between_0_and_1():
 
 def test_sides_that_do_not_divide_are_refused(few):
     with pytest.raises(ConfigError, match="multiples of 8"):
-        AutoencoderFull(tiny(AutoencoderFull, scale=0.7)).fit(few, device="cpu")
+        fit(AutoencoderFull(tiny(AutoencoderFull, scale=0.7)), few)
 
 
 def test_the_whole_image_score_is_its_squared_error(few, test_set):
-    detector = AutoencoderFull(tiny(AutoencoderFull, **ONE_EPOCH))
-    detector.fit(few, device="cpu")
-    x = detector._prepare(torch.from_numpy(test_set.images()[:3]))
+    model = AutoencoderFull(tiny(AutoencoderFull, **ONE_EPOCH))
+    fit(model, few)
+    x = model.prepared(torch.from_numpy(test_set.images()[:3]))
     assert x.shape == (3, 3, 32, 32)
     with torch.no_grad():
-        error = (detector.network(x) - x).double() ** 2
-    np.testing.assert_allclose(detector.score(test_set)[:3], error.mean((1, 2, 3)), rtol=1e-5)
+        error = (model.layers["autoencoder"](x) - x).double() ** 2
+    np.testing.assert_allclose(novelty(model, test_set)[:3], error.mean((1, 2, 3)), rtol=1e-5)
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.8])
 def test_the_patch_score_pools_every_patch(few, test_set, scale):
     settings = tiny(AutoencoderPatch, **ONE_EPOCH, scale=scale, pooling="mean")
-    detector = AutoencoderPatch(settings)
-    detector.fit(few, device="cpu")
+    model = AutoencoderPatch(settings)
+    fit(model, few)
     largest = AutoencoderPatch(settings.model_copy(update={"pooling": "max"}))
-    largest.restore({n: torch.as_tensor(v) for n, v in detector.state().items()})
+    largest.record = model.record
+    largest.restore(model.state())
     from tasks.features.images import crop_item_bar, scaled, to_unit
 
     x = scaled(to_unit(crop_item_bar(torch.from_numpy(test_set.images()[:2]))), scale)
@@ -71,18 +72,18 @@ def test_the_patch_score_pools_every_patch(few, test_set, scale):
         ]
         assert len(patches) == {1.0: 3, 0.8: 2}[scale]
         with torch.no_grad():
-            errors = [float(((detector.network(p) - p) ** 2).mean()) for p in patches]
-        assert detector.score(test_set)[row] == pytest.approx(np.mean(errors), rel=1e-4)
-        assert largest.score(test_set)[row] == pytest.approx(np.max(errors), rel=1e-4)
+            errors = [float(((model.layers["autoencoder"](p) - p) ** 2).mean()) for p in patches]
+        assert novelty(model, test_set)[row] == pytest.approx(np.mean(errors), rel=1e-4)
+        assert novelty(largest, test_set)[row] == pytest.approx(np.max(errors), rel=1e-4)
 
 
 def test_training_takes_patches_of_the_grid():
-    detector = AutoencoderPatch(tiny(AutoencoderPatch, patches_per_image=5))
+    model = AutoencoderPatch(tiny(AutoencoderPatch, patches_per_image=5))
     images = torch.from_numpy(samples(("images",), 4, 0, seed=9).images())
     torch.manual_seed(0)
-    chosen = detector._training_inputs(images)
+    chosen = model.training_inputs(images)
     assert chosen.shape == (20, 3, 32, 32)
-    grid = detector._grid(images).float() / 255
+    grid = model.grid(images).float() / 255
     for number, patch in enumerate(chosen):
         options = grid[number // 5].flatten(0, 1)
         assert (options == patch).flatten(1).all(1).any()

@@ -1,10 +1,10 @@
-"""One small classifier, trained once, for all detectors that build on it."""
+"""One small classifier, trained once, for all models that build on it."""
 
 import pytest
 import torch
 
-from tasks.detectors import find_detector
-from tests.detectors.synthetic import samples, tiny
+from tasks.models import find
+from tests.models.synthetic import fit, samples, tiny
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -33,7 +33,7 @@ def test_set():
 
 @pytest.fixture(scope="package")
 def classifier(one_thread, train, valid):
-    kind = find_detector("vgg_classifier")
-    detector = kind(tiny(kind))
-    detector.fit(train, valid, seed=5, device="cpu")
-    return detector
+    kind = find("vgg_classifier")
+    model = kind(tiny(kind))
+    fit(model, train, valid, seed=5)
+    return model
