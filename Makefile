@@ -170,8 +170,8 @@ lint: .venv/.dev ## ruff, mypy, layer check
 test: lint ## lint and the whole fast suite
 	$(BIN)/python -m pytest
 
-test-all: lint .venv/peers/.ready ## lint and every test, slow ones and comparisons with peers too
-	$(BIN)/python -m pytest -m ''
+test-all: lint .venv/peers/.ready ## lint and every test, slow ones and comparisons with peers too; coverage
+	$(BIN)/python -m pytest -m '' --cov --cov-report term --cov-report html:build/coverage
 	PYTHONPATH=.venv/peers $(BIN)/python -m pytest -n 0 tests/scores/test_peer.py
 
 # In a folder of their own and without what they depend on: theirs would bring another torch.

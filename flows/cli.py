@@ -12,6 +12,7 @@ from pathlib import Path
 from flows.options import add_options, chosen_values, split_settings
 from schemas.errors import ConfigError, NoveltyError
 from schemas.extras import missing_extra
+from schemas.version import VERSION
 
 FLOWS = Path(__file__).parent
 
@@ -63,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="novelty",
         description="Raw open-world material to Parquet tables to novelty detectors.",
     )
+    parser.add_argument("--version", action="version", version=f"novelty {VERSION}")
     commands = parser.add_subparsers(title="commands", metavar="command", required=True)
 
     def command(name: str, run, summary: str) -> argparse.ArgumentParser:
