@@ -130,7 +130,7 @@ condda: setup ## run the agents over CONDDA/OND tests: make condda SOURCE=tests_
 	@$(BUILD); build $@ "$(SOURCE)" $(ARGS)
 
 serve: setup ## serve CONDDA/OND tests on loopback: make serve SOURCE=tests_dir
-	$(BIN)/novelty serve condda --tests "$(SOURCE)" $(ARGS)
+	$(BIN)/novelty condda serve --tests "$(SOURCE)" $(ARGS)
 
 server: setup ## scheduled builds: start the Prefect server and worker of service.yaml
 	$(BIN)/novelty service start
