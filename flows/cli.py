@@ -229,7 +229,7 @@ def _parser() -> Parser:
     run.add_argument("--name", default="", help="another name runs the same once more")
     run.add_argument("--red-light", action="store_true", help="be told when the world changes")
     service = command("service", _service, "scheduled builds: a Prefect server and worker, here")
-    service.add_argument("action", choices=("start", "stop", "deploy", "status"))
+    service.add_argument("action", choices=("start", "stop", "deploy", "status", "notify"))
     service.add_argument("--file", help="default: NOVELTY_SERVICE, else ./service.yaml")
     service.add_argument("--clear", action="store_true", help="status: runs without a process end")
     command("make-tests", None, "make tests of a lake's tables", condda)
@@ -741,9 +741,11 @@ def _service(parsed: argparse.Namespace) -> int:
     from flows import service
     from flows.deployments import read_service
 
-    chosen = read_service(parsed.file)
+    chosen = read_service(parsed.file, check=parsed.action not in ("stop", "status"))
     if parsed.action == "status":
         return service.status(chosen, parsed.clear)
+    if parsed.action == "notify":
+        return service.send_test(chosen)
     act = {"start": service.start, "stop": service.stop, "deploy": service.deploy_only}
     act[parsed.action](chosen)
     return 0

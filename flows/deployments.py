@@ -19,9 +19,11 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import yaml
 from pydantic import Field, model_validator
 
+from flows.notify import check_addresses
 from flows.options import check_paths
 from schemas.config import Settings, make_config, read_config_file
 from schemas.errors import ConfigError
+from schemas.similar import did_you_mean
 from storage.layout import lake_root
 
 DECLARED = Path(__file__).with_name("prefect.yaml")
@@ -63,14 +65,18 @@ class Service(Settings):
     """postgresql+asyncpg://USER@HOST/NAME (default: SQLite in the state folder)."""
     timezone: str = "UTC"
     """Time zone of every cron line."""
+    notify: tuple[str, ...] = ()
+    """Who hears of failures and recoveries: https://… (a webhook), mailto://…, any of apprise."""
     benchmarks: dict[str, Schedule] = Field({})
     """Benchmark to its sources and schedule."""
 
 
-def read_service(given: str | Path | None = None) -> Service:
+def read_service(given: str | Path | None = None, *, check: bool = True) -> Service:
     """The user's file: the argument, else NOVELTY_SERVICE, else ./service.yaml if it is there.
 
     Relative paths count from the folder of the file: a worker runs the flows somewhere else.
+    Without `check` the builds' settings stay as they are written: to stop or look at a service
+    no source need be there.
     """
     named = given or os.environ.get("NOVELTY_SERVICE")
     path = Path(named or SERVICE_FILE).expanduser().absolute()
@@ -79,12 +85,16 @@ def read_service(given: str | Path | None = None) -> Service:
     if service.database and not service.database.startswith("postgresql+asyncpg://"):
         raise ConfigError("database must begin with postgresql+asyncpg://; leave it out for SQLite")
     lake = _lake(service.lake, path.parent)
+    state = _whole(service.state, path.parent)
+    service = service.model_copy(update={"lake": lake, "state": state})
+    if not check:
+        return service
+    check_addresses(service.notify)
     benchmarks = {
         name: entry.model_copy(update={"config": _checked(name, entry.config, path.parent, lake)})
         for name, entry in service.benchmarks.items()
     }
-    state = _whole(service.state, path.parent)
-    return service.model_copy(update={"lake": lake, "state": state, "benchmarks": benchmarks})
+    return service.model_copy(update={"benchmarks": benchmarks})
 
 
 def _lake(given: Path | None, folder: Path) -> Path:
@@ -98,7 +108,8 @@ def _checked(benchmark: str, values: dict[str, Any], folder: Path, lake: Path) -
     """The settings as JSON with whole paths, refused now rather than in the first run."""
     known = [declared.benchmark for declared in declared_deployments()]
     if benchmark not in known:
-        raise ConfigError(f"unknown benchmark {benchmark!r}; there are: {', '.join(known)}")
+        there = f"{', '.join(known)}{did_you_mean(benchmark, known)}"
+        raise ConfigError(f"unknown benchmark {benchmark!r}; there are: {there}")
     model = importlib.import_module(f"schemas.{benchmark}").Config
     try:
         config = with_whole_paths(make_config(model, {"lake": lake} | values), folder)

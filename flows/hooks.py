@@ -4,13 +4,18 @@ Enters: Prefect's flow, run and state. Leaves: `<lake>/reports/failures/<time>-<
 `.yaml` of the run's settings beside it, and the same text as a Prefect artifact. The note's command
 names that file, so it repeats exactly this run, also one whose settings were changed in the UI.
 For a lake in a bucket both stand there and, for the command, in the cache of this machine.
+
+A run that fails like the one before it gets no new note: the old one counts. Messages
+(flows/notify.py) go out for the 1st, 2nd, 4th, 8th, … failure of that kind, and when a run of the
+benchmark succeeds again.
 """
 
 import importlib
+import json
 import shlex
 import time
 import traceback
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,14 +24,16 @@ import yaml
 from pydantic import BaseModel
 
 from flows.deployments import with_whole_paths
+from flows.notify import notify
 from schemas.config import make_config
 from schemas.errors import ConfigError, NoveltyError
 from storage.atomic import write_bytes
-from storage.layout import lake_root
+from storage.layout import content_key, inner, lake_root
 from storage.remote import push_file
 from tasks.report import REPORTS
 
 FAILURES = "failures"
+TIME = "%Y-%m-%d %H:%M:%S"
 WAIT_SECONDS = 15.0
 """Prefect records that a task failed a moment after it did, on a busy machine some seconds."""
 SETTLED_SECONDS = 2.0
@@ -50,19 +57,76 @@ def write_failure(flow: Any, flow_run: Any, state: Any) -> Path:
     lake = lake_root(settings.get("lake"))
     error = _error(state)
     shards = failed_shards(flow_run.id, WAIT_SECONDS if _left_a_task(error) else 0.0)
-    now = datetime.now(UTC)
-    note = lake / REPORTS / FAILURES / f"{now:%Y-%m-%dT%H-%M-%S}.{now:%f}Z-{benchmark}.md"
-    config = note.with_suffix(".yaml")
     settings["lake"] = settings.get("lake") or str(lake)
-    text = failure_note(benchmark, flow_run, state, error, shards, config)
+    trouble = standing_trouble(lake, benchmark, content_key([settings, _sentence(state, error)]))
+    note = lake / REPORTS / FAILURES / f"{trouble.name}.md"
+    config = note.with_suffix(".yaml")
+    text = failure_note(benchmark, flow_run, state, error, shards, config, trouble)
     try:
         write_bytes(config, yaml.safe_dump(settings).encode())
         write_bytes(note, text.encode())
         for path in (config, note):
             push_file(lake, path)
+        write_bytes(trouble_path(lake, benchmark), json.dumps(asdict(trouble)).encode())
     finally:
         _publish(benchmark, flow_run.id, text)  # a full disk is a failure, too
+        if trouble.is_said():
+            notify(f"novelty: {benchmark} {state.name.lower()}", text.partition("\n## ")[0])
     return note
+
+
+def note_success(flow: Any, flow_run: Any, state: Any) -> None:
+    """Prefect's `on_completion` hook: a benchmark that failed before works again."""
+    benchmark = flow.name
+    lake = lake_root(run_settings(benchmark, flow_run.parameters).get("lake"))
+    trouble = read_trouble(lake, benchmark)
+    if trouble is None:
+        return
+    note = lake / REPORTS / FAILURES / f"{trouble.name}.md"
+    said = f"It works again: run {flow_run.name}, {flow_run.id}, {datetime.now(UTC):{TIME}} UTC."
+    if note.exists():
+        write_bytes(note, f"{said}\n\n{note.read_text()}".encode())
+        push_file(lake, note)
+    trouble_path(lake, benchmark).unlink(missing_ok=True)
+    failed = f"It failed {trouble.times} times since {trouble.since} UTC"
+    notify(f"novelty: {benchmark} works again", f"{said}\n{failed}; the note of it: {note}")
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """A failure that may come again: the same settings, the same sentence."""
+
+    key: str
+    name: str
+    """Of its note, without the suffix."""
+    since: str
+    times: int = 1
+
+    def is_said(self) -> bool:
+        """Whether people hear of this one: 1, 2, 4, 8, …"""
+        return self.times & (self.times - 1) == 0
+
+
+def trouble_path(lake: Path, benchmark: str) -> Path:
+    return inner(lake) / FAILURES / f"{benchmark}.json"
+
+
+def read_trouble(lake: Path, benchmark: str) -> Trouble | None:
+    """How the benchmark's last run failed, if it did."""
+    try:
+        return Trouble(**json.loads(trouble_path(lake, benchmark).read_bytes()))
+    except (FileNotFoundError, NotADirectoryError, ValueError, TypeError):
+        return None
+
+
+def standing_trouble(lake: Path, benchmark: str, key: str) -> Trouble:
+    """The failure of that key, once more than before, or for the first time."""
+    before = read_trouble(lake, benchmark)
+    if before is not None and before.key == key:
+        return replace(before, times=before.times + 1)
+    now = datetime.now(UTC)
+    name = f"{now:%Y-%m-%dT%H-%M-%S}.{now:%f}Z-{benchmark}"
+    return Trouble(key, name, f"{now:{TIME}}")
 
 
 def run_settings(benchmark: str, parameters: dict[str, Any]) -> dict[str, Any]:
@@ -131,15 +195,19 @@ def failure_note(
     error: BaseException | None,
     shards: list[FailedShard],
     config: Path,
+    trouble: Trouble | None = None,
 ) -> str:
     """The note: the sentence, where it happened, and the command that goes on."""
-    sentence = str(error) if isinstance(error, NoveltyError) else (state.message or state.name)
+    again = []
+    if trouble is not None and trouble.times > 1:
+        again = [f"- Failed like this: {trouble.times} times since {trouble.since} UTC"]
     lines = [
         f"# {benchmark}: {state.name.lower()}",
         "",
-        sentence,
+        _sentence(state, error),
         "",
-        f"- When: {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC",
+        f"- When: {datetime.now(UTC):{TIME}} UTC",
+        *again,
         f"- Run: {flow_run.name}, {flow_run.id}",
         *_places(shards),
         "",
@@ -152,6 +220,10 @@ def failure_note(
         trace = "".join(traceback.format_exception(error))
         lines += ["## Traceback", "", *(f"    {line}" for line in trace.splitlines()), ""]
     return "\n".join(lines)
+
+
+def _sentence(state: Any, error: BaseException | None) -> str:
+    return str(error) if isinstance(error, NoveltyError) else (state.message or state.name)
 
 
 def _places(shards: list[FailedShard]) -> list[str]:

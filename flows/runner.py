@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from flows.engine import task_runner
-from flows.hooks import write_failure
+from flows.hooks import note_success, write_failure
 from flows.share_report import share_report
 from schemas.config import make_config
 from schemas.errors import SourceError
@@ -39,6 +39,7 @@ def benchmark_flow(function: Callable[[Any], None]) -> Any:
         task_runner=task_runner(),
         on_failure=[write_failure],
         on_crashed=[write_failure],
+        on_completion=[note_success],
     )
 
 

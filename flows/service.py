@@ -7,6 +7,7 @@ server, that one is used and only the worker runs here.
 
 import contextlib
 import fcntl
+import itertools
 import os
 import socket
 import sys
@@ -16,12 +17,16 @@ from typing import Any
 
 from flows.deployments import Service, declared_deployments, deploy, plan_deployments
 from flows.lost_runs import RUN_ID, clear_runs, lost_runs, unfinished_runs
+from flows.notify import NOTIFY, addresses, notify
 from flows.processes import Background, end_all, processes_with, wait_until
 from schemas.errors import ConfigError, NoveltyError
 from storage.layout import content_key
 
 HEALTHY_SECONDS = 240.0
 LAST_RUNS = 50
+LATE_SECONDS = 300.0
+"""A run that has not begun so long after its time is late: a worker asks every 15 seconds."""
+MINUTE = "%Y-%m-%d %H:%M"
 
 
 class ServiceError(NoveltyError):
@@ -50,6 +55,8 @@ def worker_name(service: Service) -> str:
 def environment(service: Service) -> dict[str, str]:
     """What the server and the worker find: offline, everything of theirs in the state folder."""
     asked = {"PREFECT_API_URL": api_address(service), "PREFECT_LOGGING_LEVEL": "INFO"}
+    if service.notify:
+        asked[NOTIFY] = " ".join(service.notify)
     if not is_own(service):
         return os.environ | asked  # its keys and certificates are in the user's own settings
     folder = service.state
@@ -268,13 +275,14 @@ def _lost(client: Any, service: Service, worker_lives: bool) -> list[Any]:
 
 def _clear(client: Any, service: Service, *, worker_lives: bool, reason: str) -> None:
     runs = _lost(client, service, worker_lives)
+    os.environ.setdefault(NOTIFY, " ".join(service.notify))
     clear_runs(client, runs, reason)
     for run in runs:
         print(f"  run {run.name} ({run.id}) was {run.state.name}; cleared as Crashed")
 
 
 def status(service: Service, clear: bool = False) -> int:
-    """What runs, what is scheduled next, and which runs are lost; 1 if something is amiss."""
+    """What runs, what is scheduled next, and what is amiss; 1 if something is."""
     _check_user(service)
     server, worker = parts(service)
     for part in [server, worker] if is_own(service) else [worker]:
@@ -283,29 +291,95 @@ def status(service: Service, clear: bool = False) -> int:
         return 1
     with connected(service) as client:
         print(f"address: {api_address(service).removesuffix('/api')}")
-        _say_schedules(client)
         lives = worker.pid() is not None
         if clear:
             _clear(client, service, worker_lives=lives, reason="No process of the run is left.")
+        problems = _say_schedules(client)
         lost = _lost(client, service, lives)
         for run in unfinished_runs(client):
             gone = any(run.id == other.id for other in lost)
             mark = "its process is gone; clear it with `novelty service status --clear`"
             print(f"  run {run.name} ({run.id}): {run.state.name}{', ' + mark if gone else ''}")
-    return int(bool(lost) or not lives)
+    for problem in problems:
+        print(f"AMISS: {problem}")
+    return int(bool(lost or problems) or not lives)
 
 
-def _say_schedules(client: Any) -> None:
+def send_test(service: Service) -> int:
+    """A message to every address of the file, to see that it arrives; 1 if one failed."""
+    os.environ[NOTIFY] = " ".join(service.notify) or os.environ.get(NOTIFY, "")
+    if not addresses():
+        raise ConfigError("nobody to notify: write `notify: [address]` into service.yaml")
+    failed = notify("novelty: test", f"The service in {service.state} can send messages.")
+    for address in failed:
+        print(f"not sent: {address}")
+    print(f"sent to {len(addresses()) - len(failed)} of {len(addresses())}")
+    return int(bool(failed))
+
+
+def _say_schedules(client: Any) -> list[str]:
+    """Print every deployment with its last run; what is amiss with them."""
     flows = {flow.id: flow.name for flow in client.read_flows()}
     pools = {deployment.pool for deployment in declared_deployments()}
+    problems = []
     for deployment in client.read_deployments():
         if deployment.work_pool_name in pools:
+            name = f"{flows[deployment.flow_id]}/{deployment.name}"
             state = "paused" if deployment.paused else "scheduled"
-            last = _last_run(client, deployment.id)
-            print(f"  {flows[deployment.flow_id]}/{deployment.name}: {state}, last run: {last}")
+            last = last_run(client, deployment.id)
+            said = f"{last.state.name} at {last.state.timestamp:{MINUTE}} UTC" if last else "none"
+            print(f"  {name}: {state}, last run: {said}")
+            found = schedule_problems(client, deployment, last, datetime.now(UTC))
+            problems += [f"{name}: {problem}" for problem in found]
+    return problems
 
 
-def _last_run(client: Any, deployment_id: Any) -> str:
+def schedule_problems(client: Any, deployment: Any, last: Any, now: datetime) -> list[str]:
+    """Why a deployment does not run as it should: it failed, it is late, or runs are missing."""
+    problems = []
+    if last is not None and (last.state.is_failed() or last.state.is_crashed()):
+        message = (last.state.message or "").partition("\n")[0]
+        problems.append(f"its last run {last.state.name.lower()} ({last.id}): {message}")
+    schedules = [schedule for schedule in deployment.schedules if schedule.active]
+    if deployment.paused or not schedules:
+        return problems
+    due = _scheduled_times(client, deployment.id)
+    if late := [time for time in due if (now - time).total_seconds() > LATE_SECONDS]:
+        problems.append(f"{len(late)} runs are late, the first was due at {late[0]:{MINUTE}} UTC")
+    changed = max(schedule.updated or schedule.created for schedule in schedules)
+    if not due:
+        if (now - changed).total_seconds() > LATE_SECONDS:
+            problems.append("no run is scheduled; see the server's log, and try `make deploy`")
+        return problems
+    # From run to run no more time may pass than lies between two that are scheduled.
+    gaps = [after - before for before, after in itertools.pairwise(due)]
+    since = max([changed, *([last.start_time] if last else [])])
+    under_way = last is not None and not last.state.is_final()
+    if gaps and not under_way and not late:
+        silent = (now - since).total_seconds()
+        if silent > max(gaps).total_seconds() + LATE_SECONDS:
+            problems.append(f"runs are missing: none began since {since:{MINUTE}} UTC")
+    return problems
+
+
+def _scheduled_times(client: Any, deployment_id: Any) -> list[datetime]:
+    from prefect.client.schemas.filters import FlowRunFilter
+    from prefect.client.schemas.sorting import FlowRunSort
+
+    wanted = {
+        "deployment_id": {"any_": [deployment_id]},
+        "state": {"type": {"any_": ["SCHEDULED"]}},
+    }
+    runs = client.read_flow_runs(
+        flow_run_filter=FlowRunFilter.model_validate(wanted),
+        sort=FlowRunSort.EXPECTED_START_TIME_ASC,
+        limit=LAST_RUNS,
+    )
+    return [run.expected_start_time for run in runs if run.expected_start_time is not None]
+
+
+def last_run(client: Any, deployment_id: Any) -> Any:
+    """The run of a deployment that began last, if any."""
     from prefect.client.schemas.filters import FlowRunFilter
     from prefect.client.schemas.sorting import FlowRunSort
 
@@ -317,6 +391,4 @@ def _last_run(client: Any, deployment_id: Any) -> str:
     )
     # One that came while another was under way is cancelled before it does anything.
     done = [run for run in runs if not (run.state.is_cancelled() and not run.total_run_time)]
-    if not done:
-        return "none"
-    return f"{done[0].state.name} at {done[0].state.timestamp:%Y-%m-%d %H:%M} UTC"
+    return done[0] if done else None

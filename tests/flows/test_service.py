@@ -1,6 +1,7 @@
 """Scheduled runs: the service file, deployments, failure notes, lost runs, and the real service."""
 
 import contextlib
+import json
 import os
 import shlex
 import shutil
@@ -8,6 +9,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,12 +28,13 @@ from tasks.sample.condda import write_condda
 from tests import s3
 from tests.toy import build_toy, write_raw
 
+ROOT = Path(__file__).parents[2]
 QUICK = {"predictors": ["threshold"], "protocols": ["OND"], "run": {"red_light": "without"}}
 
 
 @pytest.fixture(autouse=True)
 def _no_settings_of_the_user(monkeypatch):
-    for name in ("PREFECT_API_URL", "NOVELTY_SERVICE", "NOVELTY_LAKE"):
+    for name in ("PREFECT_API_URL", "NOVELTY_SERVICE", "NOVELTY_LAKE", "NOVELTY_NOTIFY"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -107,6 +112,7 @@ def test_relative_paths_count_from_the_file(tmp_path, monkeypatch):
         ({"benchmarks": {"condda": {"config": {"tests": "no"}}}}, "no does not exist"),
         ({"benchmarks": {"condda": {"cron": "1 * * * *", "every": 5}}}, "exclude each other"),
         ({"benchmarks": {"condda": {"config": {"tests": "."}, "cron": "soon"}}}, "condda: .*cron"),
+        ({"notify": ["nowhere://x"]}, "notify: an address that begins with nowhere: is not und"),
         ({"timezone": "Mars/Base", "benchmarks": {"condda": {"config": {"tests": "."}}}}, "Mars"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -114,6 +120,35 @@ def test_relative_paths_count_from_the_file(tmp_path, monkeypatch):
 def test_a_mistake_in_the_file_is_a_sentence(tmp_path, values, said):
     with pytest.raises(ConfigError, match=said):
         plan_deployments(read_service(service_file(tmp_path, **values)))
+
+
+def test_stop_and_status_need_no_source(tmp_path, capsys):
+    entry = {"config": {"source": "unplugged/disk"}}
+    path = service_file(tmp_path, port=free_port(), benchmarks={"novelcraft": entry})
+    assert main(["service", "start", "--file", str(path)]) == 2
+    assert "does not exist" in capsys.readouterr().err
+    assert main(["service", "stop", "--file", str(path)]) == 0
+    assert main(["service", "status", "--file", str(path)]) == 1
+    assert capsys.readouterr().out == "not running\nserver: not running\nworker: not running\n"
+
+
+def test_make_takes_the_lake_of_the_environment(tmp_path):
+    def lake(*words: str, **environment: str) -> str:
+        command = ["make", "-s", "-f", "Makefile", "-f", "-", "say", *words]
+        known = {name: value for name, value in os.environ.items() if name != "LAKE"}
+        return subprocess.run(
+            command,
+            cwd=ROOT,
+            env=known | environment,
+            input="say:\n\t@echo $$NOVELTY_LAKE\n",
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+
+    assert lake() == "lake"
+    assert lake(NOVELTY_LAKE="/data/lake") == "/data/lake"
+    assert lake("LAKE=/mine", NOVELTY_LAKE="/data/lake") == "/mine"
 
 
 def test_a_named_file_must_be_there_and_none_is_needed(tmp_path, monkeypatch):
@@ -238,10 +273,10 @@ def existing_server(client, monkeypatch):
 def test_the_last_run_is_not_one_that_was_cancelled_because_another_was_under_way(deployed, client):
     from prefect.states import Completed, Pending, Running
 
-    from flows.service import _last_run
+    from flows.service import last_run
 
     deployment = deployed[2]
-    assert _last_run(client, deployment.id) == "none"
+    assert last_run(client, deployment.id) is None
     one, other = (client.create_flow_run_from_deployment(deployment.id) for _ in range(2))
     client.set_flow_run_state(one.id, Pending())
     client.set_flow_run_state(one.id, Running())
@@ -249,7 +284,51 @@ def test_the_last_run_is_not_one_that_was_cancelled_because_another_was_under_wa
     client.set_flow_run_state(one.id, Completed())
     late = client.read_flow_run(other.id)
     assert late.state.name == "Cancelled" and late.start_time is not None
-    assert _last_run(client, deployment.id).startswith("Completed at ")
+    last = last_run(client, deployment.id)
+    assert last.id == one.id and last.state.name == "Completed"
+
+
+def test_status_finds_failed_late_and_missing_runs(deployed, client):
+    from prefect.states import Completed, Failed, Running, Scheduled
+
+    from flows.service import last_run, schedule_problems
+
+    deployment, now = deployed[2], datetime.now(UTC)
+
+    def problems(later: timedelta = timedelta(0)) -> list[str]:
+        return schedule_problems(client, deployment, last_run(client, deployment.id), now + later)
+
+    def due(*hours: int) -> None:
+        for run in client.read_flow_runs():
+            if run.deployment_id == deployment.id and run.state.is_scheduled():
+                client.delete_flow_run(run.id)
+        for hour in hours:
+            at = now + timedelta(hours=hour)
+            state = Scheduled(scheduled_time=at)
+            client.create_flow_run_from_deployment(deployment.id, state=state)
+
+    due()
+    assert problems() == []  # it was deployed a moment ago
+    assert problems(timedelta(hours=1)) == [
+        "no run is scheduled; see the server's log, and try `make deploy`"
+    ]
+    due(24, 48)
+    assert problems() == problems(timedelta(hours=23)) == []
+    (late,) = problems(timedelta(hours=25))
+    assert late.startswith("1 runs are late, the first was due at ")
+
+    run = client.create_flow_run_from_deployment(deployment.id)
+    client.set_flow_run_state(run.id, Running(), force=True)
+    due(72, 96)
+    assert problems(timedelta(hours=40)) == []  # it is still under way
+    client.set_flow_run_state(run.id, Completed(), force=True)
+    assert problems(timedelta(hours=23)) == []
+    (missing,) = problems(timedelta(hours=40))
+    assert missing.startswith("runs are missing: none began since ")
+
+    client.set_flow_run_state(run.id, Failed(message="The disk is full.\nmore"), force=True)
+    assert problems() == [f"its last run failed ({run.id}): The disk is full."]
+    due()
 
 
 def test_deployments_go_to_the_server_that_is_named(tmp_path, existing_server, capsys):
@@ -442,6 +521,83 @@ def test_long_lists_of_shards_are_cut(tmp_path):
     text = failure_note("novelcraft", run, state, None, shards, tmp_path / "a b.yaml")
     assert text.count("shard: episode_") == 20 and "- and 30 shards more" in text
     assert f"--config '{tmp_path}/a b.yaml'" in text
+
+
+@contextlib.contextmanager
+def webhook():
+    """A server on loopback; gives its address and the messages that it got."""
+    got: list[dict] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *words: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/hook", got
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_failures_and_the_recovery_are_told_and_one_that_stays_has_one_note(
+    tmp_path, prefect_api, monkeypatch
+):
+    from flows.condda import build
+    from schemas.condda import Config
+
+    lake, tests = tmp_path / "lake", tmp_path / "tests"
+    tests.mkdir()
+    config = Config(tests=tests, lake=lake, **QUICK, max_reject_share=0.4)
+    with webhook() as (address, got):
+        monkeypatch.setenv("NOVELTY_NOTIFY", address)
+        for _ in range(3):
+            with pytest.raises(SourceError) as failure:
+                build(config)
+        (note,) = notes_in(lake)
+        assert "- Failed like this: 3 times since 20" in note.read_text()
+        assert [message["title"] for message in got] == ["novelty: condda failed"] * 2  # 1st, 2nd
+        for said in (
+            str(failure.value),
+            f"novelty build condda --config {note.with_suffix('.yaml')}",
+        ):
+            assert said in got[0]["message"]
+
+        with pytest.raises(SourceError):
+            build(config.model_copy(update={"max_reject_share": 0.3}))  # another failure
+        assert len(notes_in(lake)) == 2 and len(got) == 3
+
+        write_condda(tests, rows=192)
+        build(config)
+        assert got[-1]["title"] == "novelty: condda works again" and len(got) == 4
+        assert notes_in(lake)[-1].read_text().startswith("It works again: run ")
+        build(config)
+        assert len(got) == 4
+
+
+def test_a_message_that_cannot_be_sent_stops_nothing_and_shows_no_password(
+    monkeypatch, capsys, tmp_path, caplog
+):
+    from flows.notify import notify
+
+    address = f"http://me:secret@127.0.0.1:{free_port()}/hook"
+    monkeypatch.setenv("NOVELTY_NOTIFY", f"{address} nowhere://x:secret@y")
+    assert len(notify("title", "body")) == 2
+    assert "could not be sent" in caplog.text and "secret" not in caplog.text
+    monkeypatch.delenv("NOVELTY_NOTIFY")
+    with webhook() as (good, got):
+        path = service_file(tmp_path, notify=[good, address])
+        assert main(["service", "notify", "--file", str(path)]) == 1
+        printed = capsys.readouterr()
+        assert "sent to 1 of 2" in printed.out and "secret" not in printed.out + printed.err
+        assert got[0]["title"] == "novelty: test"
 
 
 # --- the whole service ----------------------------------------------------------------------------
