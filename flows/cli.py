@@ -335,12 +335,19 @@ def _demo(parsed: argparse.Namespace) -> None:
 
 def _status(parsed: argparse.Namespace) -> None:
     from schemas.tables import find_table
+    from storage.disk_use import disk_use
     from storage.filehash import HashCache
     from storage.layout import hash_cache_path, lake_root
     from storage.raw import open_raw
-    from storage.upkeep import require_lake, statuses
+    from storage.upkeep import (
+        GRACE_HOURS,
+        find_garbage,
+        find_remote_garbage,
+        require_lake,
+        statuses,
+    )
     from tasks.engine.stage import stage_version
-    from tasks.operations.summary import show_statuses
+    from tasks.operations.summary import show_disk_use, show_statuses
 
     lake = lake_root(parsed.lake)
     require_lake(lake)
@@ -354,6 +361,8 @@ def _status(parsed: argparse.Namespace) -> None:
         return {file.name: file.digest for file in open_raw(root, cache).files()}
 
     show_statuses(lake, statuses(lake, stage_version, schema_version, list_source))
+    in_bucket = sum(entry.bytes for entry in find_remote_garbage(lake))
+    show_disk_use(lake, disk_use(lake, find_garbage(lake)), in_bucket, GRACE_HOURS)
 
 
 def _verify(parsed: argparse.Namespace) -> int:

@@ -23,13 +23,14 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from flows.deployments import with_whole_paths
+from flows.deployments import GC, with_whole_paths
 from flows.notify import notify
 from schemas.config import make_config
 from schemas.errors import ConfigError, NoveltyError
 from storage.atomic import write_bytes
 from storage.layout import content_key, inner, lake_root
 from storage.remote import push_file
+from storage.tables import current_versions
 from tasks.report import REPORTS
 
 FAILURES = "failures"
@@ -61,7 +62,8 @@ def write_failure(flow: Any, flow_run: Any, state: Any) -> Path:
     trouble = standing_trouble(lake, benchmark, content_key([settings, _sentence(state, error)]))
     note = lake / REPORTS / FAILURES / f"{trouble.name}.md"
     config = note.with_suffix(".yaml")
-    text = failure_note(benchmark, flow_run, state, error, shards, config, trouble)
+    command = resume_command(benchmark, settings, config)
+    text = failure_note(benchmark, flow_run, state, error, shards, command, trouble)
     try:
         write_bytes(config, yaml.safe_dump(settings).encode())
         write_bytes(note, text.encode())
@@ -76,9 +78,14 @@ def write_failure(flow: Any, flow_run: Any, state: Any) -> Path:
 
 
 def note_success(flow: Any, flow_run: Any, state: Any) -> None:
-    """Prefect's `on_completion` hook: a benchmark that failed before works again."""
+    """Prefect's `on_completion` hook: the run is named after what it built; failures are over."""
+    from prefect.client.orchestration import get_client
+
     benchmark = flow.name
     lake = lake_root(run_settings(benchmark, flow_run.parameters).get("lake"))
+    if version := data_version(lake, benchmark):
+        with get_client(sync_client=True) as client:
+            client.update_flow_run(flow_run.id, name=f"{benchmark}-{version}")
     trouble = read_trouble(lake, benchmark)
     if trouble is None:
         return
@@ -90,6 +97,12 @@ def note_success(flow: Any, flow_run: Any, state: Any) -> None:
     trouble_path(lake, benchmark).unlink(missing_ok=True)
     failed = f"It failed {trouble.times} times since {trouble.since} UTC"
     notify(f"novelty: {benchmark} works again", f"{said}\n{failed}; the note of it: {note}")
+
+
+def data_version(lake: Path, benchmark: str) -> str:
+    """Eight digits that stand for the current tables of a benchmark; "" where there are none."""
+    keys = {version.name: version.manifest.key for version in current_versions(lake, benchmark)}
+    return content_key(keys)[:8] if keys else ""
 
 
 @dataclass(frozen=True)
@@ -194,7 +207,7 @@ def failure_note(
     state: Any,
     error: BaseException | None,
     shards: list[FailedShard],
-    config: Path,
+    command: str,
     trouble: Trouble | None = None,
 ) -> str:
     """The note: the sentence, where it happened, and the command that goes on."""
@@ -213,13 +226,20 @@ def failure_note(
         "",
         "To go on (what was finished is not made again):",
         "",
-        f"    novelty build {benchmark} --config {shlex.quote(str(config))}",
+        f"    {command}",
         "",
     ]
     if error is not None and not isinstance(error, NoveltyError):
         trace = "".join(traceback.format_exception(error))
         lines += ["## Traceback", "", *(f"    {line}" for line in trace.splitlines()), ""]
     return "\n".join(lines)
+
+
+def resume_command(flow: str, settings: dict[str, Any], config: Path) -> str:
+    """What a person types to do the same again; `config` is the file with the settings."""
+    if flow == GC:
+        return shlex.join(["novelty", "gc", "--yes", "--lake", str(settings["lake"])])
+    return shlex.join(["novelty", "build", flow, "--config", str(config)])
 
 
 def _sentence(state: Any, error: BaseException | None) -> str:

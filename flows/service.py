@@ -1,8 +1,8 @@
-"""The service of this machine: a Prefect server on loopback, a worker, the deployments.
+"""The service of this machine: a Prefect server on loopback, a worker, reports, the deployments.
 
-Enters: `service.yaml` (flows/deployments.py). Leaves: two background processes, known by files in
+Enters: `service.yaml` (flows/deployments.py). Leaves: three background processes, known by files in
 the state folder, and an account of them on the terminal. Where PREFECT_API_URL names another
-server, that one is used and only the worker runs here.
+server, that one is used and only the worker and the server of reports run here.
 """
 
 import contextlib
@@ -19,8 +19,10 @@ from flows.deployments import Service, declared_deployments, deploy, plan_deploy
 from flows.lost_runs import RUN_ID, clear_runs, lost_runs, unfinished_runs
 from flows.notify import NOTIFY, addresses, notify
 from flows.processes import Background, end_all, processes_with, wait_until
+from flows.report_server import REPORTS_LAKE, REPORTS_URL
 from schemas.errors import ConfigError, NoveltyError
-from storage.layout import content_key
+from storage.layout import content_key, lake_root
+from tasks.report import REPORTS
 
 HEALTHY_SECONDS = 240.0
 LAST_RUNS = 50
@@ -46,6 +48,11 @@ def is_own(service: Service) -> bool:
     return api_address(service) == own_address(service)
 
 
+def reports_address(service: Service) -> str:
+    """Where the reports of the service's lake are served."""
+    return f"http://127.0.0.1:{service.report_port or service.port + 1}"
+
+
 def worker_name(service: Service) -> str:
     """The same after a restart, another for every state folder and, on a shared server, machine."""
     place = "" if is_own(service) else f"{socket.gethostname()}-"
@@ -54,7 +61,12 @@ def worker_name(service: Service) -> str:
 
 def environment(service: Service) -> dict[str, str]:
     """What the server and the worker find: offline, everything of theirs in the state folder."""
-    asked = {"PREFECT_API_URL": api_address(service), "PREFECT_LOGGING_LEVEL": "INFO"}
+    asked = {
+        "PREFECT_API_URL": api_address(service),
+        "PREFECT_LOGGING_LEVEL": "INFO",
+        REPORTS_URL: reports_address(service),
+        REPORTS_LAKE: str(service.lake),
+    }
     if service.notify:
         asked[NOTIFY] = " ".join(service.notify)
     if not is_own(service):
@@ -75,9 +87,12 @@ def environment(service: Service) -> dict[str, str]:
     )
 
 
-def parts(service: Service) -> tuple[Background, Background]:
-    """The server and the worker."""
-    return Background("server", service.state), Background("worker", service.state)
+def parts(service: Service) -> tuple[Background, Background, Background]:
+    """The server, the worker, and the server of reports."""
+    server, worker, reports = (
+        Background(name, service.state) for name in ("server", "worker", "reports")
+    )
+    return server, worker, reports
 
 
 @contextlib.contextmanager
@@ -130,13 +145,15 @@ def start(service: Service) -> None:
     _no_proxy_on_loopback()
     plan_deployments(service)  # a mistake in the file is said before anything starts
     with _alone(service):
-        server, worker = parts(service)
-        wanted = ([server] if is_own(service) else []) + [worker]
+        server, worker, reports = parts(service)
+        wanted = [*([server] if is_own(service) else []), worker, reports]
         if all(part.pid() for part in wanted):
             print(f"already running: {_account(service)}")
             return
         fresh = [part for part in wanted if not part.pid()]
         try:
+            if reports in fresh:
+                _start_reports(service, reports)
             if server in fresh:
                 _start_server(service, server)
             _start_worker(service, worker, fresh=worker in fresh)
@@ -147,16 +164,44 @@ def start(service: Service) -> None:
     print(_account(service))
 
 
-def _start_server(service: Service, server: Background) -> None:
+def _is_taken(port: int) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("127.0.0.1", service.port))
+            probe.bind(("127.0.0.1", port))
         except OSError:
-            raise ConfigError(
-                f"port {service.port} is taken; set another `port` in service.yaml, or if a "
-                "Prefect server runs there, set PREFECT_API_URL to its address"
-            ) from None
+            return True
+    return False
+
+
+def _start_reports(service: Service, reports: Background) -> None:
+    port = int(reports_address(service).rpartition(":")[2])
+    if _is_taken(port):
+        raise ConfigError(
+            f"port {port} is taken; set another `report_port` in service.yaml for the reports"
+        )
+    folder = lake_root(service.lake) / REPORTS
+    command = [sys.executable, "-m", "flows.report_server", str(folder), str(port)]
+    reports.start(command, environment(service))
+
+    def serves() -> bool:
+        if reports.pid() is None:
+            said = f"{reports.log} ends with:\n{reports.last_words()}"
+            raise ServiceError(f"the server of reports ended; {said}")
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 5):
+            return True
+        return False
+
+    if not wait_until(serves, HEALTHY_SECONDS):
+        raise ServiceError(f"the server of reports does not answer; see {reports.log}")
+
+
+def _start_server(service: Service, server: Background) -> None:
+    if _is_taken(service.port):
+        raise ConfigError(
+            f"port {service.port} is taken; set another `port` in service.yaml, or if a "
+            "Prefect server runs there, set PREFECT_API_URL to its address"
+        )
     print(f"starting the server on 127.0.0.1:{service.port} ...", flush=True)
     where = ["--host", "127.0.0.1", "--port", str(service.port)]
     server.start([sys.executable, "-m", "prefect", "server", "start", *where], environment(service))
@@ -208,20 +253,20 @@ def _start_worker(service: Service, worker: Background, *, fresh: bool) -> None:
 
 
 def _account(service: Service) -> str:
-    server, worker = parts(service)
+    server, worker, _ = parts(service)
     address = api_address(service).removesuffix("/api")
     ours = f"process {server.pid()}" if is_own(service) else "not ours"
     return (
-        f"server {address} ({ours}), worker {worker_name(service)} (process {worker.pid()}); "
-        f"logs and database in {service.state}"
+        f"server {address} ({ours}), worker {worker_name(service)} (process {worker.pid()}), "
+        f"reports {reports_address(service)}; logs and database in {service.state}"
     )
 
 
 def stop(service: Service) -> None:
     """End the worker, the runs that it started, and the server, in this order, and nothing else."""
     with _alone(service):
-        server, worker = parts(service)
-        if not (server.pid() or worker.pid() or _run_processes(service)):
+        server, worker, reports = parts(service)
+        if not (server.pid() or worker.pid() or reports.pid() or _run_processes(service)):
             print("not running")
             return
         children = worker.family()[1:]
@@ -234,6 +279,7 @@ def stop(service: Service) -> None:
                 _clear(client, service, worker_lives=False, reason=reason)
         finally:
             server.stop()
+            reports.stop()
         print("stopped")
 
 
@@ -256,7 +302,7 @@ def deploy_only(service: Service) -> None:
 def _say_deployed(service: Service) -> None:
     for deployment in deploy(service):
         if deployment.config is None:
-            said = "paused: no source in service.yaml"
+            said = "paused: not in service.yaml"
         else:
             rhythm = deployment.schedule
             said = (
@@ -265,7 +311,7 @@ def _say_deployed(service: Service) -> None:
                 else f"{rhythm['cron']} {rhythm['timezone']}"
             )
             said += ", paused" if deployment.paused else ""
-        print(f"  {deployment.benchmark}/{deployment.name}: {said}")
+        print(f"  {deployment.flow}/{deployment.name}: {said}")
 
 
 def _lost(client: Any, service: Service, worker_lives: bool) -> list[Any]:
@@ -284,13 +330,15 @@ def _clear(client: Any, service: Service, *, worker_lives: bool, reason: str) ->
 def status(service: Service, clear: bool = False) -> int:
     """What runs, what is scheduled next, and what is amiss; 1 if something is."""
     _check_user(service)
-    server, worker = parts(service)
-    for part in [server, worker] if is_own(service) else [worker]:
+    server, worker, reports = parts(service)
+    wanted = [*([server] if is_own(service) else []), worker, reports]
+    for part in wanted:
         print(f"{part.name}: " + (f"process {part.pid()}" if part.pid() else "not running"))
     if is_own(service) and not server.pid():
         return 1
     with connected(service) as client:
         print(f"address: {api_address(service).removesuffix('/api')}")
+        print(f"reports: {reports_address(service)}")
         lives = worker.pid() is not None
         if clear:
             _clear(client, service, worker_lives=lives, reason="No process of the run is left.")
@@ -302,7 +350,7 @@ def status(service: Service, clear: bool = False) -> int:
             print(f"  run {run.name} ({run.id}): {run.state.name}{', ' + mark if gone else ''}")
     for problem in problems:
         print(f"AMISS: {problem}")
-    return int(bool(lost or problems) or not lives)
+    return int(bool(lost or problems) or not all(part.pid() for part in wanted))
 
 
 def send_test(service: Service) -> int:

@@ -15,15 +15,20 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
+import httpx
 import psutil
 import pytest
 import yaml
 
 from flows.cli import benchmarks, main
-from flows.deployments import declared_deployments, plan_deployments, read_service
+from flows.deployments import declared_deployments, plan_deployments, read_service, rhythm_name
 from flows.processes import Background, processes_with, start_mark, wait_until
-from schemas.errors import ConfigError, SourceError
+from flows.service import connected, reports_address
+from schemas.errors import ConfigError, LakeError, SourceError
+from storage.disk_use import disk_use
+from storage.locks import all_locked
 from storage.tables import current_version
+from storage.upkeep import find_garbage
 from tasks.sample.condda import write_condda
 from tests import s3
 from tests.toy import build_toy, write_raw
@@ -55,11 +60,12 @@ def free_port() -> int:
 
 def test_every_flow_is_declared_once_weekly_at_its_own_hour_one_at_a_time():
     declared = declared_deployments()
-    assert sorted(entry.benchmark for entry in declared) == benchmarks()
+    assert sorted(entry.flow for entry in declared) == sorted([*benchmarks(), "gc"])
     hours = {entry.schedule["cron"] for entry in declared}
     assert len(hours) == len(declared)
     for entry in declared:
-        assert entry.entrypoint == f"flows.{entry.benchmark}.build"
+        function = "collect" if entry.flow == "gc" else "build"
+        assert entry.entrypoint == f"flows.{entry.flow}.{function}"
         assert entry.paused and entry.config is None
         assert entry.limit == {"limit": 1, "collision_strategy": "CANCEL_NEW"}
         _, hour, *_, weekday = entry.schedule["cron"].split()
@@ -70,7 +76,7 @@ def test_a_benchmark_that_is_not_named_is_paused_and_says_what_to_write(tmp_path
     (tmp_path / "tests").mkdir()
     entry = {"config": {"tests": "tests"}, "cron": "30 4 * * 2", "timezone": "Europe/Berlin"}
     service = read_service(service_file(tmp_path, benchmarks={"condda": entry}))
-    planned = {deployment.benchmark: deployment for deployment in plan_deployments(service)}
+    planned = {deployment.flow: deployment for deployment in plan_deployments(service)}
     condda, kowl = planned["condda"], planned["kowl"]
     assert not condda.paused
     assert condda.schedule == {
@@ -129,7 +135,9 @@ def test_stop_and_status_need_no_source(tmp_path, capsys):
     assert "does not exist" in capsys.readouterr().err
     assert main(["service", "stop", "--file", str(path)]) == 0
     assert main(["service", "status", "--file", str(path)]) == 1
-    assert capsys.readouterr().out == "not running\nserver: not running\nworker: not running\n"
+    assert capsys.readouterr().out == (
+        "not running\nserver: not running\nworker: not running\nreports: not running\n"
+    )
 
 
 def test_make_takes_the_lake_of_the_environment(tmp_path):
@@ -248,10 +256,134 @@ def test_deployments_carry_schedule_settings_descriptions_and_the_limit(deployed
 
     entry = {"config": {"tests": "tests"}, "every": 3600, "paused": True}
     deploy(read_service(service_file(root, lake="lake", benchmarks={"condda": entry})))
-    again = client.read_deployment_by_name("condda/weekly")
-    assert again.id == made.id and again.paused
+    again = client.read_deployment_by_name("condda/hourly")
+    assert again.paused
     (schedule,) = again.schedules
     assert schedule.schedule.interval.total_seconds() == 3600
+    flow = again.flow_id  # the one of the schedule before is gone
+    assert [each.name for each in client.read_deployments() if each.flow_id == flow] == ["hourly"]
+
+
+@pytest.mark.parametrize(
+    ("rhythm", "name"),
+    [
+        ({"interval": 3600.0}, "hourly"),
+        ({"interval": 604800.0}, "weekly"),
+        ({"interval": 15.0}, "every-15-seconds"),
+        ({"interval": 172800.0}, "every-2-days"),
+        ({"cron": "5 * * * *"}, "hourly"),
+        ({"cron": "0 3 * * *"}, "daily"),
+        ({"cron": "0 3 * * mon"}, "weekly"),
+        ({"cron": "0 3 1 * *"}, "monthly"),
+        ({"cron": "0 3 1 6 *"}, "yearly"),
+        ({"cron": "0 3 * * 1-5"}, "cron-0-3-1-5"),
+    ],
+)
+def test_a_deployment_is_named_after_its_schedule(rhythm, name):
+    assert rhythm_name(rhythm) == name
+
+
+def test_gc_is_a_deployment_and_removes_what_nothing_needs(tmp_path, client):
+    from flows.deployments import deploy
+    from flows.gc import collect
+
+    write_raw(tmp_path / "raw")
+    lake = tmp_path / "lake"
+    build_toy(lake, tmp_path / "raw")
+    build_toy(lake, tmp_path / "raw", scale=2.0)
+    service = read_service(
+        service_file(tmp_path, lake="lake", gc={"grace": 0, "cron": "0 2 1 * *"})
+    )
+    deploy(service)
+    made = client.read_deployment_by_name("gc/monthly")
+    assert not made.paused
+    assert made.parameters == {"config": {"lake": str(lake), "grace": 0.0}}
+
+    versions = sorted(lake.glob("toy/*/versions/*"))
+    before = disk_use(lake, find_garbage(lake, 0))
+    assert 0 < before.reclaimable < before.used
+    with all_locked(lake):
+        collect(made.parameters["config"])  # a build has the lake: left to the next time
+    assert sorted(lake.glob("toy/*/versions/*")) == versions
+    collect(made.parameters["config"])
+    after = disk_use(lake, find_garbage(lake, 0))
+    assert len(list(lake.glob("toy/*/versions/*"))) < len(versions)
+    assert after.reclaimable == 0 and before.used - before.reclaimable <= after.used < before.used
+
+
+def test_the_note_of_gc_names_its_command(tmp_path, prefect_api):
+    from flows.gc import collect
+
+    with pytest.raises(LakeError):
+        collect({"lake": str(tmp_path / "lake")})
+    (note,) = notes_in(tmp_path / "lake")
+    assert f"    novelty gc --yes --lake {tmp_path / 'lake'}\n" in note.read_text()
+
+
+def test_a_run_is_named_after_the_benchmark_and_its_data(tmp_path, client):
+    from flows.condda import build
+    from flows.hooks import data_version
+    from schemas.condda import Config
+
+    write_condda(tmp_path / "tests", rows=192)
+    state = build(
+        Config(tests=tmp_path / "tests", lake=tmp_path / "lake", **QUICK), return_state=True
+    )
+    run = client.read_flow_run(state.state_details.flow_run_id)
+    assert run.name == f"condda-{data_version(tmp_path / 'lake', 'condda')}"
+    assert len(data_version(tmp_path / "lake", "condda")) == 8
+
+
+# --- reports --------------------------------------------------------------------------------------
+
+
+def test_reports_are_served_to_this_machine_only(tmp_path):
+    from http.client import HTTPConnection
+
+    folder, port = tmp_path / "reports", free_port()
+    (folder / "failures").mkdir(parents=True)
+    (folder / "condda.html").write_text("<p>report</p>")
+    (folder / "failures" / "a.md").write_text("# note")
+    (tmp_path / "secret.txt").write_text("secret")
+    (folder / "link.txt").symlink_to(tmp_path / "secret.txt")
+
+    def get(path: str, host: str = f"127.0.0.1:{port}") -> tuple[int, str, bytes]:
+        connection = HTTPConnection("127.0.0.1", port, timeout=20)
+        connection.request("GET", path, headers={"Host": host})
+        reply = connection.getresponse()
+        return reply.status, reply.getheader("Content-Type", ""), reply.read()
+
+    server = Background("reports", tmp_path / "state")
+    command = [sys.executable, "-m", "flows.report_server", str(folder), str(port)]
+    server.start(command, dict(os.environ))
+    try:
+
+        def up() -> bool:
+            with contextlib.suppress(OSError):
+                return get("/")[0] == 200
+            return False
+
+        assert wait_until(up, 60), server.last_words()
+        assert get("/condda.html") == (200, "text/html", b"<p>report</p>")
+        assert get("/failures/a.md")[:2] == (200, "text/plain; charset=utf-8")
+        for path in ("/../secret.txt", "/%2e%2e/secret.txt", "/link.txt", "/none.html"):
+            status, _, body = get(path)
+            assert status == 404 and b"secret" not in body.replace(path.encode(), b"")
+        assert get("/condda.html", host="evil.example")[0] == 403
+    finally:
+        server.stop()
+
+
+def test_the_link_of_a_report(tmp_path, monkeypatch):
+    from flows.share_report import report_link
+
+    page = tmp_path / "lake" / "reports" / "kowl.html"
+    assert report_link(tmp_path / "lake", "kowl", str(page)) == page.as_uri()
+    monkeypatch.setenv("NOVELTY_REPORTS_URL", "http://127.0.0.1:4201")
+    monkeypatch.setenv("NOVELTY_REPORTS_LAKE", str(tmp_path / "lake"))
+    served = "http://127.0.0.1:4201/kowl.html"
+    assert report_link(tmp_path / "lake", "kowl", str(page)) == served
+    assert report_link(tmp_path / "other", "kowl", str(page)) == page.as_uri()
 
 
 def test_a_wrong_setting_is_refused_by_the_server(deployed, client):
@@ -513,12 +645,13 @@ def test_shards_that_are_recorded_late_are_waited_for(monkeypatch):
 
 
 def test_long_lists_of_shards_are_cut(tmp_path):
-    from flows.hooks import FailedShard, failure_note
+    from flows.hooks import FailedShard, failure_note, resume_command
 
     shards = [FailedShard("render", f"episode_{number:03}", "Failed") for number in range(50)]
     state = SimpleNamespace(name="Crashed", message="Killed.")
     run = SimpleNamespace(name="fox", id="1")
-    text = failure_note("novelcraft", run, state, None, shards, tmp_path / "a b.yaml")
+    command = resume_command("novelcraft", {}, tmp_path / "a b.yaml")
+    text = failure_note("novelcraft", run, state, None, shards, command)
     assert text.count("shard: episode_") == 20 and "- and 30 shards more" in text
     assert f"--config '{tmp_path}/a b.yaml'" in text
 
@@ -656,19 +789,24 @@ def scheduled_run(root: Path, capsys, **database) -> None:
     try:
         assert main([*command, "start"]) == 0
         said = capsys.readouterr().out
-        assert "condda/weekly: every 15 s" in said and "kowl/weekly: paused" in said
+        assert "condda/every-15-seconds: every 15 s" in said and "kowl/weekly: paused" in said
         assert main([*command, "start"]) == 0
         assert capsys.readouterr().out.startswith("already running: server http://127.0.0.1:")
 
         assert wait_until(report.exists, 120), (state / "worker.log").read_text()
         assert current_version(lake, "condda", "sessions").read().height == 4
         assert main([*command, "status"]) == 0
-        assert "condda/weekly: scheduled, last run: " in capsys.readouterr().out
+        assert "condda/every-15-seconds: scheduled, last run: " in capsys.readouterr().out
+        with connected(read_service(path)) as client:
+            links = [made for made in client.read_artifacts() if made.key == "condda-report"]
+        address = f"{reports_address(read_service(path))}/condda.html"
+        assert f"({address})" in links[0].data
+        assert httpx.get(address, trust_env=False).content == report.read_bytes()
     finally:
         main([*command, "stop"])
     assert capsys.readouterr().out.endswith("stopped\n")
     assert left_behind(state) == []
-    assert not (state / "server.json").exists() and not (state / "worker.json").exists()
+    assert not list(state.glob("*.json"))
 
 
 def test_a_scheduled_run_from_a_fresh_state(tmp_path, capsys, monkeypatch):
