@@ -13,7 +13,7 @@ DRY_RUN := $(if $(DRY),--dry-run)
 export NOVELTY_LAKE := $(LAKE)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-blender doctor demo sample lint test test-all test-install bench lock docs status verify query report \
+.PHONY: help setup setup-blender doctor demo sample lint test test-all test-install bench lock wheel docs status verify query report \
         all novelcraft kowl threedos semantic condda serve server deploy stop publish
 
 help: ## list the targets
@@ -181,6 +181,11 @@ test-all: lint .venv/peers/.ready ## lint and every test, slow ones and comparis
 
 bench: .venv/peers/.ready ## speed measurements, side by side in one run
 	@export PYTHONPATH=.venv/peers; for f in benchmarks/[a-z]*.py; do echo "== $$f"; $(BIN)/python -m benchmarks.$$(basename $$f .py) || exit 1; done
+
+wheel: setup ## dist/*.whl, and constraints.txt with the locked versions
+	@grep -oE '^[A-Za-z0-9._-]+==[^ ]+' requirements.lock > constraints.txt
+	$(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
+	@ls dist/*.whl
 
 lock: ## write requirements.lock and requirements-dev.lock from pyproject.toml; versions stay as they are
 	@python=$$(bash .ci/install/python "$(PYTHON)") || exit 2; \
