@@ -15,6 +15,7 @@ from tasks.novelcraft.ingest import (
     folder_of_classes,
     ingest_episodes,
     plan_episode_shards,
+    warn_of_classes,
 )
 from tasks.novelcraft.label import (
     compare_targets,
@@ -49,6 +50,7 @@ def build(config: Config) -> None:
         inside = folder_of_classes(config.source)
         source = build.source(config.source, inside=inside, limits=ARCHIVE_LIMITS)
         episodes = plan_episode_shards(source)
+        warn_of_classes(source, config.splits, labelled=config.targets_csv is not None)
         ingested = build.run(ingest_episodes, episodes, config.ingest)
 
         if config.targets_csv:
