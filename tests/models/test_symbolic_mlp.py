@@ -15,6 +15,7 @@ from tests.models.synthetic import fit, novelty
 
 TINY = Configuration(
     context=2,
+    cpu_threads=1,
     hidden=32,
     dropout=0.0,
     scaling="deviation",
