@@ -96,6 +96,8 @@ class Model(Plugin, ABC):
     """Whether it stands on a network of tasks/networks, chosen with --networks."""
     seeded: ClassVar[bool] = True
     """Whether anything in it is drawn at random; if not, it has one run without a seed."""
+    needs_weights: ClassVar[bool] = False
+    """Whether it works only from a checkpoint file, which its setting `weights` names."""
 
     def __init__(
         self,
@@ -164,9 +166,9 @@ class Model(Plugin, ABC):
     @classmethod
     def variants(
         cls, preset: str, changes: Mapping[str, Any], network: str | None, asked: Sequence[str]
-    ) -> list[Settings]:
-        """Resolved settings, one for each run of a choice; `asked` are all models asked for."""
-        return [cls.resolve(preset, changes, network)]
+    ) -> list[Mapping[str, Any]]:
+        """What differs from the preset, once for each run of a choice; `asked` are all models."""
+        return [changes]
 
     @classmethod
     def bases_of(cls, settings: Any) -> tuple[BaseRun, ...]:
