@@ -159,7 +159,7 @@ def predictor_facts(
                 **one.settings.model_dump(mode="json"),
                 **shared,
                 "feedback": feedback,
-                "threads": config.features.threads,
+                "threads": led.threads,
             },
             changed=one.changed,
             seed=seed,
