@@ -131,17 +131,24 @@ def choose_models(
 ) -> dict[str, dict[str, Any]]:
     """Models asked for that fit, with the settings that differ; what does not fit is refused.
 
-    `all` means all that fit. `train` changes settings of every model that has them.
+    `all` means all that fit and have the weights that they need. `train` changes settings of every
+    model that has them.
     """
     modalities = list(dict.fromkeys(offer.modality for offer in offers))
     asked = dict(models.chosen(config.models))
     for name in list(asked):
-        if models.find(name).modality in modalities:
+        kind = models.find(name)
+        fits = kind.modality in modalities
+        if fits and (not kind.needs_weights or asked[name].get("weights")):
             continue
+        if name in config.models and fits:
+            raise ConfigError(
+                f"model {name} needs its weights: name their file with --models.{name}.weights"
+            )
         if name in config.models:
             raise ConfigError(
                 f"model {name} does not fit {benchmark}: it takes samples of modality "
-                f"{models.find(name).modality}, {benchmark} has {', '.join(modalities)}"
+                f"{kind.modality}, {benchmark} has {', '.join(modalities)}"
             )
         del asked[name]
     shared = {name: shared_settings(config, name) for name in asked}

@@ -396,7 +396,7 @@ def evaluate_scores(shard: Shard, settings: EvaluationSettings) -> Produced:
     rows = shard.read(SCORES.name)
     splits = shard.read("splits").filter(pl.col("protocol") == about["protocol"])
     rows = rows.join(splits.select("sample_id", "step", "subset"), on=["sample_id", "step"])
-    rows = _with_sequences(rows, shard)
+    rows = with_sequences(rows, shard)
     metrics, lines = [METRICS.empty()], [CURVES.empty()]
     for group, subset, part in measured_groups(rows):
         place = {**_place(about), **group, "subset": subset}
@@ -413,7 +413,8 @@ def _place(about: Mapping[str, Any]) -> dict[str, Any]:
     return {name: about[name] for name in ("protocol", "run_id", "model", "seed")}
 
 
-def _with_sequences(rows: pl.DataFrame, shard: Shard) -> pl.DataFrame:
+def with_sequences(rows: pl.DataFrame, shard: Shard) -> pl.DataFrame:
+    """Rows with the sequence that each sample belongs to, null where no part tells."""
     parts = [part for part in shard.parts if part.table == "samples"]
     if not parts:
         return rows.with_columns(pl.lit(None, pl.String).alias("sequence"))

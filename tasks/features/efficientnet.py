@@ -1,9 +1,10 @@
 """EfficientNet-Lite0 with its ImageNet weights, both from the package registry.
 
-uint8 images (N, H, W, 3) enter; 1280 features an image (`embed`) or a grid of mid-level features
-(`patch_features`) leave. Preprocessing is that of the official Lite release: short side to 256
-(bicubic), centre 224 x 224, (value - 127) / 128, which is not the usual ImageNet mean. The local
-3 x 3 average and the finer grid of the patches are PatchCore's (Roth et al. 2022, 3.1).
+uint8 images (N, H, W, 3) enter; 1280 features an image (`embed` of tasks/models/efficientnet.py) or
+a grid of mid-level features (`patch_features`) leave. Preprocessing is that of the official Lite
+release: short side to 256 (bicubic), centre 224 x 224, (value - 127) / 128, which is not the usual
+ImageNet mean. The local 3 x 3 average and the finer grid of the patches are PatchCore's (Roth et
+al. 2022, 3.1).
 """
 
 import hashlib
@@ -24,7 +25,7 @@ from tasks.features.efficientnet_weights import weights_file
 from tasks.features.images import crop_item_bar, scaled, to_unit
 from tasks.learning.devices import choose_device
 from tasks.learning.samples import Samples
-from tasks.learning.trainer import Batch, compute_in_batches
+from tasks.learning.trainer import compute_in_batches
 
 FEATURES = 1280
 RESIZED = 256
@@ -79,24 +80,6 @@ def load_efficientnet(device: str = "auto", weights: Path | None = None) -> Any:
 def for_network(images: torch.Tensor) -> torch.Tensor:
     """Values in [0, 1] to the range the weights were trained on."""
     return (images * 255 - 127) / 128
-
-
-def embed(
-    images: np.ndarray,
-    *,
-    network: Any = None,
-    device: str = "auto",
-    batch_size: int = 16,
-) -> np.ndarray:
-    """uint8 (N, H, W, 3) to float32 (N, 1280): the average before the last layer."""
-    network = network or load_efficientnet(device)
-
-    def compute(batch: Batch) -> dict[str, torch.Tensor]:
-        maps = network.extract_features(for_network(centre(batch.array("images"))))
-        return {"features": maps.mean((2, 3))}
-
-    samples = Samples.unnamed(images=_checked(images))
-    return compute_in_batches(compute, samples, _device_of(network), batch_size)["features"]
 
 
 def centre(images: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,9 @@ from tasks import networks
 from tasks.engine.plugins import Plugins
 from tasks.models.base import Model
 
-PLUGINS = Plugins(__name__, __path__, "model", Model, helpers=("clouds", "frames", "pictures"))
+PLUGINS = Plugins(
+    __name__, __path__, "model", Model, helpers=("clips", "clouds", "frames", "pictures")
+)
 names = PLUGINS.names
 find = PLUGINS.find
 chosen = PLUGINS.chosen

@@ -102,6 +102,8 @@ class Model(Plugin, ABC):
     """Whether it stands on a network of tasks/networks, chosen with --networks."""
     seeded: ClassVar[bool] = True
     """Whether anything in it is drawn at random; if not, it has one run without a seed."""
+    needs_weights: ClassVar[bool] = False
+    """Whether it works only from a checkpoint file, which its setting `weights` names."""
 
     def __init__(
         self,
