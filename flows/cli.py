@@ -23,7 +23,7 @@ from schemas.version import VERSION
 FLOWS = Path(__file__).parent
 GROUPS = {
     "essentials": ("demo", "build", "status", "query", "report"),
-    "models and their numbers": ("models", "scores", "predictors", "runs", "evaluate"),
+    "models and their numbers": ("models", "networks", "scores", "predictors", "runs", "evaluate"),
     "the lake": ("diff", "lineage", "verify", "restore", "gc"),
     "data in and out": ("sample", "fetch", "publish", "check-published"),
     "one benchmark": ("novelcraft", "kowl", "condda"),
@@ -163,6 +163,7 @@ def _parser() -> Parser:
     runs.add_argument("names", nargs="*", help="ids, or how they begin; list: a benchmark")
     for kind, what in (
         ("models", "models that can be fitted"),
+        ("networks", "networks below models"),
         ("scores", "scores of what models put out"),
         ("predictors", "predictors that live over time"),
     ):

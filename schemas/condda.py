@@ -238,6 +238,10 @@ class SessionSettings(Settings):
     """Its token, if it wants one."""
 
 
+MODALITIES = ()
+"""Its models are those of the benchmarks that its tests are made of."""
+
+
 class Config(RunChoices):
     """CONDDA and OND: agents run over test files, sessions of a server exported, both measured."""
 

@@ -589,6 +589,10 @@ DEFAULT_MODEL = "efficientnet"
 """The model whose weights come with a package."""
 
 
+MODALITIES = ("clip",)
+"""Kinds of samples that models can be fitted on."""
+
+
 class Config(RunChoices):
     """KOWL-718: Kinetics lists to open-world increments, predictors led through them."""
 

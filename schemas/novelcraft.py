@@ -413,6 +413,10 @@ class CameraSettings(Settings):
     """Block that the hand-made masks show."""
 
 
+MODALITIES = ("image", "states", "runs")
+"""Kinds of samples that models can be fitted on."""
+
+
 class Config(RunChoices):
     """NovelCraft: episodes to masks to targets to splits to models."""
 

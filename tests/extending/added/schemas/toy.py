@@ -19,6 +19,7 @@ POINTS = Table(
     key=("sample_id",),
 )
 TABLES = (POINTS,)
+MODALITIES = ("features",)
 
 
 class Config(RunChoices):
