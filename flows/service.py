@@ -383,14 +383,17 @@ def _say_schedules(client: Any) -> list[str]:
 
 
 def schedule_problems(client: Any, deployment: Any, last: Any, now: datetime) -> list[str]:
-    """Why a deployment does not run as it should: it failed, it is late, or runs are missing."""
+    """Why a deployment does not run as it should: it failed, it is late, or runs are missing.
+
+    Of one that is paused nothing is expected.
+    """
+    schedules = [schedule for schedule in deployment.schedules if schedule.active]
+    if deployment.paused or not schedules:
+        return []
     problems = []
     if last is not None and (last.state.is_failed() or last.state.is_crashed()):
         message = (last.state.message or "").partition("\n")[0]
         problems.append(f"its last run {last.state.name.lower()} ({last.id}): {message}")
-    schedules = [schedule for schedule in deployment.schedules if schedule.active]
-    if deployment.paused or not schedules:
-        return problems
     due = _scheduled_times(client, deployment.id)
     if late := [time for time in due if (now - time).total_seconds() > LATE_SECONDS]:
         problems.append(f"{len(late)} runs are late, the first was due at {late[0]:{MINUTE}} UTC")

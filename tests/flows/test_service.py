@@ -320,20 +320,6 @@ def test_the_note_of_gc_names_its_command(tmp_path, prefect_api):
     assert f"    novelty gc --yes --lake {tmp_path / 'lake'}\n" in note.read_text()
 
 
-def test_a_run_is_named_after_the_benchmark_and_its_data(tmp_path, client):
-    from flows.condda import build
-    from flows.hooks import data_version
-    from schemas.condda import Config
-
-    write_condda(tmp_path / "tests", rows=192)
-    state = build(
-        Config(tests=tmp_path / "tests", lake=tmp_path / "lake", **QUICK), return_state=True
-    )
-    run = client.read_flow_run(state.state_details.flow_run_id)
-    assert run.name == f"condda-{data_version(tmp_path / 'lake', 'condda')}"
-    assert len(data_version(tmp_path / "lake", "condda")) == 8
-
-
 # --- reports --------------------------------------------------------------------------------------
 
 
@@ -680,10 +666,11 @@ def webhook():
             thread.join()
 
 
-def test_failures_and_the_recovery_are_told_and_one_that_stays_has_one_note(
-    tmp_path, prefect_api, monkeypatch
+def test_failures_and_the_recovery_are_told_once_and_the_run_is_named_after_its_data(
+    tmp_path, client, monkeypatch
 ):
     from flows.condda import build
+    from flows.hooks import data_version
     from schemas.condda import Config
 
     lake, tests = tmp_path / "lake", tmp_path / "tests"
@@ -708,8 +695,11 @@ def test_failures_and_the_recovery_are_told_and_one_that_stays_has_one_note(
         assert len(notes_in(lake)) == 2 and len(got) == 3
 
         write_condda(tests, rows=192)
-        build(config)
+        state = build(config, return_state=True)
         assert got[-1]["title"] == "novelty: condda works again" and len(got) == 4
+        run = client.read_flow_run(state.state_details.flow_run_id)
+        version = data_version(lake, "condda")
+        assert len(version) == 8 and run.name == f"condda-{version}"
         assert notes_in(lake)[-1].read_text().startswith("It works again: run ")
         build(config)
         assert len(got) == 4
