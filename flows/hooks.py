@@ -1,17 +1,22 @@
-"""What happens when a run of a flow fails or crashes: a note that says what failed, how to go on.
+"""What happens when a run of a flow ends: a note of a failure, messages, the end of a trouble.
 
 Enters: the benchmark, its settings and what ended the run, or Prefect's flow, run and state.
 Leaves: `<lake>/reports/failures/<time>-<benchmark>.md`, a `.yaml` of the run's settings beside it,
 and for a Prefect server the same text as an artifact. The note's command names that file, so it
 repeats exactly this run, also one whose settings were changed in the UI. For a lake in a bucket
 both stand there and, for the command, in the cache of this machine.
+
+A run that fails like the one before it gets no new note: the old one counts. Messages
+(flows/notify.py) go out for the 1st, 2nd, 4th, 8th, … failure of that kind, and when a run of the
+benchmark succeeds again.
 """
 
 import importlib
+import json
 import shlex
 import sys
 import traceback
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,16 +24,19 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from flows.deployments import with_whole_paths
+from flows.deployments import GC, with_whole_paths
+from flows.notify import notify
 from schemas.config import make_config
 from schemas.errors import ConfigError, NoveltyError
 from storage.atomic import write_bytes
-from storage.layout import lake_root
+from storage.layout import content_key, inner, lake_root
 from storage.remote import push_file
+from storage.tables import current_versions
 from tasks.engine.flow_run import FlowRun, latest_run
 from tasks.report import REPORTS
 
 FAILURES = "failures"
+TIME = "%Y-%m-%d %H:%M:%S"
 MOST_SHARDS = 20
 
 
@@ -38,52 +46,39 @@ class Ending:
 
     run: str
     state: str
-    message: str
     error: BaseException | None
     shards: list[tuple[str, str, str]]
     """Stage, shard and state of those that failed, else of those that were under way."""
+    message: str = ""
+    """What is known of a process that died with its error."""
+
+    @property
+    def is_defect(self) -> bool:
+        """Whether it is an error of the program, so that its traceback is of use."""
+        return isinstance(self.error, Exception) and not isinstance(self.error, NoveltyError)
+
+    def sentence(self) -> str:
+        if self.error is None:
+            return self.message or self.state
+        if not isinstance(self.error, Exception):
+            return "It was told to stop."
+        name = f"{type(self.error).__name__}: " if self.is_defect else ""
+        return f"{name}{self.error}"
 
 
-@dataclass(frozen=True)
-class Note:
-    """A note and the settings of the run, to stand beside each other in the lake."""
-
-    lake: Path
-    path: Path
-    text: str
-    settings: dict[str, Any]
-
-    @classmethod
-    def of(cls, benchmark: str, parameters: dict[str, Any], ending: Ending) -> "Note":
-        settings = run_settings(benchmark, parameters)
-        lake = lake_root(settings.get("lake"))
-        settings["lake"] = settings.get("lake") or str(lake)
-        now = datetime.now(UTC)
-        path = lake / REPORTS / FAILURES / f"{now:%Y-%m-%dT%H-%M-%S}.{now:%f}Z-{benchmark}.md"
-        return cls(lake, path, failure_note(benchmark, ending, path.with_suffix(".yaml")), settings)
-
-    def write(self) -> None:
-        config = self.path.with_suffix(".yaml")
-        write_bytes(config, yaml.safe_dump(self.settings).encode())
-        write_bytes(self.path, self.text.encode())
-        for path in (config, self.path):
-            push_file(self.lake, path)
-
-
-def note_failure(benchmark: str, config: Any, run: FlowRun | None, error: BaseException) -> None:
-    """The note of a run in this process without a server. The error itself is the caller's."""
-    crashed = not isinstance(error, Exception)
-    ending = Ending(
-        f"{benchmark}, {run.id}" if run else benchmark,
-        "crashed" if crashed else "failed",
-        "It was told to stop." if crashed else f"{type(error).__name__}: {error}",
-        None if crashed else error,
-        run.open_shards() if run else [],
-    )
+def note_end(benchmark: str, config: Any, run: FlowRun | None, error: BaseException | None) -> None:
+    """What the hooks below do, for a run that no server saw end. The error is the caller's."""
+    name = f"{benchmark}, {run.id}" if run else benchmark
+    parameters = {"config": config}
     try:
-        Note.of(benchmark, {"config": config}, ending).write()
+        if error is None:
+            end_trouble(benchmark, parameters, name)
+        else:
+            state = "failed" if isinstance(error, Exception) else "crashed"
+            ending = Ending(name, state, error, run.open_shards() if run else [])
+            Note.of(benchmark, parameters, ending).share()
     except (OSError, NoveltyError) as problem:  # a full disk is a failure, too
-        print(f"{benchmark}: there is no note of this failure: {problem}", file=sys.stderr)
+        print(f"{benchmark}: the end of this run could not be noted: {problem}", file=sys.stderr)
 
 
 def write_failure(flow: Any, flow_run: Any, state: Any) -> None:
@@ -93,15 +88,130 @@ def write_failure(flow: Any, flow_run: Any, state: Any) -> None:
     ending = Ending(
         f"{flow_run.name}, {flow_run.id}",
         state.name.lower(),
-        state.message or state.name,
-        _error(state),
+        here.error if here else _error(state),
         here.open_shards() if here else open_shards(flow_run.id),
+        state.message or "",
     )
     note = Note.of(flow.name, flow_run.parameters, ending)
     try:
-        note.write()
+        note.share()
     finally:
         _publish(flow.name, flow_run.id, note.text)  # a full disk is a failure, too
+
+
+def note_success(flow: Any, flow_run: Any, state: Any) -> None:
+    """Prefect's `on_completion` hook: the run is named after what it built; failures are over."""
+    from prefect.client.orchestration import get_client
+
+    end_trouble(flow.name, flow_run.parameters, f"{flow_run.name}, {flow_run.id}")
+    lake = lake_root(run_settings(flow.name, flow_run.parameters).get("lake"))
+    if version := data_version(lake, flow.name):
+        with get_client(sync_client=True) as client:
+            client.update_flow_run(flow_run.id, name=f"{flow.name}-{version}")
+
+
+def data_version(lake: Path, benchmark: str) -> str:
+    """Eight digits that stand for the current tables of a benchmark; "" where there are none."""
+    keys = {version.name: version.manifest.key for version in current_versions(lake, benchmark)}
+    return content_key(keys)[:8] if keys else ""
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """A failure that may come again: the same settings, the same sentence."""
+
+    key: str
+    name: str
+    """Of its note, without the suffix."""
+    since: str
+    times: int = 1
+
+    def is_said(self) -> bool:
+        """Whether people hear of this one: 1, 2, 4, 8, …"""
+        return self.times & (self.times - 1) == 0
+
+
+def note_path(lake: Path, trouble: Trouble, suffix: str = ".md") -> Path:
+    return lake / REPORTS / FAILURES / f"{trouble.name}{suffix}"
+
+
+def trouble_path(lake: Path, benchmark: str) -> Path:
+    return inner(lake) / FAILURES / f"{benchmark}.json"
+
+
+def read_trouble(lake: Path, benchmark: str) -> Trouble | None:
+    """How the benchmark's last run failed, if it did."""
+    try:
+        return Trouble(**json.loads(trouble_path(lake, benchmark).read_bytes()))
+    except (FileNotFoundError, NotADirectoryError, ValueError, TypeError):
+        return None
+
+
+def standing_trouble(lake: Path, benchmark: str, key: str) -> Trouble:
+    """The failure of that key, once more than before, or for the first time."""
+    before = read_trouble(lake, benchmark)
+    if before is not None and before.key == key:
+        return replace(before, times=before.times + 1)
+    now = datetime.now(UTC)
+    name = f"{now:%Y-%m-%dT%H-%M-%S}.{now:%f}Z-{benchmark}"
+    return Trouble(key, name, f"{now:{TIME}}")
+
+
+def end_trouble(benchmark: str, parameters: dict[str, Any], run: str) -> None:
+    """A run succeeded: if the one before failed, its note and a message say that this is over."""
+    lake = lake_root(run_settings(benchmark, parameters).get("lake"))
+    trouble = read_trouble(lake, benchmark)
+    if trouble is None:
+        return
+    note = note_path(lake, trouble)
+    said = f"It works again: run {run}, {datetime.now(UTC):{TIME}} UTC."
+    if note.exists():
+        write_bytes(note, f"{said}\n\n{note.read_text()}".encode())
+        push_file(lake, note)
+    trouble_path(lake, benchmark).unlink(missing_ok=True)
+    failed = f"It failed {trouble.times} times since {trouble.since} UTC"
+    notify(f"novelty: {benchmark} works again", f"{said}\n{failed}; the note of it: {note}")
+
+
+@dataclass(frozen=True)
+class Note:
+    """The note of a failure, the settings of its run, and how often it failed like that."""
+
+    benchmark: str
+    lake: Path
+    settings: dict[str, Any]
+    state: str
+    trouble: Trouble
+    text: str
+
+    @classmethod
+    def of(cls, benchmark: str, parameters: dict[str, Any], ending: Ending) -> "Note":
+        settings = run_settings(benchmark, parameters)
+        lake = lake_root(settings.get("lake"))
+        settings["lake"] = settings.get("lake") or str(lake)
+        key = content_key([settings, ending.sentence()])
+        trouble = standing_trouble(lake, benchmark, key)
+        command = resume_command(benchmark, settings, note_path(lake, trouble, ".yaml"))
+        text = failure_note(benchmark, ending, command, trouble)
+        return cls(benchmark, lake, settings, ending.state, trouble, text)
+
+    def share(self) -> None:
+        """Write note and settings beside each other into the lake, and send the message."""
+        files = {
+            note_path(self.lake, self.trouble, ".yaml"): yaml.safe_dump(self.settings),
+            note_path(self.lake, self.trouble): self.text,
+        }
+        try:
+            for path, text in files.items():
+                write_bytes(path, text.encode())
+            for path in files:
+                push_file(self.lake, path)
+            counted = json.dumps(asdict(self.trouble)).encode()
+            write_bytes(trouble_path(self.lake, self.benchmark), counted)
+        finally:
+            if self.trouble.is_said():
+                body = self.text.partition("\n## ")[0]
+                notify(f"novelty: {self.benchmark} {self.state}", body)
 
 
 def run_settings(benchmark: str, parameters: dict[str, Any]) -> dict[str, Any]:
@@ -146,27 +256,37 @@ def open_tasks(run_id: Any) -> list[Any]:
         )
 
 
-def failure_note(benchmark: str, ending: Ending, config: Path) -> str:
+def failure_note(benchmark: str, ending: Ending, command: str, trouble: Trouble) -> str:
     """The note: the sentence, where it happened, and the command that goes on."""
-    error = ending.error
+    again = []
+    if trouble.times > 1:
+        again = [f"- Failed like this: {trouble.times} times since {trouble.since} UTC"]
     lines = [
         f"# {benchmark}: {ending.state}",
         "",
-        str(error) if isinstance(error, NoveltyError) else ending.message,
+        ending.sentence(),
         "",
-        f"- When: {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC",
+        f"- When: {datetime.now(UTC):{TIME}} UTC",
+        *again,
         f"- Run: {ending.run}",
         *_places(ending.shards),
         "",
         "To go on (what was finished is not made again):",
         "",
-        f"    novelty build {benchmark} --config {shlex.quote(str(config))}",
+        f"    {command}",
         "",
     ]
-    if error is not None and not isinstance(error, NoveltyError):
-        trace = "".join(traceback.format_exception(error))
+    if ending.error is not None and ending.is_defect:
+        trace = "".join(traceback.format_exception(ending.error))
         lines += ["## Traceback", "", *(f"    {line}" for line in trace.splitlines()), ""]
     return "\n".join(lines)
+
+
+def resume_command(flow: str, settings: dict[str, Any], config: Path) -> str:
+    """What a person types to do the same again; `config` is the file with the settings."""
+    if flow == GC:
+        return shlex.join(["novelty", "gc", "--yes", "--lake", str(settings["lake"])])
+    return shlex.join(["novelty", "build", flow, "--config", str(config)])
 
 
 def _places(shards: list[tuple[str, str, str]]) -> list[str]:

@@ -4,26 +4,22 @@ from flows.runner import benchmark_flow, publish_report
 from schemas.config import Settings
 from schemas.errors import ConfigError, SourceError
 from schemas.kowl import Config
-from schemas.runs import RunFacts
 from storage.layout import lake_root
+from storage.pieces import Piece
 from tasks.engine.plugins import Resolved
 from tasks.engine.stage import Build
+from tasks.evaluation.model_runs import DeviceSettings, ModelRun
 from tasks.evaluation.protocols import key_protocols, plan_protocols, protocol_keys
 from tasks.evaluation.runs import run_mark
 from tasks.evaluation.stages import (
-    EvaluationSettings,
     PassedRun,
+    check_scores,
     chosen_scores,
-    describe_scores,
-    evaluate_scores,
-    plan_evaluation,
+    measure_runs,
     plan_failures,
     plan_records,
-    plan_score_settings,
-    plan_scores,
     record_failure,
     record_run,
-    score_outputs,
 )
 from tasks.kowl.build import (
     cut_increments,
@@ -50,7 +46,7 @@ from tasks.kowl.evaluation import (
     protocol_inputs,
 )
 from tasks.kowl.evaluator import OWN, P_UNKNOWN
-from tasks.kowl.features import ExtractSettings, backbone_facts, extract_features, plan_features
+from tasks.kowl.features import backbone_facts, extract_features, plan_backbones, plan_features
 from tasks.kowl.videos import (
     match_source,
     plan_unlisted_shards,
@@ -58,6 +54,7 @@ from tasks.kowl.videos import (
     validate_unlisted,
     validate_videos,
 )
+from tasks.models.base import NOVELTY_ONLY
 from tasks.predictors import resolved_predictors
 
 CONVENTIONS = ("openood",)
@@ -68,8 +65,11 @@ def build(config: Config) -> None:
     """Lists to one table to increments to features to predictors (KOWL-718 sections 3 to 5)."""
     lake = lake_root(config.lake)
     # Wrong names and settings are said before any work.
+    backbones = plan_backbones(config)
     predictors = resolved_predictors(config.predictors, config.preset, config.train)
     chosen_scores(config.scores, config.preset)
+    own = dict.fromkeys(predictors, NOVELTY_ONLY)
+    check_scores(config.scores, {run.kind.name: run.kind.gives for run in backbones} | own)
     with Build("kowl", lake, config, config.max_reject_share) as build:
         source = build.source(config.lists)
         releases = find_releases(source, config.releases)
@@ -109,52 +109,70 @@ def build(config: Config) -> None:
         build.run(key_protocols, keyed, Settings())
         build.publish()
 
-        if config.videos and config.features.extractor != "none":
-            backbone = backbone_facts(config.features)
-            shards = [
-                *plan_features(files.root, validated, config.features, backbone),
-                *plan_features(files.root, others, config.features, backbone, "unlisted_videos"),
-            ]
-            how = ExtractSettings(features=config.features, device=config.device)
-            build.run(extract_features, shards, how)
-            evaluate(build, config, backbone, predictors, protocol)
+        if backbones:
+            videos_of = {"videos": validated, "unlisted_videos": others}
+            served = [pass_clips(build, config, run, files.root, videos_of) for run in backbones]
+            evaluate(build, config, served, predictors, protocol)
     publish_report(lake, "kowl")
+
+
+def pass_clips(
+    build: Build, config: Config, run: ModelRun, root: str, videos: dict[str, list[Piece]]
+) -> PassedRun:
+    """Features of all usable videos, by the table that they stand in, by one frozen model."""
+    facts = backbone_facts(run, config.device)
+    transforms = config.features.transforms
+    shards = [
+        shard
+        for table, validated in videos.items()
+        for shard in plan_features(root, validated, transforms, run, facts, table)
+    ]
+    made = build.run(extract_features, shards, DeviceSettings.of(config))
+    outputs = tuple(piece.part("outputs") for piece in made)
+    return PassedRun(facts, run_mark(facts, "none"), outputs, ())
 
 
 def evaluate(
     build: Build,
     config: Config,
-    backbone: RunFacts,
+    served: list[PassedRun],
     predictors: dict[str, Resolved],
     protocol: str,
 ) -> None:
     """Scores of the features; every predictor at every amount of feedback (KOWL-718 section 5)."""
-    served = PassedRun(backbone, run_mark(backbone, "none"), build.table("outputs"), ())
-    outputs, splits = protocol_inputs(served.outputs, build.table("splits"), protocol)
-    if not outputs:
-        build.run(record_run, plan_records([served]), Settings())
+    keys = protocol_keys(build)[protocol]
+    frozen = []
+    for run in served:
+        outputs, splits = protocol_inputs(run.outputs, build.table("splits"), protocol)
+        if outputs:
+            samples = build.table("samples")
+            frozen.append(frozen_run(run.facts, protocol, keys, outputs, splits, samples))
+    build.run(record_run, plan_records([*served, *frozen]), Settings())
+    if not frozen:
         if predictors:
             raise SourceError(NO_CLIP)
         return
-    keys = protocol_keys(build)[protocol]
-    frozen = frozen_run(backbone, protocol, keys, outputs, splits, build.table("samples"))
-    build.run(record_run, plan_records([served, frozen]), Settings())
-
-    # A predictor gives its own novelty itself; features alone have none.
-    scores = {name: changes for name, changes in config.scores.items() if name != OWN.name}
-    choices = [one for one in chosen_scores(scores, config.preset) if one.name != OWN.name]
-    made = [OWN, P_UNKNOWN] if predictors else []
-    build.run(describe_scores, plan_score_settings([*choices, *made]), Settings())
-    scored = build.run(score_outputs, plan_scores([frozen], choices, scores), Settings())
-
-    facts = predictor_facts(config, predictors, frozen, keys["fit_key"])
     if config.evaluation.ava and predictors:
         shown = plan_groups(build.source(config.evaluation.ava), build.table("clips"))
         build.run(group_clips, shown, Settings())
-    shards = plan_runs(facts, frozen, build.table("clip_groups"))
+    shards, runs = [], list(frozen)
+    for run in frozen:
+        facts = predictor_facts(config, predictors, run, keys["fit_key"])
+        shards += plan_runs(facts, run, build.table("clip_groups"))
+        runs += led_runs(facts, run)
     how = RunSettings(predicted_ranks=config.evaluation.predicted_ranks, device=config.device)
     led = [piece for _, piece in build.run_each(evaluate_predictor, shards, how)]
     build.run(record_failure, plan_failures(build.failures), Settings())
-    runs = [frozen, *led_runs(facts, frozen)]
-    measured = plan_evaluation(runs, [*scored, *led], CONVENTIONS)
-    build.run(evaluate_scores, measured, EvaluationSettings())
+    # A predictor gives its own novelty itself; features alone have none.
+    scores = {name: changes for name, changes in config.scores.items() if name != OWN.name}
+    choices = [one for one in chosen_scores(scores, config.preset) if one.name != OWN.name]
+    described = [OWN, P_UNKNOWN] if predictors else []
+    measure_runs(
+        build,
+        runs,
+        choices,
+        lambda protocol: CONVENTIONS,
+        asked=scores,
+        scored=led,
+        described=described,
+    )

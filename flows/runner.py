@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from flows.engine import open_run
-from flows.hooks import note_failure
+from flows.hooks import note_end
 from flows.processes import end_within
-from flows.share_report import share_report
+from flows.share_report import report_link, share_report
 from schemas.errors import SourceError
 from storage.layout import lake_address, lake_root
 from tasks.engine.flow_run import FlowRun, current_run, latest_run
@@ -26,7 +26,7 @@ STOP_SECONDS = 8.0
 
 
 class BenchmarkFlow:
-    """The flow of a benchmark, named after its module. Call it to run it without a server."""
+    """A flow, named after its module. Call it to run it without a server."""
 
     def __init__(self, function: Callable[[Any], None]):
         self.fn = function
@@ -39,20 +39,21 @@ class BenchmarkFlow:
 
 
 def benchmark_flow(function: Callable[[Any], None]) -> BenchmarkFlow:
-    """Declare the flow of a benchmark; its one parameter is the configuration."""
+    """Declare the flow of a benchmark, or of gc; its one parameter is the configuration."""
     return BenchmarkFlow(function)
 
 
 def run_directly(benchmark: str, function: Callable[[Any], None], config: Any) -> None:
-    """Run a flow in this process; what fails leaves a note, as under Prefect."""
+    """Run a flow in this process; its end is noted and told as under Prefect."""
     before = latest_run()
     try:
         with open_run(FlowRun):
             function(config)
     except BaseException as error:
         run = latest_run()
-        note_failure(benchmark, config, None if run is before else run, error)
+        note_end(benchmark, config, None if run is before else run, error)
         raise
+    note_end(benchmark, config, latest_run(), None)
 
 
 def run_flow(benchmark: str, config: Any) -> None:
@@ -84,9 +85,8 @@ def _say_how_to_follow() -> None:
 def publish_report(lake: Path, benchmark: str) -> Path:
     """Write the benchmark's report, unless nothing changed, and link it from the flow run."""
     address = share_report(lake, benchmark, anew=False)
-    link = address if address.startswith("s3://") else Path(address).absolute().as_uri()
     if (run := current_run()) is not None:
-        run.link(f"{benchmark}-report", link, "What was built")
+        run.link(f"{benchmark}-report", report_link(lake, benchmark, address), "What was built")
     return lake / REPORTS / f"{benchmark}.html"
 
 

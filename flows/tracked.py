@@ -1,4 +1,4 @@
-"""Flows that a Prefect server follows. What deployments name is here: `flows.tracked.<benchmark>`.
+"""Flows that a Prefect server follows. What deployments name is here: `flows.tracked.<flow>`.
 
 Prefect keeps the account and shows it; it never decides whether a build succeeds. A shard is made
 by the same code as without a server, and when the server is lost, the rest is made without it.
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.engine import open_run
-from flows.hooks import write_failure
+from flows.hooks import note_end, note_success, write_failure
 from schemas.config import make_config
 from schemas.errors import NoveltyError
 from storage.pieces import Piece
@@ -29,7 +29,7 @@ CLIENT_RETRIES = 3
 
 
 def __getattr__(name: str) -> Any:
-    """The Prefect flow of the benchmark of that name."""
+    """The Prefect flow of the module `flows.<name>`."""
     if name.startswith("_"):
         raise AttributeError(name)
     try:
@@ -59,6 +59,7 @@ def tracked_flow(benchmark: str, function: Callable[[Any], None], model: Any = N
         validate_parameters=False,
         on_failure=[write_failure],
         on_crashed=[write_failure],
+        on_completion=[note_success],
     )
 
 
@@ -172,9 +173,13 @@ def run_tracked(flow: Any, config: Any, address: str) -> None:
             run = latest_run()
             if run is before or not isinstance(run, TrackedRun):
                 raise NoServer(address, error) from None
+            if error is run.error:
+                raise
+            # The server was not told how the run ended, so Prefect called no hook.
+            note_end(flow.name, config, run, run.error)
             if run.error is not None:
                 raise run.error from None
-            run.lose(error)  # all is made; only the server was not told
+            run.lose(error)  # all is made
 
 
 class NoServer(NoveltyError):

@@ -238,6 +238,10 @@ class SessionSettings(Settings):
     """Its token, if it wants one."""
 
 
+MODALITIES = ()
+"""Its models are those of the benchmarks that its tests are made of."""
+
+
 class Config(RunChoices):
     """CONDDA and OND: agents run over test files, sessions of a server exported, both measured."""
 
@@ -251,7 +255,7 @@ class Config(RunChoices):
     """Tests to run, such as OND, OND/novelty or OND/novelty/OND.1.0.0 (default: all)."""
     run: SessionSettings = SessionSettings()
     state: Path | None = None
-    """State folder of `novelty serve condda`: its sessions are exported too."""
+    """State folder of `novelty condda serve`: its sessions are exported too."""
     max_reject_share: float = Field(0.5, ge=0, le=1)
     """Share of tests that may go to quarantine before the build stops."""
 

@@ -13,7 +13,8 @@ from typing import Any, Literal
 import pyarrow as pa
 from pydantic import Field, field_validator, model_validator
 
-from schemas.config import Settings
+from schemas.clips import FrameSampling
+from schemas.config import Choice, Settings
 from schemas.increments import IncrementSettings
 from schemas.runs import RunChoices
 from schemas.table import Column, Table
@@ -260,9 +261,6 @@ UNLISTED_VIDEOS = Table(
     key=("file",),
 )
 
-EXTRACTORS = {"efficientnet": 1280, "x3d": 8192, "timesformer": 768}
-"""Feature extractors and the length of their vectors: a mean over frames, four temporal crops of
-2048 each, and one class token."""
 TRANSFORMS = (
     "color_invert",
     "color_jitter",
@@ -477,33 +475,9 @@ class VideoSettings(DecodeSettings):
     """... unless they are at most this share of the announced ones."""
 
 
-class SampleSettings(DecodeSettings):
-    """Which frames are taken out of a video; the defaults are those of X3D-M in KOWL-718."""
+class SampleSettings(DecodeSettings, FrameSampling):
+    """Which frames are taken out of a video, and what that may use."""
 
-    step: int = Field(5, ge=1)
-    """Every so many frames one is taken."""
-    count: int = Field(16, ge=1)
-    """Frames in a temporal crop."""
-    crops: int = Field(4, ge=1)
-    """Temporal crops, spread evenly from the first to the last frame; one is the middle."""
-    short_side: int = Field(256, ge=1)
-    """Length in pixels to which the shorter side is scaled."""
-    crop: int = Field(224, ge=1)
-    """Side of the square cut out of the centre, in pixels."""
-
-    @model_validator(mode="after")
-    def _fits(self) -> "SampleSettings":
-        if self.crop > self.short_side:
-            raise ValueError(f"crop {self.crop} is larger than short_side {self.short_side}")
-        return self
-
-
-SAMPLING = {
-    "efficientnet": SampleSettings(step=1, count=1, crops=8, crop=256),
-    "x3d": SampleSettings(),
-    "timesformer": SampleSettings(step=32, count=8, crops=1),
-}
-"""How the frames of each extractor are sampled; crops of one frame are spread over the clip."""
 
 Transform = Literal[
     "plain",
@@ -559,42 +533,13 @@ class TransformSettings(Settings):
 
 
 class FeatureSettings(Settings):
-    """Feature vectors of the usable videos."""
+    """How the usable videos are shown to every model."""
 
-    extractor: Literal["none", "efficientnet", "x3d", "timesformer"] = "none"
-    """Network; efficientnet brings its ImageNet weights, the others need a checkpoint."""
-    checkpoint: Path | None = Field(None, exclude=True)
-    """Weights of X3D-M (PySlowFast, pytorchvideo, X3D-Multigrid) or TimeSformer (FAIR, HF)."""
     transforms: tuple[Transform, ...] = ("plain",)
     """Visual transforms, each a view of its own in `outputs`; `plain` is the clip as it is."""
     strength: TransformSettings = TransformSettings()
-    frames: int | None = Field(None, ge=1)
-    """Frames per clip for efficientnet (default 8), or per temporal crop for timesformer (8)."""
     seed: int = Field(0, ge=0)
     """Seed of the transforms' draws."""
-    threads: int = Field(2, ge=1)
-    """CPU threads of torch."""
-    batch: int = Field(8, ge=1)
-    """Clips per forward pass."""
-    mixed_precision: bool = False
-    """bfloat16 where a GPU has it."""
-
-    @model_validator(mode="after")
-    def _weights_are_named(self) -> "FeatureSettings":
-        if self.extractor in ("x3d", "timesformer") and self.checkpoint is None:
-            raise ValueError(f"{self.extractor} needs features.checkpoint, a file of its weights")
-        if self.extractor == "x3d" and self.frames is not None:
-            raise ValueError("x3d takes 16 frames in each of 4 crops; leave features.frames out")
-        return self
-
-    def sampling(self) -> SampleSettings:
-        """The frames that the extractor takes."""
-        chosen = SAMPLING[self.extractor]
-        if self.frames is None:
-            return chosen
-        if self.extractor == "efficientnet":
-            return chosen.model_copy(update={"crops": self.frames})
-        return chosen.model_copy(update={"count": self.frames})
 
 
 class OpenWorldSettings(Settings):
@@ -610,6 +555,8 @@ class OpenWorldSettings(Settings):
     """Most labelled samples of a label and split that it keeps."""
     predicted_ranks: int = Field(1, ge=1)
     """Labels of each clip in `predictions`, from the most probable on; at most top_k."""
+    threads: int = Field(2, ge=1)
+    """CPU threads of torch; they order the sums, so that numbers depend on them."""
     ava: Path | None = Field(None, exclude=True)
     """Folder with AVA-Kinetics lists and their action list (pbtxt), for the ablation by them."""
 
@@ -638,6 +585,14 @@ class IncrementChoice(IncrementSettings):
         return "-".join(parts)
 
 
+DEFAULT_MODEL = "efficientnet"
+"""The model whose weights come with a package."""
+
+
+MODALITIES = ("clip",)
+"""Kinds of samples that models can be fitted on."""
+
+
 class Config(RunChoices):
     """KOWL-718: Kinetics lists to open-world increments, predictors led through them."""
 
@@ -647,6 +602,9 @@ class Config(RunChoices):
     """Lake: a folder or s3://bucket/prefix (default: NOVELTY_LAKE, else ./lake)."""
     videos: Path | None = None
     """Folder or archive of video files: decodes each once (table videos)."""
+    models: Choice = Field({})
+    """Frozen models of clips by name, or all with weights; `none` decodes videos and makes no
+    features (default where videos are given: efficientnet)."""
     releases: tuple[Release, ...] = ()
     """Declared releases (in --config); by default found by their file names."""
     snapshot_date: date | None = None
@@ -682,9 +640,8 @@ class Config(RunChoices):
         return cls(
             lists=sample / "lists",
             videos=sample / "videos",
-            features=FeatureSettings(
-                extractor="efficientnet", frames=2, transforms=("plain", "color_invert")
-            ),
+            models={"efficientnet": {"crops": 2}},
+            features=FeatureSettings(transforms=("plain", "color_invert")),
             predictors={"ann": {}, "gmm_finch": {}},
         )
 
@@ -696,15 +653,25 @@ class Config(RunChoices):
             raise ValueError("two releases have one name or one order; give each its own")
         return self
 
+    @model_validator(mode="before")
+    @classmethod
+    def _videos_have_features(cls, values: Any) -> Any:
+        """Of videos features are made unless `models` says otherwise; `none` makes none."""
+        if not isinstance(values, dict):
+            return values
+        default = [] if values.get("videos") is None else [DEFAULT_MODEL]
+        models = values.get("models", default)
+        none = models in ("none", ["none"], ("none",)) or models == {"none": {}}
+        return {**values, "models": {} if none else models}
+
     @model_validator(mode="after")
     def _needs_are_there(self) -> "Config":
-        if self.features.extractor != "none" and self.videos is None:
-            raise ValueError("features need videos: name their folder with --videos")
-        if self.predictors and self.features.extractor == "none":
-            raise ValueError("predictors need features: choose features.extractor")
-        if self.models or self.networks:
+        if self.models and self.videos is None:
+            raise ValueError("models need videos: name their folder with --videos")
+        if self.predictors and not self.models:
             raise ValueError(
-                "models and networks are not trained here: features.extractor names the backbone, "
-                "predictors name what learns on it"
+                "predictors need features: name videos and a model, such as --models efficientnet"
             )
+        if self.networks:
+            raise ValueError("networks: no model of clips takes one; leave it out")
         return self

@@ -413,6 +413,10 @@ class CameraSettings(Settings):
     """Block that the hand-made masks show."""
 
 
+MODALITIES = ("image", "states", "runs")
+"""Kinds of samples that models can be fitted on."""
+
+
 class Config(RunChoices):
     """NovelCraft: episodes to masks to targets to splits to models."""
 
@@ -446,5 +450,5 @@ class Config(RunChoices):
     def demo(cls, sample: Path) -> "Config":
         """The configuration of `make demo`."""
         names = ("patch_memory", "colour_rarity", "vgg_classifier", "odin", "multimodal")
-        models = {**{name: {} for name in names}, "symbolic_mlp": {"orders": [5]}}
+        models = {**{name: {} for name in names}, "symbolic_mlp": {"contexts": [5]}}
         return cls(source=sample, models=models)

@@ -135,6 +135,10 @@ class TrialSettings(Settings):
     """Seed of these draws."""
 
 
+MODALITIES = ("image",)
+"""Kinds of samples that models can be fitted on."""
+
+
 class Config(RunChoices):
     """Semantic anomalies: image sets to hold-out-class trials, baseline and networks on them."""
 

@@ -207,6 +207,10 @@ class TrackSettings(Settings):
     """Cellphones are telephones (the paper), or in no set (what the released loader does)."""
 
 
+MODALITIES = ("cloud",)
+"""Kinds of samples that models can be fitted on."""
+
+
 class Config(RunChoices):
     """3DOS: meshes and scans to point clouds to open-set tracks."""
 

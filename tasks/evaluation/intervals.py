@@ -25,7 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from schemas.errors import ConfigError
 from tasks.evaluation.conventions import Convention
-from tasks.evaluation.metrics import evaluate
+from tasks.evaluation.metrics import Classes, evaluate
 
 INTERVALS = {"metric": pl.String, "low": pl.Float64, "high": pl.Float64}
 PERCENTILES = (2.5, 97.5)
@@ -34,7 +34,6 @@ BLOCK = 2**17  # numbers in one array of a block; about a dozen such arrays live
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
-Classes = tuple[Sequence | NDArray, Sequence | NDArray]
 
 
 def intervals(
@@ -58,9 +57,9 @@ def intervals(
         raise ConfigError(f"draws is {draws}, expected 1 or more")
     frame = evaluate(scores, novel, convention, weights, classes)
     rows = _rows(scores, novel, convention, weights, classes)
-    units = _units(rows, sequences)
+    units = _units(rows.order, sequences)
     values = np.concatenate(
-        [_values(rows, counts, convention) for counts in _draws(rows, units, seed, draws)]
+        [_values(rows, counts, convention) for counts in _draws(rows.novel, units, seed, draws)]
     )
     bounds: list[tuple[str, float | None, float | None]] = []
     for metric, value, column in zip(frame["metric"], frame["value"], values.T, strict=True):
@@ -71,6 +70,33 @@ def intervals(
             low, high = np.percentile(defined, PERCENTILES)
             bounds.append((metric, float(low), float(high)))
     return pl.DataFrame(bounds, schema=INTERVALS, orient="row")
+
+
+def share_intervals(
+    hits: ArrayLike,
+    novel: ArrayLike,
+    *,
+    sequences: Sequence[str | None] | None = None,
+    seed: int,
+    draws: int = 1000,
+) -> Floats:
+    """2.5 % and 97.5 % percentiles of the share of hits in each column of `hits` (N, M): (M, 2).
+
+    Samples are drawn as by `intervals`.
+    """
+    table, truth = np.asarray(hits, dtype=np.float64), np.asarray(novel).astype(np.bool_)
+    order = np.lexsort((*table.T, truth))
+    units = _units(order, sequences)
+    sums = np.zeros((int(units.max()) + 1, table.shape[1] + 1))
+    np.add.at(sums, units, np.column_stack([table, np.ones(len(table))])[order])
+    has_novel = np.zeros(len(sums), dtype=np.bool_)
+    has_novel[units[truth[order]]] = True
+    drawn = np.concatenate(
+        [counts @ sums for counts in _draws(has_novel, np.arange(len(sums)), seed, draws)]
+    )
+    shares = drawn[:, :-1] / drawn[:, -1:]
+    bounds: Floats = np.percentile(shares, PERCENTILES, axis=0).T
+    return bounds
 
 
 def resampled(
@@ -143,9 +169,12 @@ def _rows(
     )
 
 
-def _units(rows: _Rows, sequences: Sequence[str | None] | None) -> Integers:
-    """The number of the unit that every row is drawn with: named sequences first, by name."""
-    size = rows.order.size
+def _units(order: Integers, sequences: Sequence[str | None] | None) -> Integers:
+    """The number of the unit that every row is drawn with: named sequences first, by name.
+
+    `order` are the places of the rows among the sequences.
+    """
+    size = order.size
     if sequences is None:
         return np.arange(size)
     names = list(sequences)
@@ -154,7 +183,7 @@ def _units(rows: _Rows, sequences: Sequence[str | None] | None) -> Integers:
     number = {name: at for at, name in enumerate(sorted({n for n in names if n is not None}))}
     units = np.empty(size, dtype=np.int64)
     singles = len(number)
-    for row, place in enumerate(rows.order):
+    for row, place in enumerate(order):
         name = names[place]
         if name is None:
             units[row] = singles
@@ -164,15 +193,15 @@ def _units(rows: _Rows, sequences: Sequence[str | None] | None) -> Integers:
     return units
 
 
-def _draws(rows: _Rows, units: Integers, seed: int, draws: int) -> Iterator[Integers]:
-    """Blocks of counts (a row a draw, a column a row of `rows`).
+def _draws(novel: Flags, units: Integers, seed: int, draws: int) -> Iterator[Integers]:
+    """Blocks of counts (a row a draw, a column a row of the samples).
 
     Each of the two strata has a generator of its own that goes on from block to block, so that the
     size of the blocks does not matter.
     """
     size = int(units.max()) + 1
     has_novel = np.zeros(size, dtype=np.bool_)
-    has_novel[units[rows.novel]] = True
+    has_novel[units[novel]] = True
     strata = [
         (np.random.default_rng([seed, number]), np.flatnonzero(members))
         for number, members in enumerate((~has_novel, has_novel))

@@ -9,7 +9,7 @@ that was passed over training rows too is fitted on them, any other on those of 
 """
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +34,8 @@ from storage.layout import content_key
 from storage.parquet import filled_columns
 from storage.pieces import Part, Piece
 from tasks import scores as score_files
-from tasks.engine.stage import Produced, Shard, stage
+from tasks.engine.plugins import ALL
+from tasks.engine.stage import Build, Produced, Shard, stage
 from tasks.engine.threads import one_torch_thread
 from tasks.evaluation.conventions import find_convention
 from tasks.evaluation.intervals import intervals
@@ -163,16 +164,53 @@ def plan_scores(
     return shards
 
 
+def check_scores(asked: Iterable[str], given: Mapping[str, frozenset[str]]) -> None:
+    """A score named by the user must fit one of the models; `given` is what each puts out."""
+    for name in asked:
+        needs = score_files.find(name).needs if name != ALL else frozenset()
+        if given and not any(needs <= gives | {"train", "valid"} for gives in given.values()):
+            raise ConfigError(
+                f"score {name} fits none of the models {', '.join(given)}: it needs "
+                f"{', '.join(sorted(needs))}"
+            )
+
+
+def measure_runs(
+    build: Build,
+    runs: Sequence[PassedRun],
+    choices: Sequence[ScoreChoice],
+    conventions: Callable[[str], Sequence[str]],
+    *,
+    asked: Mapping[str, Any] | None = None,
+    scored: Sequence[Piece] = (),
+    described: Sequence[ScoreChoice] = (),
+) -> None:
+    """Scores of all runs, then metrics of them, each protocol by its conventions.
+
+    `scored` are pieces of scores that other stages made, `described` what those scores are.
+    """
+    every = {choice.score_id: choice for choice in (*choices, *described)}
+    build.run(describe_scores, plan_score_settings(list(every.values())), Settings())
+    pieces = [*build.run(score_outputs, plan_scores(runs, choices, asked), Settings()), *scored]
+    build.run(evaluate_scores, plan_evaluation(runs, pieces, conventions), EvaluationSettings())
+
+
 def plan_evaluation(
-    runs: Sequence[PassedRun], scored: Sequence[Piece], conventions: Sequence[str]
+    runs: Sequence[PassedRun],
+    scored: Sequence[Piece],
+    conventions: Sequence[str] | Callable[[str], Sequence[str]],
 ) -> list[Shard]:
     """One shard for each piece of scores; its name is that of the piece."""
+
+    def rules(run: PassedRun) -> list[str]:
+        return list(conventions(str(run.facts.protocol)) if callable(conventions) else conventions)
+
     by_id = {run.mark.run_id: run for run in runs}
     return [
         Shard(
             piece.shard,
             parts=(piece.part(SCORES.name), *run.splits, *run.samples),
-            about={**run.about(), "conventions": list(conventions)},
+            about={**run.about(), "conventions": rules(run)},
             depends={"scores": piece.manifest.key, "rows": run.mark.data_key},
             run=run.mark,
         )
@@ -323,7 +361,7 @@ def evaluated_groups(rows: pl.DataFrame) -> Iterator[tuple[str, int, pl.DataFram
     """Valid and test rows by view and step."""
     chosen = rows.filter(pl.col("split").is_in(EVALUATED))
     for (view, step), part in chosen.group_by("view", "step", maintain_order=True):
-        yield str(view), int(step), part  # type: ignore[call-overload]
+        yield str(view), int(step), part
 
 
 def arrays(rows: pl.DataFrame) -> Any:
@@ -358,7 +396,7 @@ def evaluate_scores(shard: Shard, settings: EvaluationSettings) -> Produced:
     rows = shard.read(SCORES.name)
     splits = shard.read("splits").filter(pl.col("protocol") == about["protocol"])
     rows = rows.join(splits.select("sample_id", "step", "subset"), on=["sample_id", "step"])
-    rows = _with_sequences(rows, shard)
+    rows = with_sequences(rows, shard)
     metrics, lines = [METRICS.empty()], [CURVES.empty()]
     for group, subset, part in measured_groups(rows):
         place = {**_place(about), **group, "subset": subset}
@@ -375,7 +413,8 @@ def _place(about: Mapping[str, Any]) -> dict[str, Any]:
     return {name: about[name] for name in ("protocol", "run_id", "model", "seed")}
 
 
-def _with_sequences(rows: pl.DataFrame, shard: Shard) -> pl.DataFrame:
+def with_sequences(rows: pl.DataFrame, shard: Shard) -> pl.DataFrame:
+    """Rows with the sequence that each sample belongs to, null where no part tells."""
     parts = [part for part in shard.parts if part.table == "samples"]
     if not parts:
         return rows.with_columns(pl.lit(None, pl.String).alias("sequence"))

@@ -42,7 +42,8 @@ from storage.raw import RawSource, open_raw
 from tasks.engine.plugins import Resolved
 from tasks.engine.stage import Produced, Shard, stage
 from tasks.evaluation.runs import run_id, run_mark, run_row
-from tasks.evaluation.stages import EVALUATED, PassedRun
+from tasks.evaluation.stages import EVALUATED, PassedRun, with_sequences
+from tasks.kowl.accuracy import GROUP, MEASURED, accuracy_intervals, judged
 from tasks.kowl.ava import ava_groups, groups_of_clips, read_ava_rows, read_ava_vocabulary
 from tasks.kowl.evaluator import (
     ALL,
@@ -69,6 +70,8 @@ class RunSettings(Settings):
     """What is no fact of a run: how much of its predictions is kept, and where it runs."""
 
     predicted_ranks: int = 1
+    draws: int = Field(1000, ge=1)
+    """Bootstrap draws behind an interval of an accuracy."""
     device: str = Field("auto", exclude=True)
 
 
@@ -159,7 +162,7 @@ def predictor_facts(
                 **one.settings.model_dump(mode="json"),
                 **shared,
                 "feedback": feedback,
-                "threads": config.features.threads,
+                "threads": led.threads,
             },
             changed=one.changed,
             seed=seed,
@@ -190,7 +193,7 @@ def plan_runs(
         shards.append(
             Shard(
                 mark.run_id,
-                parts=frozen.outputs + frozen.splits + groups,
+                parts=frozen.outputs + frozen.splits + frozen.samples + groups,
                 about=one.model_dump(mode="json"),
                 depends=depends,
                 run=mark,
@@ -211,7 +214,7 @@ def led_runs(facts: Sequence[RunFacts], frozen: PassedRun) -> list[PassedRun]:
 
 @stage(
     writes=(RUNS, PREDICTIONS, SCORES, METRICS, MEASURES, CONFUSION, FEEDBACK),
-    version=2,
+    version=3,
     tags=("gpu",),
     alone=True,
 )
@@ -257,22 +260,27 @@ def evaluate_predictor(shard: Shard, settings: RunSettings) -> Produced:
     written = (PREDICTIONS, SCORES, MEASURES, CONFUSION, FEEDBACK)
     tables = {table.name: table.conform(frames[table.name]) for table in written}
     tables[RUNS.name] = run_row(facts, device=run.predictor.device)
-    tables[METRICS.name] = metric_rows(facts, tables[MEASURES.name])
+    right = judged(tables[PREDICTIONS.name], splits, tables[FEEDBACK.name])
+    bounds = accuracy_intervals(with_sequences(right, shard), groups, settings.draws)
+    tables[METRICS.name] = metric_rows(facts, tables[MEASURES.name], bounds)
     return Produced(tables, 1)
 
 
-def metric_rows(facts: RunFacts, measures: pl.DataFrame) -> pl.DataFrame:
+def metric_rows(facts: RunFacts, measures: pl.DataFrame, bounds: pl.DataFrame) -> pl.DataFrame:
     """The reduced measures of valid and test clips in the form of the shared table.
 
-    The convention says by which set of labels a clip counts as known; step -1 is all increments
-    together, after feedback; a subset is one of AVA's.
+    `bounds` are the intervals of the accuracies. The convention says by which set of labels a clip
+    counts as known; step -1 is all increments together, after feedback; a subset is one of AVA's.
     """
     whole = (pl.col("scope") == "cumulative") & (pl.col("step") == pl.col("step").max())
     alone = pl.col("scope") == "increment"
     subset = pl.concat_str("grouping", pl.lit(" "), "subset")
     rows = measures.filter(
         pl.col("split").is_in(EVALUATED), pl.col("known_set") != "none", whole | alone
-    ).select(
+    ).with_columns(pl.when(whole).then(ALL_STEPS).otherwise("step").cast(pl.Int32).alias("step"))
+    bounds = bounds.with_columns(pl.lit("accuracy").alias("metric"))
+    keys = [*GROUP, *MEASURED, "metric"]
+    rows = rows.join(bounds, on=keys, how="left", maintain_order="left").select(
         pl.lit(facts.protocol).alias("protocol"),
         "run_id",
         pl.lit(facts.model).alias("model"),
@@ -282,13 +290,13 @@ def metric_rows(facts: RunFacts, measures: pl.DataFrame) -> pl.DataFrame:
         "split",
         "view",
         "phase",
-        pl.when(whole).then(ALL_STEPS).otherwise("step").alias("step"),
+        "step",
         pl.when(pl.col("grouping") == ALL).then(pl.lit(ALL)).otherwise(subset).alias("subset"),
         pl.concat_str(pl.lit("kowl-"), "known_set").alias("convention"),
         pl.concat_str("reduction", pl.lit("_"), "metric").alias("metric"),
         "value",
-        pl.lit(None, pl.Float64).alias("low"),
-        pl.lit(None, pl.Float64).alias("high"),
+        "low",
+        "high",
         "n",
     )
     return METRICS.conform(rows)

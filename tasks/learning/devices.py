@@ -58,3 +58,13 @@ def seeded(seed: Sequence[int], device: str, threads: int | None = None) -> Iter
         finally:
             torch.set_num_threads(before)
             torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+
+
+def precision_on(device: str, mixed_precision: bool) -> str:
+    """The arithmetic of a training: bfloat16 where it is asked for and a GPU has it."""
+    if device == "cpu" or not mixed_precision:
+        return "float32"
+    import torch
+
+    on_gpu = torch.device(choose_device(device)).type == "cuda"
+    return "bfloat16" if on_gpu and torch.cuda.is_bf16_supported(False) else "float32"

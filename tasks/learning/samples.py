@@ -5,25 +5,45 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 import numpy as np
 
 from schemas.errors import ConfigError
 
 NOVEL = -1
+FINGERPRINT_ROWS = 1024
+
+
+class Rows(Protocol):
+    """One row per sample: a NumPy array, or what makes one of the rows that are asked for."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> np.dtype: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rows: Any) -> np.ndarray: ...
 
 
 @dataclass(frozen=True, eq=False)
 class Samples:
     """`labels` are indices of known classes, NOVEL (-1) for a sample of none of them.
 
-    `arrays` hold one row per id: "images" uint8 (N, H, W, 3); "logits", "features", ... as floats.
+    `arrays` hold one row per id: "images" uint8 (N, H, W, 3), "clouds" float32 (N, P, 3), ...;
+    `classes` are the names of the labels; `about` is what holds for all of them, such as the
+    normalisation of clouds.
     """
 
     ids: Sequence[str]
     labels: np.ndarray | None
-    arrays: Mapping[str, np.ndarray]
+    arrays: Mapping[str, Rows]
+    classes: Sequence[str] = ()
+    about: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         lengths = {name: len(array) for name, array in self.arrays.items()}
@@ -35,39 +55,51 @@ class Samples:
         if self.labels is not None and self.labels.dtype != np.int64:
             raise ConfigError(f"samples: labels are {self.labels.dtype}, expected int64")
 
+    @classmethod
+    def unnamed(cls, **arrays: Rows) -> Samples:
+        """Samples without labels that are called by their numbers."""
+        count = len(next(iter(arrays.values())))
+        return cls([str(row) for row in range(count)], None, arrays)
+
     def __len__(self) -> int:
         return len(self.ids)
 
-    def array(self, name: str) -> np.ndarray:
+    def array(self, name: str) -> Rows:
         if name not in self.arrays:
             raise ConfigError(f"samples have no array {name!r}, only {sorted(self.arrays)}")
         return self.arrays[name]
 
-    def images(self) -> np.ndarray:
+    def images(self) -> Rows:
         images = self.array("images")
-        if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3:
+        if images.dtype != np.uint8 or len(images.shape) != 4 or images.shape[3] != 3:
             raise ConfigError(
                 f"images are {images.dtype} {images.shape}, expected uint8 (N, H, W, 3)"
             )
         return images
 
+    def take(self, rows: np.ndarray) -> Samples:
+        """Those of these rows, in memory."""
+        return replace(
+            self,
+            ids=[self.ids[row] for row in rows],
+            labels=None if self.labels is None else self.labels[rows],
+            arrays={name: array[rows] for name, array in self.arrays.items()},
+        )
+
     def known(self) -> Samples:
         """Those of known classes; all of them if there are no labels."""
         if self.labels is None or (self.labels != NOVEL).all():
             return self
-        rows = np.flatnonzero(self.labels != NOVEL)
-        return Samples(
-            [self.ids[row] for row in rows],
-            self.labels[rows],
-            {name: array[rows] for name, array in self.arrays.items()},
-        )
+        return self.take(np.flatnonzero(self.labels != NOVEL))
 
     def fingerprint(self) -> str:
         """sha256 of ids, labels and arrays."""
         digest = hashlib.sha256(json.dumps(list(self.ids)).encode())
-        parts = {**self.arrays, **({} if self.labels is None else {"labels": self.labels})}
+        parts: dict[str, Rows] = dict(self.arrays)
+        if self.labels is not None:
+            parts["labels"] = self.labels
         for name, array in sorted(parts.items()):
             digest.update(f"{name} {array.dtype} {array.shape}".encode())
-            for row in range(0, len(array), 1024):
-                digest.update(np.ascontiguousarray(array[row : row + 1024]))
+            for row in range(0, len(array), FINGERPRINT_ROWS):
+                digest.update(np.ascontiguousarray(array[row : row + FINGERPRINT_ROWS]).data)
         return digest.hexdigest()

@@ -1,80 +1,93 @@
 """What plug-ins there are, where they fit, and what settings they have."""
 
 import importlib
+import pkgutil
 import sys
 from typing import Any
 
 import polars as pl
 
+import schemas
 from schemas.errors import ConfigError
+from schemas.similar import did_you_mean
 from tasks.engine.plugins import Plugin, Plugins
 
-ANY = "any"
 KINDS = {
-    "models": {
-        "novelcraft": "tasks.detectors",
-        "semantic": "tasks.semantic.models",
-        "threedos": "tasks.threedos.methods",
-    },
-    "scores": {ANY: "tasks.scores"},
-    "predictors": {"condda": "tasks.condda.agents", "kowl": "tasks.predictors"},
+    "models": "tasks.models",
+    "networks": "tasks.networks",
+    "scores": "tasks.scores",
+    "predictors": "tasks.predictors",
 }
-"""Packages of plug-ins by what the command line calls them and by benchmark."""
+"""Packages of plug-ins by what the command line calls them."""
+ANY = "any"
 
 
-def _packages(kind: str) -> dict[str, Plugins[Any]]:
-    return {
-        benchmark: importlib.import_module(package).PLUGINS
-        for benchmark, package in KINDS[kind].items()
-    }
+def _plugins(kind: str) -> Plugins[Any]:
+    return importlib.import_module(KINDS[kind]).PLUGINS
+
+
+def benchmarks_by_modality() -> dict[str, list[str]]:
+    """Benchmarks that have samples of each modality, as their schemas say."""
+    found: dict[str, list[str]] = {}
+    for module in sorted(info.name for info in pkgutil.iter_modules(schemas.__path__)):
+        declared = importlib.import_module(f"schemas.{module}")
+        for modality in declared.MODALITIES if hasattr(declared, "Config") else ():
+            found.setdefault(modality, []).append(module)
+    return found
 
 
 def plugin_rows(kind: str) -> pl.DataFrame:
     """One row per plug-in: where it fits, what it needs or gives, and what it is."""
+    places = benchmarks_by_modality()
     rows = []
-    for benchmark, plugins in _packages(kind).items():
-        for name in plugins.names():
-            found = plugins.find(name)
-            words = getattr(found, "needs" if kind == "scores" else "gives", ())
-            rows.append(
-                {
-                    "name": name,
-                    "benchmark": benchmark,
-                    "version": found.version,
-                    "needs" if kind == "scores" else "gives": ", ".join(sorted(words)),
-                    "presets": ", ".join(found.presets),
-                    "about": _first_line(found),
-                }
-            )
+    for name in _plugins(kind).names():
+        plugin = _plugins(kind).find(name)
+        row = {"name": name, "version": plugin.version}
+        if kind in ("models", "networks"):
+            row |= {
+                "modality": plugin.modality,
+                "benchmarks": ", ".join(places.get(plugin.modality, ["none"])),
+            }
+        if kind == "models":
+            row["gives"] = ", ".join(sorted(plugin.gives))
+        if kind == "scores":
+            row["needs"] = ", ".join(sorted(plugin.needs))
+        rows.append(row | {"presets": ", ".join(plugin.presets), "about": _first_line(plugin)})
     return pl.DataFrame(rows)
 
 
 def setting_rows(kind: str, name: str, preset: str | None = None) -> pl.DataFrame:
-    """Every setting of the plug-ins of that name, with its value and what it means."""
-    rows, names = [], set()
-    for benchmark, plugins in _packages(kind).items():
-        names |= set(plugins.names())
-        if name not in plugins.names():
-            continue
-        found = plugins.find(name)
-        shown = preset or next(iter(found.presets), None)
-        values = found.resolve(shown)
-        rows += [
-            {
-                "benchmark": benchmark,
-                "setting": setting,
-                "value": str(getattr(values, setting)),
-                "preset": shown,
-                "about": (field.description or "").replace("\n", " "),
-            }
-            for setting, field in found.configuration.model_fields.items()
-        ]
-        if not found.configuration.model_fields:
-            rows.append({"benchmark": benchmark, "setting": None, "about": "it has no settings"})
-    if not rows:
-        raise ConfigError(f"{kind}: no {name!r}; there are: {', '.join(sorted(names))}")
-    columns = ("benchmark", "setting", "value", "preset", "about")
-    return pl.DataFrame(rows, schema=dict.fromkeys(columns, pl.String))
+    """Every setting of a plug-in, with its value and what it means."""
+    plugins = _plugins(kind)
+    if name not in plugins.names():
+        there = f"{', '.join(plugins.names())}{did_you_mean(name, plugins.names())}"
+        raise ConfigError(f"{kind}: no {name!r}; there are: {there}")
+    plugin = plugins.find(name)
+    if preset is not None and preset not in plugin.presets:
+        there = ", ".join(plugin.presets) or "none"
+        raise ConfigError(f"{name} has no preset {preset!r}; there are: {there}")
+    shown = preset or next(iter(plugin.presets), None)
+    values = plugin.resolve(shown, **_on_network(kind, plugin))
+    rows = [
+        {
+            "setting": setting,
+            "value": str(getattr(values, setting)),
+            "preset": shown,
+            "about": (field.description or "").replace("\n", " "),
+        }
+        for setting, field in plugin.configuration.model_fields.items()
+    ]
+    columns = dict.fromkeys(("setting", "value", "preset", "about"), pl.String)
+    return pl.DataFrame(rows or [{"about": "it has no settings"}], schema=columns)
+
+
+def _on_network(kind: str, plugin: Any) -> dict[str, str]:
+    """Values of a model that stands on a network are shown for the first one that fits."""
+    if kind != "models" or not plugin.uses_network:
+        return {}
+    from tasks import networks
+
+    return {"network": networks.names_of(plugin.modality)[0]}
 
 
 def _first_line(kind: type[Plugin]) -> str:

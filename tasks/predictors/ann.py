@@ -19,8 +19,15 @@ from pydantic import Field
 
 from schemas.config import Settings
 from tasks.learning.devices import seeded
-from tasks.learning.loop import TRAINER_VERSION, TrainingSettings, train
 from tasks.learning.samples import Samples
+from tasks.learning.trainer import (
+    TRAINER_VERSION,
+    Batch,
+    Losses,
+    Trainable,
+    TrainingSettings,
+    train,
+)
 from tasks.predictors.base import UNKNOWN, Examples, Prediction, Predictor, with_unknown
 
 if TYPE_CHECKING:
@@ -30,7 +37,7 @@ if TYPE_CHECKING:
 SCORING_BATCH = 8192
 
 
-class Configuration(TrainingSettings, Settings):
+class Configuration(TrainingSettings):
     hidden: int = Field(768, ge=1, description="Units of the hidden layer.")
     dropout: float = Field(0.5, ge=0, lt=1, description="Share of units dropped in training.")
     head: Literal["grow", "remake"] = Field(
@@ -45,23 +52,16 @@ class Configuration(TrainingSettings, Settings):
     epochs: int = Field(1, ge=1, description="Passes over the experience at each fit.")
     batch_size: int = Field(1000, ge=1, description="Samples per step.")
     learning_rate: float = Field(1e-3, gt=0, description="Size of the steps.")
-    balanced: bool = Field(
-        False, description="Draw samples with replacement, weight 1 / size of their class."
-    )
     mixed_precision: bool = Field(False, description="bfloat16 where a GPU has it.")
     checkpoint_every: int = Field(
         10, ge=1, exclude=True, description="Without effect: a run is saved after each increment."
     )
+    checkpoint_seconds: float = Field(
+        600.0, ge=0, exclude=True, description="Without effect, as checkpoint_every."
+    )
 
 
-class _Rows(Samples):
-    """The training loop takes its batches from `images`; here they are rows of features."""
-
-    def images(self) -> np.ndarray:
-        return self.arrays["features"]
-
-
-class Ann(Predictor):
+class Ann(Predictor, Trainable):
     name: ClassVar[str] = "ann"
     configuration: ClassVar[type[Settings]] = Configuration
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -75,7 +75,7 @@ class Ann(Predictor):
             "calibrate": "every_fit",
         },
     }
-    network: nn.Sequential
+    layers: nn.Sequential
     threshold: float | None = None
 
     @classmethod
@@ -90,27 +90,28 @@ class Ann(Predictor):
         before: tuple[str, ...],
         seed: Sequence[int],
     ) -> None:
-        from torch.nn import functional
-
         if before != self.known:
             with seeded([*seed, 0], self.device):
-                network = self._build()
+                layers = self._build()
             if before:
-                self._take_over(network, len(before) + 1)
-            self.network = network
+                self._take_over(layers, len(before) + 1)
+            self.layers = layers
         # Column 0 is `unknown`, which no sample is labelled with.
         codes = examples.codes(self.known) + 1
         features = np.ascontiguousarray(examples.features, np.float32)
-        data = _Rows([""] * len(codes), codes, {"features": features})
-
-        def batch_loss(batch: torch.Tensor, labels: torch.Tensor | None) -> dict[str, torch.Tensor]:
-            return {"loss": functional.cross_entropy(self.network(batch), labels)}
-
+        samples = Samples([""] * len(codes), codes, {"features": features})
         drawn = int(np.random.default_rng([*seed, 1]).integers(2**31))
-        train(self.network, batch_loss, data, self.settings, seed=drawn, device=self.device)
+        train(self, samples, seed=drawn, device=self.device)
         if valid is not None and (self.threshold is None or self.settings.calibrate == "every_fit"):
             highest = self._softmax(valid.features).max(1)
             self.threshold = float(np.quantile(highest, self.settings.accepted_error))
+
+    def losses(self, batch: Batch) -> Losses:
+        from torch.nn import functional
+
+        return {
+            "loss": functional.cross_entropy(self.layers(batch.array("features")), batch.labels)
+        }
 
     def _build(self) -> nn.Sequential:
         from torch import nn
@@ -123,14 +124,14 @@ class Ann(Predictor):
             nn.Linear(hidden, len(self.known) + 1),
         )
 
-    def _take_over(self, network: nn.Sequential, outputs: int) -> None:
+    def _take_over(self, layers: nn.Sequential, outputs: int) -> None:
         import torch
 
         with torch.no_grad():
-            network[0].load_state_dict(self.network[0].state_dict())
+            layers[0].load_state_dict(self.layers[0].state_dict())
             if self.settings.head == "grow":
-                network[3].weight[:outputs] = self.network[3].weight
-                network[3].bias[:outputs] = self.network[3].bias
+                layers[3].weight[:outputs] = self.layers[3].weight
+                layers[3].bias[:outputs] = self.layers[3].bias
 
     def _softmax(self, features: np.ndarray) -> np.ndarray:
         import torch
@@ -139,7 +140,7 @@ class Ann(Predictor):
         with torch.no_grad():
             for start in range(0, len(features), SCORING_BATCH):
                 block = np.ascontiguousarray(features[start : start + SCORING_BATCH], np.float32)
-                logits = self.network(torch.from_numpy(block).to(self.device))
+                logits = self.layers(torch.from_numpy(block).to(self.device))
                 parts.append(logits.softmax(1).cpu().numpy())
         return np.concatenate(parts)
 
@@ -155,13 +156,13 @@ class Ann(Predictor):
         return -self._softmax(features)[:, 1:].max(1)
 
     def state(self) -> dict[str, np.ndarray | torch.Tensor]:
-        return dict(self.network.state_dict())
+        return dict(self.layers.state_dict())
 
     def record(self) -> dict[str, Any]:
         return {"threshold": self.threshold}
 
     def restore(self, state: Mapping[str, torch.Tensor], record: Mapping[str, Any]) -> None:
         self.threshold = record["threshold"]
-        self.network = self._build()
-        self.network.load_state_dict(dict(state))
-        self.network.to(self.device).eval()
+        self.layers = self._build()
+        self.layers.load_state_dict(dict(state))
+        self.layers.to(self.device).eval()

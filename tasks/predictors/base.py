@@ -130,7 +130,7 @@ class Predictor(Plugin, ABC):
         if self.known and train.features.shape[1] != self.width:
             raise ConfigError(
                 f"predictor {self.name}: features have {train.features.shape[1]} numbers, it was "
-                f"fitted on {self.width}; use the same extractor"
+                f"fitted on {self.width}; use features of the same model"
             )
         if not np.isfinite(train.features).all():
             raise NoveltyError(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from schemas.errors import ConfigError
 from tasks.evaluation import intervals as module
 from tasks.evaluation.conventions import CONVENTIONS, Convention, find_convention
-from tasks.evaluation.intervals import INTERVALS, intervals, resampled
+from tasks.evaluation.intervals import INTERVALS, intervals, resampled, share_intervals
 from tasks.evaluation.metrics import evaluate
 
 OPENOOD = find_convention("openood")
@@ -188,7 +188,7 @@ def naive_bounds(scores: np.ndarray, novel: np.ndarray, draws: list[np.ndarray])
 def drawn(scores: np.ndarray, novel: np.ndarray, sequences: Any, draws: int) -> np.ndarray:
     """Counts of `intervals` in the order of the input."""
     rows = module._rows(scores, novel, OPENOOD, None, None)
-    blocks = module._draws(rows, module._units(rows, sequences), 5, draws)
+    blocks = module._draws(rows.novel, module._units(rows.order, sequences), 5, draws)
     counts = np.empty((draws, scores.size), dtype=int)
     counts[:, rows.order] = np.concatenate(list(blocks))
     return counts
@@ -205,6 +205,25 @@ def test_bounds_are_percentiles_of_evaluate_over_the_draws() -> None:
         assert frame["metric"].to_list() == evaluate(scores, novel, OPENOOD)["metric"].to_list()
         for metric, low, high in frame.iter_rows():
             assert (low, high) == pytest.approx(expected[metric], abs=1e-9), metric
+
+
+def test_shares_are_drawn_as_the_metrics_are() -> None:
+    """The share of known samples of the right class is the metric `acc`."""
+    scores, novel = simulated(1, 60, 20)
+    right = np.random.default_rng(0).random(80) < 0.7
+    classes = (np.zeros(80), np.where(right, 0, 1))
+    sequences = [f"{'novel' if novel[row] else 'known'}-{row % 11}" for row in range(80)]
+    frame = intervals(scores, novel, OPENOOD, classes=classes, sequences=sequences, seed=5)
+    known = [name for name in sequences if name.startswith("known")]
+    hits = np.stack([right[:60], ~right[:60]], 1)
+    bounds = share_intervals(hits, novel[:60], sequences=known, seed=5)
+    accuracy = frame.filter(metric="acc").select("low", "high").row(0)
+    assert tuple(bounds[0]) == pytest.approx(accuracy) and accuracy[0] < accuracy[1]
+    assert bounds[1] == pytest.approx(1 - bounds[0, ::-1])
+    order = np.random.default_rng(1).permutation(60)
+    again = [known[place] for place in order]
+    mixed = share_intervals(hits[order], novel[:60], sequences=again, seed=5)
+    np.testing.assert_array_equal(mixed, bounds)
 
 
 def test_known_and_novel_samples_are_drawn_apart() -> None:

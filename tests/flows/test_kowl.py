@@ -12,7 +12,6 @@ from schemas.config import Settings, make_config
 from schemas.errors import ConfigError, SourceError
 from schemas.kowl import (
     Config,
-    FeatureSettings,
     IncrementChoice,
     OpenWorldSettings,
     UnifySettings,
@@ -32,6 +31,7 @@ from tasks.kowl.build import (
 )
 from tasks.kowl.policies import KINETICS
 from tasks.sample.kowl import write_kowl
+from tests.models.test_clips import checkpoint
 from tests.shared import shared_path
 
 
@@ -62,9 +62,9 @@ def evaluated(tmp_path_factory):
         lists=root / "raw" / "lists",
         videos=root / "raw" / "videos",
         lake=root / "lake",
-        features=FeatureSettings(extractor="efficientnet", frames=1, threads=1),
+        models={"efficientnet": {"crops": 1, "cpu_threads": 1}},
         predictors={"gmm_finch": {}},
-        evaluation=OpenWorldSettings(feedback=(0, 1)),
+        evaluation=OpenWorldSettings(feedback=(0, 1), threads=1),
     )
     build(config)
     return root, config
@@ -127,6 +127,13 @@ def test_every_score_has_metrics_by_increment(evaluated):
     assert {"auroc", "fpr95"} <= set(metrics["metric"])
     first = metrics.filter(step=0, metric="auroc")
     assert first["value"].null_count() == first.height  # nothing is novel yet
+
+
+def test_accuracies_have_intervals(evaluated):
+    metrics = table(evaluated[0] / "lake", "metrics").filter(score="none")
+    accuracy = metrics.filter(pl.col("metric").str.ends_with("_accuracy"))
+    assert accuracy.height and accuracy["low"].null_count() == 0 and (accuracy["n"] > 0).all()
+    assert (accuracy["low"] <= accuracy["high"]).all()
 
 
 def test_all_feedback_beats_none_after_the_last_increment(evaluated):
@@ -198,6 +205,10 @@ def test_a_wrong_plug_in_or_setting_is_said_before_any_work(evaluated, tmp_path)
         ({"predictors": {"evm": {"tail": 3}}}, "evm: .*tail is not a setting"),
         ({"predictors": {"evm": {}}, "train": {"epochs": 3}}, "no predictor"),
         ({"scores": {"nearst": {}}}, "no score 'nearst'"),
+        ({"scores": {"energy": {}}}, "energy fits none of the models efficientnet, gmm_finch"),
+        ({"models": {"resnet": {}}}, "no model 'resnet'"),
+        ({"models": {"efficientnet": {"frames": 2}}}, "frames is not a setting"),
+        ({"models": {"x3d": {}}}, "x3d needs its weights"),
         ({"preset": "large"}, "no preset 'large'"),
     ):
         with pytest.raises(ConfigError, match=said):
@@ -226,7 +237,7 @@ def test_an_added_video_is_all_that_is_read(tmp_path):
         lists=raw / "lists",
         videos=raw / "videos",
         lake=tmp_path / "lake",
-        features=FeatureSettings(extractor="efficientnet", frames=1, threads=1),
+        models={"efficientnet": {"crops": 1, "cpu_threads": 1}},
         scores={"nearest": {}},
     )
     kowl.build.fn(config)
@@ -240,6 +251,45 @@ def test_an_added_video_is_all_that_is_read(tmp_path):
     assert after["protocols"]["data_key"].item() != before["protocols"]["data_key"].item()
     backbone = pl.col("protocol").is_null()
     assert after["runs"].filter(backbone).equals(before["runs"].filter(backbone))
+
+
+@pytest.mark.slow
+def test_every_predictor_and_score_runs_on_every_model(tmp_path):
+    from flows import kowl
+
+    raw = tmp_path / "raw"
+    write_kowl(raw, clips_per_class=4, videos_per_class=1)
+    for folder in sorted((raw / "videos").iterdir())[10:]:
+        shutil.rmtree(folder)
+    weights = checkpoint("x3d", tmp_path / "x3d.pyth")
+    one = {"crops": 1, "cpu_threads": 1}
+    config = Config(
+        lists=raw / "lists",
+        videos=raw / "videos",
+        lake=tmp_path / "lake",
+        models={"efficientnet": one, "x3d": {**one, "weights": str(weights)}},
+        scores={"nearest": {}},
+        predictors={"gmm_finch": {}},
+        evaluation=OpenWorldSettings(feedback=(1,), threads=1),
+    )
+    kowl.build.fn(config)
+    outputs, runs = table(tmp_path / "lake", "outputs"), table(tmp_path / "lake", "runs")
+    frozen = dict(runs.filter(pl.col("protocol").is_null()).select("run_id", "model").iter_rows())
+    assert sorted(frozen.values()) == ["efficientnet", "x3d"]
+    widths = outputs.with_columns(pl.col("features").list.len()).group_by("run_id").agg("features")
+    assert {frozen[run]: set(found) for run, found in widths.iter_rows()} == {
+        "efficientnet": {1280},
+        "x3d": {2048},
+    }
+    led = runs.filter(model="gmm_finch")
+    assert sorted(led["network"]) == ["efficientnet", "x3d"]
+    assert {frozen[run] for run in led["base_runs"].explode()} == set(frozen.values())
+    scored = table(tmp_path / "lake", "scores").join(runs, on="run_id")
+    assert set(scored.select("score", "model", "network").unique().rows()) == {
+        ("nearest", "efficientnet", "none"),
+        ("nearest", "x3d", "none"),
+        *((score, "gmm_finch", name) for score in ("own", "p_unknown") for name in frozen.values()),
+    }
 
 
 def test_protocol_tests_are_made_of_the_lake(evaluated, tmp_path):

@@ -196,25 +196,35 @@ def body(config):
     (root / "first-done").touch()
     wait_for((root / "closed").exists)
     build_toy(root / "second", root / "raw")
+    if config.get("fails"):
+        raise RuntimeError("a defect")
 
-tracked.run_tracked(tracked.tracked_flow("toy", body), {}, sys.argv[2])
+config = {"lake": str(root / "lake"), "fails": sys.argv[3] == "True"}
+tracked.run_tracked(tracked.tracked_flow("toy", body), config, sys.argv[2])
 """
 
 
-def test_a_server_lost_in_the_middle_is_one_warning(tmp_path, address):
+@pytest.mark.parametrize("fails", [False, True], ids=["succeeds", "fails"])
+def test_a_server_lost_in_the_middle_is_one_warning(tmp_path, address, fails):
     write_raw(tmp_path / "raw")
     with doorway(address) as (way, closed):
-        process = python(LOST, tmp_path, way)
+        process = python(LOST, tmp_path, way, fails)
         assert wait_until((tmp_path / "first-done").exists, PATIENCE_SECONDS)
         closed.set()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", int(way.split(":")[2].removesuffix("/api"))))
     (tmp_path / "closed").touch()
     _, errors = process.communicate(timeout=PATIENCE_SECONDS)
-    assert process.returncode == 0, errors
-    lines = [line for line in errors.splitlines() if "toy/" not in line and "/" not in line]
-    assert [line for line in lines if line.startswith("warning: the Prefect server is lost")]
-    assert len(lines) == 1, errors
+    assert process.returncode == fails, errors
+    assert errors.count("warning: the Prefect server is lost") == 1
+    notes = list((tmp_path / "lake" / "reports" / "failures").glob("*.md"))
+    assert len(notes) == fails
+    if fails:
+        assert notes[0].read_text().startswith("# toy: failed\n\nRuntimeError: a defect\n")
+        assert errors.endswith("\nRuntimeError: a defect\n")
+    else:
+        lines = [line for line in errors.splitlines() if "toy/" not in line and "/" not in line]
+        assert len(lines) == 1, errors
     assert parquet_bytes(tmp_path / "first") == parquet_bytes(tmp_path / "second")
 
 

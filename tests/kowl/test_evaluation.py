@@ -38,7 +38,6 @@ SETTINGS = RunSettings(device="cpu")
 CONFIG = {
     "lists": ".",
     "videos": ".",
-    "features": {"extractor": "efficientnet", "threads": 1},
     "evaluation": {"top_k": 2, "feedback": [1.0]},
 }
 BACKBONE = RunFacts(
@@ -84,7 +83,11 @@ def outputs_of(names, vectors, view="plain") -> pl.DataFrame:
 
 @pytest.fixture
 def parts() -> tuple[Held, Held]:
-    """Three increments; each clip plain and, by the same features, inverted."""
+    return presented()
+
+
+def presented() -> tuple[Held, Held]:
+    """Outputs and splits of three increments; each clip plain and, with its features, inverted."""
     features, table = world()
     views = ("plain", "color_invert")
     shown = [outputs_of(features.sample_ids, features.values, view) for view in views]
@@ -264,7 +267,7 @@ def test_what_changes_the_runs_of_which_predictor(monkeypatch):
         {"evaluation": {"top_k": 2, "feedback": [0.5]}},
         {"evaluation": {"top_k": 3, "feedback": [1.0]}},
         {"evaluation": {"top_k": 2, "feedback": [1.0], "experience_limit": 9}},
-        {"features": {"extractor": "efficientnet", "threads": 2}},
+        {"evaluation": {"top_k": 2, "feedback": [1.0], "threads": 1}},
     ):
         after = ids(**changed)
         assert after["evm"] != before["evm"] and after["ann"] != before["ann"], changed

@@ -8,18 +8,35 @@ import polars as pl
 import pytest
 
 from schemas.config import make_config
-from schemas.errors import ConfigError, RecordError
-from schemas.kowl import Config, FeatureSettings
+from schemas.errors import ConfigError, NoveltyError, RecordError
+from schemas.kowl import Config, SampleSettings
 from tasks.engine.stage import Shard
+from tasks.evaluation.model_runs import DeviceSettings
 from tasks.evaluation.runs import run_id
 from tasks.kowl import features as stage
-from tasks.kowl.features import ExtractSettings, backbone_facts, extract_features, plan_features
+from tasks.kowl.features import (
+    backbone_facts,
+    extract_features,
+    plan_backbones,
+    plan_features,
+)
 from tasks.kowl.separation import separation
 from tasks.kowl.videos import sample_videos
+from tasks.learning.samples import Samples
+from tasks.models import find, make_model
 from tests.kowl.test_evaluation import Held
+from tests.models.test_clips import WIDTH, checkpoint
 from tests.shared import shared_path
 
-CPU = {"threads": 1}
+CPU = DeviceSettings(device="cpu")
+
+
+def backbone(model: str = "efficientnet", features=None, **settings):
+    """The run of one model, on one thread."""
+    models = {model: {"cpu_threads": 1, **settings}}
+    config = {"lists": ".", "videos": ".", "models": models, "features": features or {}}
+    (run,) = plan_backbones(make_config(Config, config))
+    return run
 
 
 def videos(*rows: tuple[str, str]) -> pl.DataFrame:
@@ -43,28 +60,27 @@ def test_shards_with_nothing_to_use_are_left_out():
         Planned("a", videos(("x", "ok"), ("y", "missing"))),
         Planned("b", videos(("z", "missing"))),
     ]
-    settings = FeatureSettings(extractor="efficientnet", transforms=("plain", "rotation"))
-    facts = backbone_facts(settings)
-    shards = list(plan_features("root", pieces, settings, facts))
-    assert [shard.name for shard in shards] == [
-        f"{run_id(facts)}/a/{t}" for t in settings.transforms
-    ]
+    run, transforms = backbone(), ("plain", "rotation")
+    facts = backbone_facts(run)
+    shards = list(plan_features("root", pieces, transforms, run, facts))
+    assert [shard.name for shard in shards] == [f"{run_id(facts)}/a/{t}" for t in transforms]
 
 
 def test_what_a_backbones_run_and_its_shards_depend_on():
-    base = {"extractor": "efficientnet", **CPU}
-    facts = backbone_facts(FeatureSettings(**base))
+    same = backbone()
+    facts = backbone_facts(same)
     assert (facts.origin, facts.protocol, facts.seed) == ("frozen", None, None)
-    assert len(facts.weights["efficientnet"]) == 64
-    same = FeatureSettings(**base, transforms=("plain", "rotation"))
-    assert run_id(backbone_facts(same)) == run_id(facts)
-    for changed in ({"frames": 2}, {"batch": 4}, {"strength": {"hue": 0.1}}, {"seed": 1}):
-        other = FeatureSettings.model_validate({**base, **changed})
-        assert run_id(backbone_facts(other)) != run_id(facts), changed
+    assert len(facts.weights["efficientnet_lite0"]) == 64
+    assert facts.changed == {"cpu_threads": 1}
+    more_views = backbone(features={"transforms": ["plain", "rotation"]})
+    assert run_id(backbone_facts(more_views)) == run_id(facts)
+    others = [backbone(crops=2), backbone(batch=4)]
+    others += [backbone(features=f) for f in ({"strength": {"hue": 0.1}}, {"seed": 1})]
+    assert len({run_id(facts), *(run_id(backbone_facts(run)) for run in others)}) == 5
 
     def key(*rows: tuple[str, str]) -> str:
-        planned = plan_features("root", [Planned("a", videos(*rows))], same, facts)
-        return extract_features.key("kowl", next(planned), ExtractSettings(features=same))
+        planned = plan_features("root", [Planned("a", videos(*rows))], ["plain"], same, facts)
+        return extract_features.key("kowl", next(planned), CPU)
 
     assert key(("x", "ok")) == key(("x", "ok"), ("y", "missing"))
     assert key(("x", "ok")) != key(("x", "ok"), ("y", "ok"))
@@ -86,17 +102,12 @@ def clips(monkeypatch):
 
 
 def run(clips: Held, transform: str, **changed):
-    settings = FeatureSettings(extractor="efficientnet", frames=1, **CPU, **changed)
-    return extract_features(shard_of(clips, transform, settings), given(settings))
+    return extract_features(shard_of(clips, transform, backbone(crops=1, **changed)), CPU)
 
 
-def given(settings: FeatureSettings) -> ExtractSettings:
-    return ExtractSettings(features=settings, device="cpu")
-
-
-def shard_of(clips: Held, view: str, settings: FeatureSettings, source: str = "") -> Shard:
-    facts = backbone_facts(settings).model_dump(mode="json")
-    return Shard("s", parts=(clips,), source=source, about={"facts": facts, "view": view})
+def shard_of(clips: Held, view: str, run, source: str = "") -> Shard:
+    about = {"facts": backbone_facts(run).model_dump(mode="json"), "view": view}
+    return Shard("s", files=run.weights, parts=(clips,), source=source, about=about)
 
 
 def vectors_of(produced) -> np.ndarray:
@@ -123,9 +134,8 @@ def test_features_follow_the_transform_and_not_the_batch(clips):
 
 
 def test_a_clip_that_did_not_change_is_not_read_again(clips, monkeypatch):
-    settings = FeatureSettings(extractor="efficientnet", frames=1, **CPU)
-    shard = shard_of(clips, "plain", settings)
-    first = extract_features(shard, given(settings))
+    shard = shard_of(clips, "plain", backbone(crops=1))
+    first = extract_features(shard, CPU)
     earlier = SimpleNamespace(
         file=lambda name: SimpleNamespace(path=first.files[name]),
         part=lambda name: Held(name, first.tables[name]),
@@ -141,41 +151,80 @@ def test_a_clip_that_did_not_change_is_not_read_again(clips, monkeypatch):
     changed = videos(("one", "ok"), ("two", "ok"), ("three", "ok"))
     changed = changed.with_columns(pl.Series("sha256", ["one", "other", "three"]))
     again = replace(shard, parts=(Held("videos", changed),), earlier=earlier)
-    produced = extract_features(again, given(settings))
+    produced = extract_features(again, CPU)
     assert read == ["two", "three"]
     rows = produced.tables["outputs"]
     assert sorted(rows["sample_id"]) == ["one", "three", "two"]
     assert rows.filter(sample_id="one").equals(first.tables["outputs"].filter(sample_id="one"))
+    none_left = replace(again, parts=(Held("videos", changed.filter(sample_id="one")),))
+    assert extract_features(none_left, CPU).tables["outputs"]["sample_id"].to_list() == ["one"]
+    assert read == ["two", "three"]
 
 
 def test_unlisted_videos_get_features_under_the_name_of_their_file(clips):
     rows = clips.frame.drop("sample_id").with_columns(file=pl.Series(["a/x.avi", "gone", "b"]))
     pieces = [Planned("unlisted_0000_of_0001", rows)]
-    settings = FeatureSettings(extractor="efficientnet", frames=1, **CPU)
-    facts = backbone_facts(settings)
-    (shard,) = plan_features("", pieces, settings, facts, "unlisted_videos")
-    produced = extract_features(shard, given(settings))
+    run = backbone(crops=1)
+    facts = backbone_facts(run)
+    (shard,) = plan_features("", pieces, ["plain"], run, facts, "unlisted_videos")
+    produced = extract_features(shard, CPU)
     assert produced.tables["outputs"]["sample_id"].to_list() == ["a/x.avi", "b"]
 
 
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"features": {"extractor": "x3d"}, "videos": "."}, "needs features.checkpoint"),
-        ({"features": {"extractor": "efficientnet"}}, "features need videos"),
+        ({"models": ["efficientnet"]}, "models need videos"),
         ({"predictors": ["ann"]}, "predictors need features"),
-        ({"models": ["ndcc"]}, "models and networks are not trained here"),
+        ({"predictors": ["ann"], "videos": ".", "models": "none"}, "predictors need features"),
+        ({"networks": ["vgg16"]}, "no model of clips takes one"),
         ({"evaluation": {"predicted_ranks": 6}}, "predicted_ranks is above top_k"),
-        (
-            {"features": {"extractor": "x3d", "checkpoint": "x", "frames": 4}, "videos": "."},
-            "leave features.frames out",
-        ),
+        ({"features": {"extractor": "x3d"}, "videos": "."}, "extractor is not a setting"),
     ],
-    ids=["checkpoint", "videos", "features", "models", "ranks", "frames"],
+    ids=["videos", "features", "none", "networks", "ranks", "extractor"],
 )
 def test_what_is_missing_is_said_before_anything_runs(changed, said):
     with pytest.raises(ConfigError, match=said):
         make_config(Config, {"lists": ".", **changed})
+
+
+@pytest.mark.parametrize(
+    ("models", "said"),
+    [
+        ({"x3d": {}}, "x3d needs its weights: name their file with --models.x3d.weights"),
+        ({"x3d": {"weights": "absent.pyth"}}, "absent.pyth does not exist"),
+        ({"x3d": {"weights": "absent.pyth", "count": 4}}, "x3d: .*count"),
+        ({"efficientnet": {"frames": 4}}, "efficientnet: .*frames is not a setting"),
+        ({"efficientnot": {}}, "no model 'efficientnot'"),
+    ],
+    ids=["weights", "file", "frames", "setting", "name"],
+)
+def test_a_wrong_model_is_refused_by_a_sentence(models, said):
+    config = make_config(Config, {"lists": ".", "videos": ".", "models": models})
+    with pytest.raises(NoveltyError, match=said):
+        plan_backbones(config)
+
+
+def test_a_model_of_other_samples_is_refused_by_a_sentence(monkeypatch):
+    monkeypatch.setattr(find("x3d"), "modality", "cloud")
+    config = make_config(Config, {"lists": ".", "videos": ".", "models": ["x3d"]})
+    said = "x3d does not fit kowl: it takes samples of modality cloud, kowl has clip"
+    with pytest.raises(ConfigError, match=said):
+        plan_backbones(config)
+
+
+def test_which_models_are_used(tmp_path):
+    def used(**changed) -> list[str]:
+        config = make_config(Config, {"lists": ".", **changed})
+        return [run.kind.name for run in plan_backbones(config)]
+
+    assert used() == used(videos=".", models="none") == []
+    assert used(videos=".") == used(videos=".", models=["all"]) == ["efficientnet"]
+    (tmp_path / "x3d.pyth").write_bytes(b"weights")
+    both = {"all": {}, "x3d": {"weights": str(tmp_path / "x3d.pyth")}}
+    assert used(videos=".", models=both) == ["efficientnet", "x3d"]
+    # `train` is for predictors.
+    assert used(videos=".", train={"epochs": 2}) == ["efficientnet"]
 
 
 def test_separation_of_features_that_separate_and_of_noise():
@@ -191,24 +240,10 @@ def test_separation_of_features_that_separate_and_of_noise():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("extractor", "width"), [("x3d", 8192), ("timesformer", 768)])
-def test_the_papers_networks_run_from_a_checkpoint_of_official_names(tmp_path, extractor, width):
+@pytest.mark.parametrize("name", ["x3d", "timesformer"])
+def test_the_papers_networks_run_from_a_checkpoint_of_official_names(tmp_path, name):
     """Random weights in FAIR's layout, of full size; two real clips through the stage."""
-    import torch
-
-    from tasks.features import timesformer, x3d
-
-    if extractor == "x3d":
-        network = x3d.load_x3d(None, allow_random=True)
-        names = {n: x3d.theirs(n, x3d.PYSLOWFAST) for n in network.state_dict()}
-    else:
-        network = timesformer.load_timesformer(None, allow_random=True)
-        names = {n: timesformer.theirs(n, timesformer.LAYOUTS[0]) for n in network.state_dict()}
-    state = {names[name]: value for name, value in network.state_dict().items()}
-    torch.save({"model_state": state, "epoch": 1}, tmp_path / "official.pyth")
-    settings = FeatureSettings(
-        extractor=extractor, checkpoint=tmp_path / "official.pyth", batch=2, **CPU
-    )
+    weights = checkpoint(name, tmp_path / "official.pyth")
     root = shared_path("videos")
     rows = pl.DataFrame(
         {
@@ -223,10 +258,11 @@ def test_the_papers_networks_run_from_a_checkpoint_of_official_names(tmp_path, e
             "sha256": ["1", "2"],
         }
     )
-    shard = shard_of(Held("videos", rows), "plain", settings, str(root))
-    produced = extract_features(shard, given(settings))
+    run = backbone(name, weights=str(weights), batch=2)
+    shard = shard_of(Held("videos", rows), "plain", run, str(root))
+    produced = extract_features(shard, CPU)
     vectors = vectors_of(produced)
-    assert vectors.shape == (2, width) and not produced.rejects
+    assert vectors.shape == (2, WIDTH[name]) and not produced.rejects
     assert np.isfinite(vectors).all() and np.abs(vectors[0] - vectors[1]).max() > 1e-3
 
 
@@ -244,10 +280,13 @@ def test_real_clips_of_different_classes_separate():
         pl.col("frames_decoded_opencv").cast(pl.Int32).alias("frames"),
         pl.lit("opencv").alias("decoder"),
     )
-    settings = FeatureSettings(extractor="efficientnet", frames=4, **CPU)
-    frames = dict(sample_videos(str(root), rows, settings.sampling()))
+    sampling = SampleSettings(step=1, count=1, crops=4, crop=256)
+    frames = dict(sample_videos(str(root), rows, sampling))
     assert not [name for name, found in frames.items() if isinstance(found, RecordError)]
-    vectors = stage._EXTRACTORS["efficientnet"](settings, "cpu")(np.stack([*frames.values()]))
+    model = make_model("efficientnet", {"crops": 4})
+    model.prepare(device="cpu")
+    shown = Samples([*frames], None, {"clips": np.stack([*frames.values()])})
+    vectors = model.outputs(shown).features
     labels = dict(listed.select("file", "label").iter_rows())
     found = separation(vectors, pl.Series([labels[name] for name in frames]))
     print(found)

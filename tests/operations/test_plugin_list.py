@@ -1,4 +1,4 @@
-"""`novelty models`, `novelty scores` and `novelty predictors`."""
+"""`novelty models`, `novelty networks`, `novelty scores` and `novelty predictors`."""
 
 import pytest
 
@@ -12,7 +12,7 @@ def test_every_plugin_is_listed_with_its_settings(
     kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = plugin_rows(kind)
-    assert set(rows["benchmark"]) == set(KINDS[kind]) and rows["about"].str.len_chars().min() > 0
+    assert rows.height and rows["about"].str.len_chars().min() > 0
     for name in rows["name"]:
         assert setting_rows(kind, name).height
     assert main([kind]) == 0
@@ -29,3 +29,16 @@ def test_values_are_those_of_the_preset() -> None:
         setting_rows("models", "nothing")
     with pytest.raises(ConfigError, match="ndcc has no preset 'large'"):
         setting_rows("models", "ndcc", "large")
+
+
+def test_a_model_fits_where_there_are_samples_of_its_modality() -> None:
+    rows = {row["name"]: row for row in plugin_rows("models").to_dicts()}
+    assert rows["vgg_classifier"]["benchmarks"] == "novelcraft, semantic"
+    assert rows["cross_entropy"]["benchmarks"] == "threedos"
+    assert rows["efficientnet"]["benchmarks"] == "kowl"
+    assert "none" not in {row["benchmarks"] for row in rows.values()}
+
+
+def test_a_preset_that_a_score_does_not_have_is_refused() -> None:
+    with pytest.raises(ConfigError, match="nearest has no preset 'large'; there are: none"):
+        setting_rows("scores", "nearest", "large")

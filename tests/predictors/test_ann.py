@@ -26,9 +26,9 @@ def test_numbers_of_the_paper_and_of_the_release():
 def test_layers():
     predictor = changed(epochs=1)
     predictor.fit(examples("abc", 5, 1))
-    kinds = [type(layer).__name__ for layer in predictor.network]
+    kinds = [type(layer).__name__ for layer in predictor.layers]
     assert kinds == ["Linear", "Dropout", "LeakyReLU", "Linear"]
-    assert predictor.network[3].out_features == 4
+    assert predictor.layers[3].out_features == 4
 
 
 @pytest.mark.parametrize("head", ["grow", "remake"])
@@ -36,16 +36,16 @@ def test_the_head_when_labels_are_added(head):
     # Steps too small to move a weight leave what was taken over as it was.
     predictor = changed(head=head, epochs=1, learning_rate=1e-30)
     predictor.fit(examples("abc", 10, 1), seed=[1])
-    before = {name: value.clone() for name, value in predictor.network.state_dict().items()}
+    before = {name: value.clone() for name, value in predictor.layers.state_dict().items()}
     predictor.fit(examples("abcde", 10, 2), seed=[2])
-    after = predictor.network.state_dict()
+    after = predictor.layers.state_dict()
     assert torch.equal(after["0.weight"], before["0.weight"])
     assert after["3.weight"].shape == (6, 64)
     kept = torch.equal(after["3.weight"][:4], before["3.weight"])
     assert kept == (head == "grow")
     # Without new labels nothing is made anew, whatever the rule.
     predictor.fit(examples("abcde", 10, 3), seed=[3])
-    assert torch.equal(predictor.network.state_dict()["3.weight"], after["3.weight"])
+    assert torch.equal(predictor.layers.state_dict()["3.weight"], after["3.weight"])
 
 
 @pytest.mark.parametrize("error", [0.0, 0.1, 0.4])
@@ -80,5 +80,5 @@ def test_unlabelled_samples_are_not_trained():
     one, two = changed(epochs=2), changed(epochs=2)
     one.fit(Examples(features, labels), seed=[1])
     two.fit(Examples(more, gaps), seed=[1])
-    for name, value in one.network.state_dict().items():
-        assert torch.equal(value, two.network.state_dict()[name])
+    for name, value in one.layers.state_dict().items():
+        assert torch.equal(value, two.layers.state_dict()[name])

@@ -198,7 +198,7 @@ def test_an_unfitted_predictor_can_be_saved_but_not_asked(name, tmp_path):
 def test_wrong_features(name, fitted):
     with pytest.raises(ConfigError, match="expected"):
         fitted(name).predict(np.zeros((3, WIDTH + 1)))
-    with pytest.raises(ConfigError, match="same extractor"):
+    with pytest.raises(ConfigError, match="same model"):
         fitted(name).fit(Examples(np.zeros((2, 3)), pl.Series(["a", "b"])))
     fresh = find_predictor(name)("small", device="cpu")
     with pytest.raises(ConfigError, match="no labelled sample"):

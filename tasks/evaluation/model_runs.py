@@ -1,0 +1,639 @@
+"""Runs of models, the same in every benchmark: planned, fitted, their samples passed.
+
+Enters: what a user chose, and for each protocol an `Offer`: which samples there are for models.
+Leaves: `runs` and `training` with each fitted model and its head as files, then `outputs` and
+`predictions` of each sample. What a benchmark adds is `tasks/<benchmark>/samples.py`: `load` gives
+the samples of a split as the model takes them.
+"""
+
+import importlib
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import numpy as np
+import polars as pl
+from pydantic import Field
+
+from schemas.config import Settings
+from schemas.errors import ConfigError
+from schemas.manifest import RunMark
+from schemas.runs import RunChoices, RunFacts
+from schemas.tables import OUTPUTS, PLAIN, PREDICTIONS, RUNS, TRAINING
+from storage.pieces import Part, Piece
+from storage.raw import RawFile
+from tasks import models, networks
+from tasks.engine.plugins import put_over
+from tasks.engine.stage import Build, Produced, Shard, stage
+from tasks.evaluation.runs import run_id, run_mark, run_row
+from tasks.evaluation.stages import (
+    EVALUATED,
+    HEAD,
+    PassedRun,
+    plan_failures,
+    prediction_rows,
+    record_failure,
+)
+from tasks.learning.devices import precision_on, use_threads
+from tasks.learning.samples import Samples
+from tasks.learning.trainer import TRAINER_VERSION, TrainingSettings
+from tasks.learning.training import BASE, MODEL, EpochLines, weights_file
+from tasks.models.base import Fitting, Model
+from tasks.scores.base import Outputs
+
+NO_NETWORK = "none"
+NETWORK, LOADER = "network", "loader"
+"""Where a run's settings have those of its network and of what loads its samples."""
+
+
+class Loader(Protocol):
+    """What the module tasks/<benchmark>/samples.py has."""
+
+    LOADER_VERSION: int
+    """Raised when the same rows give models other numbers to see."""
+
+    def load(self, shard: Shard, facts: RunFacts, split: str, model: Model) -> Samples:
+        """The samples of a split of the run's protocol, by id; labels count the trained classes."""
+
+
+def loader_of(benchmark: str) -> Loader:
+    return cast(Loader, importlib.import_module(f"tasks.{benchmark}.samples"))
+
+
+# ---------------------------------------------------------------- choices
+
+
+@dataclass(frozen=True, eq=False)
+class Offer:
+    """The samples of one protocol, as something that models can be fitted on.
+
+    `networks` are those to use here, `takes` says whether the samples are enough for a model.
+    `adapt` tells settings that the protocol asks for, given those that the preset and the user
+    have; what the user changed wins. `loader` is what decides how samples are seen, for the key.
+    """
+
+    protocol: str
+    modality: str
+    networks: tuple[str, ...] = ()
+    takes: Callable[[type[Model]], bool] = lambda kind: True
+    adapt: Callable[[type[Model], Any], Mapping[str, Any]] = lambda kind, settings: {}
+    loader: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class ModelRun:
+    """One model with all its settings, on one protocol, and the runs that it builds on.
+
+    `network` is what it stands on, or its bases do; only in the first case it has a `shape`.
+    """
+
+    offer: Offer
+    kind: type[Model]
+    network: str | None
+    settings: Any
+    shape: Settings | None
+    changed: Mapping[str, Any]
+    seed: int | None
+    bases: tuple["ModelRun", ...] = ()
+
+    @property
+    def level(self) -> int:
+        """0 where it builds on nothing; else one more than what it builds on."""
+        return max((base.level + 1 for base in self.bases), default=0)
+
+    @cached_property
+    def weights(self) -> tuple[RawFile, ...]:
+        """Checkpoint files that it starts from."""
+        files = self.kind.weights_files(self.settings)
+        return tuple(replace(weights_file(path), name=name) for name, path in files.items())
+
+    def values(self) -> dict[str, Any]:
+        """All settings as JSON: of the model, its network and its loader."""
+        values = self.settings.model_dump(mode="json")
+        if self.shape is not None:
+            values[NETWORK] = self.shape.model_dump(mode="json")
+        return values | ({LOADER: dict(self.offer.loader)} if self.offer.loader else {})
+
+    def versions(self, loader: int) -> dict[str, int]:
+        versions = {"model": self.kind.version, "loader": loader}
+        if self.shape is not None and self.network is not None:
+            versions["network"] = networks.find(self.network).version
+        if isinstance(self.settings, TrainingSettings):
+            versions["trainer"] = TRAINER_VERSION
+        return versions
+
+
+def choose_models(
+    benchmark: str, config: RunChoices, offers: Sequence[Offer]
+) -> dict[str, dict[str, Any]]:
+    """Models asked for that fit, with the settings that differ; what does not fit is refused.
+
+    `all` means all that fit and have the weights that they need. `train` changes settings of every
+    model that has them.
+    """
+    modalities = list(dict.fromkeys(offer.modality for offer in offers))
+    asked = dict(models.chosen(config.models))
+    for name in list(asked):
+        kind = models.find(name)
+        fits = kind.modality in modalities
+        if fits and (not kind.needs_weights or asked[name].get("weights")):
+            continue
+        if name in config.models and fits:
+            raise ConfigError(
+                f"model {name} needs its weights: name their file with --models.{name}.weights"
+            )
+        if name in config.models:
+            raise ConfigError(
+                f"model {name} does not fit {benchmark}: it takes samples of modality "
+                f"{kind.modality}, {benchmark} has {', '.join(modalities)}"
+            )
+        del asked[name]
+    shared = {name: shared_settings(config, name) for name in asked}
+    for setting in config.train:
+        if not any(setting in changes for changes in shared.values()):
+            among = (
+                f"none of the models {', '.join(asked)} has it" if asked else "there is no model"
+            )
+            raise ConfigError(f"train.{setting}: {among}; `novelty models NAME` lists settings")
+    return {name: put_over(shared[name], changes) for name, changes in asked.items()}
+
+
+def shared_settings(config: RunChoices, model: str) -> dict[str, Any]:
+    """What `train` changes of a model."""
+    fields = models.find(model).configuration.model_fields
+    return {name: value for name, value in config.train.items() if name in fields}
+
+
+def plan_models(benchmark: str, config: RunChoices, offers: Sequence[Offer]) -> list[ModelRun]:
+    """Every run that is asked for and those that they build on, bases first.
+
+    Call it before any work with what can be known by then: a wrong name or setting is refused.
+    """
+    plan = _Plan(config, offers, choose_models(benchmark, config, offers))
+    for name in plan.asked:
+        for offer in offers:
+            kind = models.find(name)
+            if offer.modality == kind.modality and offer.takes(kind):
+                plan.runs_of(name, offer)
+    runs = [run for some in plan.made.values() for run in some]
+    for run in runs:
+        run.weights  # noqa: B018  a missing file is to be found now
+    return sorted(runs, key=lambda run: run.level)
+
+
+class _Plan:
+    """Runs by model and protocol, made when they are first asked for."""
+
+    def __init__(
+        self, config: RunChoices, offers: Sequence[Offer], asked: Mapping[str, Mapping[str, Any]]
+    ) -> None:
+        self.config, self.offers, self.asked = config, offers, asked
+        self.made: dict[tuple[str, str], list[ModelRun]] = {}
+
+    def runs_of(self, name: str, offer: Offer) -> list[ModelRun]:
+        if (name, offer.protocol) not in self.made:
+            kind = models.find(name)
+            networks_below: tuple[str | None, ...] = (None,)
+            if kind.uses_network:
+                networks_below = offer.networks
+            if not networks_below:
+                there = ", ".join(networks.names_of(kind.modality)) or "none"
+                raise ConfigError(f"model {name} needs a network: name one of {there}")
+            self.made[name, offer.protocol] = [
+                run
+                for network in networks_below
+                for variant in self._variants(kind, network, offer)
+                for below in self._networks_of_bases(kind, variant, network, offer)
+                for run in self._of_variant(kind, variant, below, offer)
+            ]
+        return self.made[name, offer.protocol]
+
+    def _variants(
+        self, kind: type[Model], network: str | None, offer: Offer
+    ) -> list[Mapping[str, Any]]:
+        """What differs from the preset, for each run; what the protocol asks for counts too."""
+        kind.check_network(network)
+        preset, changes = self.config.preset, self.asked.get(kind.name)
+        if changes is None:
+            # Nobody asked for it by name, another model builds on it.
+            changes = shared_settings(self.config, kind.name)
+        adapted = offer.adapt(kind, kind.resolve(preset, changes, network))
+        return kind.variants(preset, put_over(adapted, changes), network, tuple(self.asked))
+
+    def _networks_of_bases(
+        self, kind: type[Model], variant: Mapping[str, Any], network: str | None, offer: Offer
+    ) -> tuple[str | None, ...]:
+        """What builds on models with a network has a run for each network, as they have."""
+        bases = kind.bases_of(kind.resolve(self.config.preset, variant, network))
+        below = any(models.find(base.model).uses_network for base in bases)
+        return offer.networks if below and network is None else (network,)
+
+    def _of_variant(
+        self, kind: type[Model], variant: Mapping[str, Any], network: str | None, offer: Offer
+    ) -> list[ModelRun]:
+        preset = self.config.preset
+        plain_shape = shape = None
+        if network is not None and kind.uses_network:
+            shape = kind.network_settings(network, preset, self.config.networks.get(network, {}))
+            plain_shape = kind.network_settings(network, preset)
+        plain = kind.resolve(preset, {}, network)
+        before = kind.resolve(preset, offer.adapt(kind, plain), network)
+        # What the preset and the user say decides what the protocol asks for.
+        adapted = offer.adapt(kind, kind.resolve(preset, variant, network))
+        settings = kind.resolve(preset, put_over(adapted, variant), network)
+        changed = differing(settings, before)
+        if shape is not None and plain_shape is not None and shape != plain_shape:
+            changed[NETWORK] = differing(shape, plain_shape)
+        runs = []
+        for seed in self.config.seeds if kind.seeded else (None,):
+            bases = tuple(
+                self._base(kind, base.model, base.settings, network, seed, offer)
+                for base in kind.bases_of(settings)
+            )
+            runs.append(ModelRun(offer, kind, network, settings, shape, changed, seed, bases))
+        return runs
+
+    def _base(
+        self,
+        kind: type[Model],
+        model: str,
+        wanted: Mapping[str, Any],
+        network: str | None,
+        seed: int | None,
+        offer: Offer,
+    ) -> ModelRun:
+        """The one run of `model` that a run of `kind` builds on."""
+        modality = models.find(model).modality
+        places = [offer] if modality == offer.modality else self.offers
+        runs = [
+            run
+            for place in places
+            if place.modality == modality
+            for run in self.runs_of(model, place)
+            if run.seed in (seed, None) and (network is None or run.network in (network, None))
+        ]
+        fitting = [
+            run
+            for run in runs
+            if all(getattr(run.settings, name, None) == value for name, value in wanted.items())
+        ]
+        if len(fitting) != 1:
+            which = "".join(f" with {name} {value}" for name, value in wanted.items())
+            raise ConfigError(
+                f"model {kind.name} builds on one run of {model}{which}, found {len(fitting)} "
+                f"among {len(runs)}; set models.{model} or models.{kind.name} so that one is meant"
+            )
+        return fitting[0]
+
+
+def differing(settings: Settings, before: Settings) -> dict[str, Any]:
+    """Settings that are not as before, as JSON; of nested ones those inside."""
+
+    def left(values: Mapping[str, Any], plain: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            name: left(value, plain[name])
+            if isinstance(value, dict) and isinstance(plain[name], dict)
+            else value
+            for name, value in values.items()
+            if value != plain[name]
+        }
+
+    return left(settings.model_dump(mode="json"), before.model_dump(mode="json"))
+
+
+# ---------------------------------------------------------------- plans
+
+
+@dataclass(frozen=True, eq=False)
+class PlannedRun:
+    """A run with all its facts, before it is made."""
+
+    run: ModelRun
+    facts: RunFacts
+    mark: RunMark
+    bases: tuple["PlannedRun", ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Name of its shards."""
+        return f"{self.facts.model}-{self.mark.run_id}"
+
+
+def plan_facts(
+    benchmark: str, config: RunChoices, runs: Sequence[ModelRun], keys: Mapping[str, Any]
+) -> list[PlannedRun]:
+    """The facts of each run, bases first; `keys` are those of the protocols."""
+    version = loader_of(benchmark).LOADER_VERSION
+    planned: dict[int, PlannedRun] = {}
+    for run in runs:
+        protocol = run.offer.protocol
+        if protocol not in keys:
+            raise ConfigError(
+                f"model {run.kind.name}: protocol {protocol} has no samples in this source"
+            )
+        bases = tuple(planned[id(base)] for base in run.bases)
+        mixed = bool(getattr(run.settings, "mixed_precision", False))
+        facts = RunFacts(
+            benchmark=benchmark,
+            protocol=protocol,
+            model=run.kind.name,
+            network=run.network or NO_NETWORK,
+            preset=config.preset,
+            settings=run.values(),
+            changed=dict(run.changed),
+            seed=run.seed,
+            base_runs=tuple(base.mark.run_id for base in bases),
+            versions=run.versions(version),
+            weights={file.name: file.digest for file in run.weights},
+            precision=precision_on(config.device, mixed),
+            fit_key=keys[protocol]["fit_key"],
+        )
+        mark = run_mark(facts, keys[protocol]["data_key"])
+        planned[id(run)] = PlannedRun(run, facts, mark, bases)
+    return list(planned.values())
+
+
+@dataclass(frozen=True)
+class View:
+    """A way of showing samples to a fitted model, such as a density of clouds."""
+
+    name: str = PLAIN
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+def make_runs(
+    build: Build,
+    planned: Sequence[PlannedRun],
+    parts_of: Callable[[PlannedRun], tuple[Part, ...]],
+    config: RunChoices,
+    views: Sequence[View] = (View(),),
+) -> list[PassedRun]:
+    """Fit every model and pass its samples, what one builds on before it.
+
+    `parts_of` are the parts that a run's samples are loaded from, `splits` among them. A run that
+    fails is recorded with its reason and stops no other.
+    """
+    how = DeviceSettings.of(config)
+    fitted: dict[str, Piece] = {}
+    passed: dict[str, list[tuple[Shard, Piece]]] = {}
+    for level in sorted({run.run.level for run in planned}):
+        wave = [
+            run for run in planned if run.run.level == level and _stands_on_all(build, run, fitted)
+        ]
+        shards = [_training_shard(run, parts_of(run), fitted, passed) for run in wave]
+        done = build.run_each(train_model, shards, how)
+        fitted |= {shard.run.run_id: piece for shard, piece in done if shard.run is not None}
+        passes = [pass_shard(shard, piece, view) for shard, piece in done for view in views]
+        for shard, piece in build.run_each(pass_samples, passes, how):
+            assert shard.run is not None
+            passed.setdefault(shard.run.run_id, []).append((shard, piece))
+    build.run(record_failure, plan_failures(build.failures), Settings())
+    samples = build.table("samples")
+    return [
+        passed_run(run, shard, piece, fitted[run.mark.run_id], samples)
+        for run in planned
+        for shard, piece in passed.get(run.mark.run_id, ())
+    ]
+
+
+def _stands_on_all(build: Build, run: PlannedRun, fitted: Mapping[str, Piece]) -> bool:
+    """Whether all that a run builds on is there; if not, the run has failed with it."""
+    lost = [base.name for base in run.bases if base.mark.run_id not in fitted]
+    if lost and build.dry is None:
+        shard = Shard(run.name, about=run.facts.model_dump(mode="json"), run=run.mark)
+        build.failures.append((shard, f"it builds on {', '.join(lost)}, which failed"))
+    return not lost
+
+
+def _training_shard(
+    run: PlannedRun,
+    parts: tuple[Part, ...],
+    fitted: Mapping[str, Piece],
+    passed: Mapping[str, Sequence[tuple[Shard, Piece]]],
+) -> Shard:
+    """What a model is fitted from; only its facts are in the key."""
+    files = {file.name: file for one in (*run.bases, run) for file in one.run.weights}
+    wanted = run.run.kind.bases_of(run.run.settings)
+    for base, asked in zip(run.bases, wanted, strict=True):
+        if asked.reads == "model":
+            parts += (replace(fitted[base.mark.run_id].file(MODEL), table=BASE),)
+        else:
+            parts += tuple(piece.part("outputs") for _, piece in passed[base.mark.run_id])
+    return Shard(
+        run.name,
+        files=tuple(files.values()),
+        parts=parts,
+        about=run.facts.model_dump(mode="json"),
+        depends={"run": run.mark.run_id},
+        run=run.mark,
+        threads=threads_of(run.run.settings),
+    )
+
+
+def threads_of(settings: Any) -> int:
+    """Cores that a model with these settings takes on a CPU."""
+    return int(getattr(settings, "cpu_threads", 1)) * int(getattr(settings, "processes", 1))
+
+
+def pass_shard(shard: Shard, piece: Piece, view: View) -> Shard:
+    """The shard of a training with the model that came of it; test rows count too."""
+    assert shard.run is not None
+    return replace(
+        shard,
+        name=f"{shard.name}/{view.name}",
+        files=(),
+        parts=(*shard.parts, piece.file(MODEL)),
+        about={"facts": shard.about, "view": view.name, "view_settings": dict(view.settings)},
+        depends={"run": shard.run.run_id, "rows": shard.run.data_key},
+    )
+
+
+def passed_run(
+    run: PlannedRun, shard: Shard, piece: Piece, fitted: Piece | None, samples: tuple[Part, ...]
+) -> PassedRun:
+    """What the scores of a run are planned from."""
+    heads = [file.file for file in fitted.manifest.files if file.file == HEAD] if fitted else []
+    return PassedRun(
+        run.facts,
+        run.mark,
+        (piece.part("outputs"),),
+        tuple(part for part in shard.parts if part.table == "splits"),
+        samples,
+        fitted.file(HEAD) if fitted is not None and heads else None,
+        view=shard.about["view"],
+    )
+
+
+# ---------------------------------------------------------------- stages
+
+
+class DeviceSettings(Settings):
+    """Where models run: recorded with each run, and in no key."""
+
+    device: str = Field("auto", exclude=True)
+    """`auto`, `cpu` or `cuda`."""
+    trainings: int | None = Field(None, exclude=True)
+    """Trainings at once on a CPU; none: as many as their threads leave cores for."""
+    trainings_per_gpu: int = Field(1, exclude=True)
+    """Trainings at once on each GPU."""
+
+    @classmethod
+    def of(cls, config: RunChoices) -> "DeviceSettings":
+        return cls(**{name: getattr(config, name) for name in cls.model_fields})
+
+
+def model_of(facts: RunFacts, files: Mapping[str, str] | None = None) -> Model:
+    """The model of a run, not fitted; `files` are paths of checkpoints that it starts from."""
+    values = {name: value for name, value in facts.settings.items() if name != LOADER}
+    shape = values.pop(NETWORK, None)
+    fields = models.find(facts.model).configuration.model_fields
+    values |= {name: path for name, path in (files or {}).items() if name in fields}
+    network = facts.network if models.find(facts.model).uses_network else None
+    return models.make_model(facts.model, values, network, shape)
+
+
+def kept_epoch(epoch: int) -> str:
+    """Name of the file with the model as that epoch left it."""
+    return f"epoch-{epoch:04d}.safetensors"
+
+
+def _save_epoch(work: Path, model: Model, epoch: int) -> None:
+    model.save(work / kept_epoch(epoch))
+
+
+@stage(writes=(RUNS, TRAINING), version=1, tags=("gpu",), apart=True)
+def train_model(shard: Shard, settings: DeviceSettings) -> Produced:
+    """Fit one model; a killed run goes on from its last checkpoint."""
+    facts = RunFacts.model_validate(shard.about)
+    paths = {file.name: str(file.path) for file in shard.files}
+    model = model_of(facts, paths)
+    _use_threads_of(model)
+    load = loader_of(facts.benchmark).load
+    train, valid = (load(shard, facts, split, model) for split in ("train", "valid"))
+    bases = _bases(shard, settings, paths)
+    work = shard.work or Path(tempfile.mkdtemp())
+    work.mkdir(parents=True, exist_ok=True)
+    network = "" if facts.network == NO_NETWORK else f" {facts.network}"
+    fitting = Fitting(
+        seed=facts.seed or 0,
+        device=settings.device,
+        work=work,
+        progress=EpochLines(f"{facts.protocol} {facts.model}{network} {facts.seed}"),
+        keep=partial(_save_epoch, work),
+    )
+    history = model.fit(train, valid, fitting, bases)
+    model.save(work / MODEL)
+    files = {
+        path.name: path for path in (work / MODEL, *sorted(work.glob(kept_epoch(0)[:6] + "*")))
+    }
+    head = model.head()
+    if head is not None:
+        files[HEAD] = work / HEAD
+        head.save(files[HEAD])
+    tables = {
+        "runs": run_row(facts, device=model.device.partition(":")[0]),
+        "training": training_rows(facts, history),
+    }
+    return Produced(tables, 1, files=files)
+
+
+def training_rows(facts: RunFacts, history: pl.DataFrame) -> pl.DataFrame:
+    """Rows of `training`; of an ensemble, whose members count epochs alike, `member_1/loss`."""
+    if "epoch" not in history.columns:
+        history = history.with_row_index("epoch")
+    members = [name for name in ("member",) if name in history.columns]
+    numbers = history.select("epoch", pl.selectors.numeric().exclude("epoch").cast(pl.Float64))
+    rows = numbers.unpivot(index=["epoch", *members], variable_name="measure", value_name="value")
+    if members:
+        member = pl.col("member").cast(pl.Int64).cast(pl.String)
+        measure = pl.concat_str(pl.lit("member_"), member, pl.lit("/"), "measure")
+        rows = rows.with_columns(measure.alias("measure"))
+    return rows.select(
+        pl.lit(run_id(facts)).alias("run_id"),
+        "epoch",
+        "measure",
+        pl.when(pl.col("value").is_finite()).then(pl.col("value")).alias("value"),
+    ).drop_nulls("value")
+
+
+@stage(writes=(OUTPUTS, PREDICTIONS), version=1, tags=("gpu",), apart=True)
+def pass_samples(shard: Shard, settings: DeviceSettings) -> Produced:
+    """What a fitted model puts out for each sample of its protocol.
+
+    Training samples are passed where scores can learn from them: from logits or features.
+    """
+    facts = RunFacts.model_validate(shard.about["facts"])
+    model = fitted_model(shard, settings)
+    load = loader_of(facts.benchmark).load
+    splits = shard.read("splits").filter(pl.col("protocol") == facts.protocol)
+    frames, classes = [OUTPUTS.empty()], {}
+    for split in EVALUATED if model.gives == {"novelty"} else ("train", *EVALUATED):
+        samples = load(shard, facts, split, model)
+        classes = classes or dict(enumerate(samples.classes))
+        if len(samples):
+            rows = output_rows(facts, samples.ids, model.outputs(samples), classes)
+            frames.append(rows.with_columns(pl.lit(shard.about["view"]).alias("view")))
+    outputs = pl.concat(frames)
+    tables = {"outputs": outputs}
+    if "logits" in model.gives:
+        rows = outputs.drop("run_id", "predicted").join(splits, on="sample_id")
+        tables["predictions"] = prediction_rows(facts, rows, classes)
+    return Produced(tables, outputs.height)
+
+
+def fitted_model(shard: Shard, settings: DeviceSettings, file: str = MODEL) -> Model:
+    """The fitted model among a shard's parts, ready to put out."""
+    bases = _bases(shard, settings, {})
+    model = models.load_model(shard.part(file).path, device=settings.device, bases=bases)
+    _use_threads_of(model)
+    return model
+
+
+def _bases(shard: Shard, settings: DeviceSettings, files: Mapping[str, str]) -> tuple[Model, ...]:
+    """Fitted models that this one starts from, with the checkpoints that they started from."""
+    bases = tuple(
+        models.load_model(part.path, device=settings.device)
+        for part in shard.parts
+        if part.table == BASE
+    )
+    for base in bases:
+        given = {n: Path(p) for n, p in files.items() if n in type(base.settings).model_fields}
+        base.settings = base.settings.model_copy(update=given)
+    return bases
+
+
+def _use_threads_of(model: Model) -> None:
+    """Those without a network take no threads of torch."""
+    if hasattr(model.settings, "cpu_threads"):
+        use_threads(model.settings.cpu_threads)
+
+
+def output_rows(
+    facts: RunFacts, ids: Sequence[str], outputs: Outputs, classes: Mapping[int, str]
+) -> pl.DataFrame:
+    """Rows of `outputs`, of the plain view; `classes` are the names of the labels."""
+
+    def matrix(name: str) -> pl.Series:
+        array: np.ndarray | None = getattr(outputs, name)
+        kind = pl.List(pl.Float32)
+        if array is None:
+            return pl.Series(name, [None] * len(ids), kind)
+        return pl.Series(name, array.astype(np.float32)).cast(kind)
+
+    best = outputs.predicted if outputs.logits is None else outputs.logits.argmax(1)
+    names = [None] * len(ids) if best is None else [classes[int(label)] for label in best]
+    return OUTPUTS.conform(
+        pl.DataFrame({"sample_id": list(ids)}, schema={"sample_id": pl.String}).with_columns(
+            pl.lit(run_id(facts)).alias("run_id"),
+            pl.lit(PLAIN).alias("view"),
+            matrix("logits"),
+            matrix("features"),
+            pl.lit(None, pl.Float64).alias("novelty")
+            if outputs.novelty is None
+            else pl.Series("novelty", outputs.novelty, pl.Float64),
+            pl.Series("predicted", names, pl.String),
+        )
+    )

@@ -1,0 +1,33 @@
+"""TimeSformer, frozen: the class token of 8 frames 32 apart (KOWL-718 section 5.1)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field
+
+from schemas.config import Settings
+from tasks.models.clips import CropBackbone, CropSettings
+
+if TYPE_CHECKING:
+    from tasks.features.timesformer import TimeSformer
+
+
+class Configuration(CropSettings):
+    step: int = Field(32, ge=1, description="Every so many frames one is taken.")
+    count: int = Field(
+        8, ge=1, description="Frames; the time embedding is stretched to others than the file's."
+    )
+    crops: int = Field(1, ge=1, description="Temporal crops; one is the middle.")
+    crop: int = Field(224, ge=224, le=224, description="Side of a frame in pixels; it takes 224.")
+
+
+class TimesformerBackbone(CropBackbone):
+    name: ClassVar[str] = "timesformer"
+    configuration: ClassVar[type[Settings]] = Configuration
+
+    def load(self, weights: Path) -> TimeSformer:
+        from tasks.features.timesformer import load_timesformer
+
+        return load_timesformer(weights, self.settings.count)

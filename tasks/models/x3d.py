@@ -1,0 +1,29 @@
+"""X3D-M, frozen: four temporal crops of a clip, 2048 features each (KOWL-718 section 5.1)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field
+
+from schemas.config import Settings
+from tasks.models.clips import CropBackbone, CropSettings
+
+if TYPE_CHECKING:
+    from tasks.features.x3d import X3D
+
+
+class Configuration(CropSettings):
+    count: int = Field(16, ge=16, le=16, description="Frames in a temporal crop; X3D-M takes 16.")
+    crop: int = Field(224, ge=224, le=224, description="Side of a frame in pixels; it takes 224.")
+
+
+class X3DBackbone(CropBackbone):
+    name: ClassVar[str] = "x3d"
+    configuration: ClassVar[type[Settings]] = Configuration
+
+    def load(self, weights: Path) -> X3D:
+        from tasks.features.x3d import load_x3d
+
+        return load_x3d(weights)

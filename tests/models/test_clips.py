@@ -1,0 +1,136 @@
+"""Frozen models of clips: what they are shown, what they put out, and with which weights."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from schemas.errors import ConfigError
+from tasks.features import timesformer, x3d
+from tasks.learning.samples import Samples
+from tasks.models import find, load_model, make_model
+from tasks.models.base import Fitting
+
+NAMES = ("efficientnet", "timesformer", "x3d")
+WIDTH = {"efficientnet": 1280, "x3d": 8192, "timesformer": 768}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def clips(name: str, count: int = 2, **changed) -> Samples:
+    """Noise of the shape that the model asks for."""
+    shown = find(name).resolve(None, changed)
+    shape = (count, shown.crops, shown.count, shown.crop, shown.crop, 3)
+    values = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    return Samples([str(number) for number in range(count)], None, {"clips": values})
+
+
+def checkpoint(name: str, path, seed: int = 0):
+    """Random weights under the official names."""
+    if name == "x3d":
+        network = x3d.load_x3d(None, seed, allow_random=True)
+        names = {n: x3d.theirs(n, x3d.PYSLOWFAST) for n in network.state_dict()}
+    else:
+        network = timesformer.load_timesformer(None, seed=seed, allow_random=True)
+        names = {n: timesformer.theirs(n, timesformer.LAYOUTS[0]) for n in network.state_dict()}
+    state = {names[key]: value for key, value in network.state_dict().items()}
+    torch.save({"model_state": state, "epoch": 1}, path)
+    return path
+
+
+def test_finding_them_and_their_settings_does_not_import_torch():
+    program = (
+        "import sys; from tasks.models import find\n"
+        f"assert [find(name).resolve('small').model_dump_json() for name in {NAMES}]\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_declaration(name):
+    kind = find(name)
+    assert (kind.modality, kind.gives, kind.seeded) == ("clip", {"features"}, False)
+    assert kind.needs_weights == (name != "efficientnet")
+    settings = kind.resolve("paper")
+    assert settings == kind.resolve("small") and "weights" not in settings.model_dump()
+    for field, info in type(settings).model_fields.items():
+        assert info.description and info.description.endswith("."), f"{name}.{field}"
+
+
+def test_the_frames_are_those_of_the_paper():
+    def shown(name: str) -> tuple[int, ...]:
+        settings = find(name).resolve()
+        return settings.crops, settings.count, settings.step, settings.short_side, settings.crop
+
+    assert shown("x3d") == (4, 16, 5, 256, 224)
+    assert shown("timesformer") == (1, 8, 32, 256, 224)
+    assert shown("efficientnet") == (8, 1, 1, 256, 256)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [("x3d", {"count": 4}), ("x3d", {"crop": 112}), ("timesformer", {"crop": 9})],
+)
+def test_frames_that_a_network_does_not_take_are_refused(name, changes):
+    with pytest.raises(ConfigError, match=f"{name}: .*{next(iter(changes))}"):
+        find(name).resolve(None, changes)
+
+
+def test_efficientnet_gives_the_mean_over_the_frames_of_a_clip():
+    model = make_model("efficientnet", {"crops": 3, "batch": 2})
+    model.prepare(device="cpu")
+    samples = clips("efficientnet", 3, crops=3)
+    found = model.outputs(samples).features
+    assert found.shape == (3, 1280) and found.dtype == np.float32
+    one = make_model("efficientnet", {"crops": 1})
+    one.prepare(device="cpu")
+    frames = samples.array("clips")[1][:, None]  # each frame a clip of its own
+    alone = one.outputs(Samples(list("abc"), None, {"clips": frames})).features
+    np.testing.assert_array_equal(found[1], alone.mean(0))
+    assert model.outputs(clips("efficientnet", 0, crops=3)).features.shape == (0, 1280)
+
+
+def test_it_is_saved_as_the_digest_of_its_weights(tmp_path):
+    model = make_model("efficientnet", {"crops": 1})
+    samples = clips("efficientnet", crops=1)
+    history = model.fit(samples, None, Fitting(device="cpu"))
+    assert history.is_empty()
+    model.save(tmp_path / "model.safetensors")
+    loaded = load_model(tmp_path / "model.safetensors", device="cpu")
+    assert loaded.fingerprint() == model.fingerprint()
+    np.testing.assert_array_equal(loaded.outputs(samples).features, model.outputs(samples).features)
+    loaded = load_model(tmp_path / "model.safetensors", device="cpu")
+    loaded.digest = bytes(32)
+    with pytest.raises(ConfigError, match="was saved with other weights"):
+        loaded.outputs(samples)
+
+
+def test_clips_of_another_form_are_refused():
+    model = make_model("efficientnet", {"crops": 2})
+    model.prepare(device="cpu")
+    with pytest.raises(ConfigError, match=r"expected uint8 \(N, 2, 1, 256, 256, 3\)"):
+        model.outputs(clips("efficientnet", crops=1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["x3d", "timesformer"])
+def test_crops_stand_side_by_side(tmp_path, name):
+    model = make_model(name, {"weights": str(checkpoint(name, tmp_path / "w.pyth")), "batch": 1})
+    model.prepare(device="cpu")
+    samples = clips(name, 1)
+    found = model.outputs(samples).features
+    assert found.shape == (1, WIDTH[name]) and np.isfinite(found).all()
+    one = make_model(name, {"weights": str(tmp_path / "w.pyth"), "batch": 1, "crops": 1})
+    one.prepare(device="cpu")
+    last = samples.array("clips")[:, -1:]
+    alone = one.outputs(Samples(["0"], None, {"clips": last})).features
+    np.testing.assert_array_equal(found[:, -alone.shape[1] :], alone)
