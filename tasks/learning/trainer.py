@@ -340,11 +340,12 @@ class _Training:
                     row |= {f"valid_{key}": value for key, value in measured.items()}
             self.trainable.close_epoch(epoch, row)
             self.history.append(row)
+            # First: a training that goes on from the checkpoint does not come by here again.
+            if keep is not None:
+                keep(epoch)
             last = epoch == self.settings.epochs
             if epoch % self.settings.checkpoint_every == 0 or last or self._is_late():
                 self._save()
-            if keep is not None:
-                keep(epoch)
             if progress is not None:
                 progress(epoch, self.settings.epochs, row)
         self.trainable.layers.eval()

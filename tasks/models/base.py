@@ -141,8 +141,12 @@ class Model(Plugin, ABC):
 
     @classmethod
     def preset_values(cls, preset: str, network: str | None) -> dict[str, Any]:
-        """Settings of a preset that differ from the defaults."""
-        return dict(cls.presets.get(preset, {}))
+        """Settings of a preset that differ from the defaults; those of its network win."""
+        below = {} if network is None else networks.find(network).training(preset)
+        own = {
+            name: value for name, value in below.items() if name in cls.configuration.model_fields
+        }
+        return {**cls.presets.get(preset, {}), **own}
 
     @classmethod
     def network_settings(
@@ -164,9 +168,9 @@ class Model(Plugin, ABC):
     @classmethod
     def variants(
         cls, preset: str, changes: Mapping[str, Any], network: str | None, asked: Sequence[str]
-    ) -> list[Settings]:
-        """Resolved settings, one for each run of a choice; `asked` are all models asked for."""
-        return [cls.resolve(preset, changes, network)]
+    ) -> list[Mapping[str, Any]]:
+        """What differs from the preset, once for each run of a choice; `asked` are all models."""
+        return [changes]
 
     @classmethod
     def bases_of(cls, settings: Any) -> tuple[BaseRun, ...]:

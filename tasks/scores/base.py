@@ -39,12 +39,14 @@ _TRIED, _TOLERANCE = 64, 1e-2
 class Outputs:
     """`logits` (N, C) and `features` (N, D), float32, a row per sample; some may be absent.
 
-    `novelty` (N,) is the model's own, float64.
+    `novelty` (N,) is the model's own, float64. `predicted` (N,) are the classes that a model names
+    which puts out no logits.
     """
 
     logits: np.ndarray | None = None
     features: np.ndarray | None = None
     novelty: np.ndarray | None = None
+    predicted: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         given = {name: getattr(self, name) for name in ("logits", "features")}
