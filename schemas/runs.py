@@ -30,6 +30,10 @@ class RunChoices(Settings):
     """`--train.<setting>` changes a setting of all models that have it; a model's own wins."""
     device: str = "auto"
     """`auto`, `cpu` or `cuda`."""
+    trainings: int | None = Field(None, ge=1)
+    """Trainings at once on a CPU (default: as many as their `cpu_threads` leave cores for)."""
+    trainings_per_gpu: int = Field(1, ge=1)
+    """Trainings at once on each GPU."""
 
 
 class RunFacts(Settings):

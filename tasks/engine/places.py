@@ -8,6 +8,7 @@ piece is found in the lake, which every worker must therefore see under the same
 import ctypes
 import importlib
 import multiprocessing
+import os
 import signal
 import socket
 import threading
@@ -23,11 +24,14 @@ from schemas.config import Settings
 from schemas.errors import ConfigError, LakeError, NativeError
 from storage.layout import lake_address, lake_root
 from storage.pieces import Piece, find_piece
+from tasks.engine.slots import Slots, gpu_count
 
 SEEN_WITHIN_SECONDS = 90.0
 """How long a committed piece may stay unseen: network file systems remember absence for a while."""
 
 _ALONE = threading.Lock()
+SLOTS = Slots(os.cpu_count() or 1, gpu_count())
+"""What shards in processes of their own share on this machine."""
 _CHILDREN: set[Any] = set()
 """Processes of this one that make a shard each."""
 
@@ -52,11 +56,24 @@ def make_shard(code: str, lake: str, benchmark: str, shard: Any, settings: Setti
     """The piece of one shard, made on this machine as the stage demands."""
     stage = _stage_of(code)
     if stage.apart:
-        return in_own_process(_make_here, shard.name, code, lake, benchmark, shard, settings)
+        with SLOTS.taken(*places_wanted(shard, settings)) as device:
+            if hasattr(settings, "device"):
+                settings = settings.model_copy(update={"device": device})
+            return in_own_process(_make_here, shard.name, code, lake, benchmark, shard, settings)
     if stage.alone:
         with _ALONE:  # a worker of a cluster may have several threads
             return in_own_process(_make_here, shard.name, code, lake, benchmark, shard, settings)
     return _make_here(code, lake, benchmark, shard, settings)
+
+
+def places_wanted(shard: Any, settings: Settings) -> tuple[str, int, int | None, int]:
+    """What `Slots.taken` is asked for: a device, threads, and how many share a CPU or a GPU."""
+    return (
+        getattr(settings, "device", "cpu"),
+        shard.threads,
+        getattr(settings, "trainings", None),
+        getattr(settings, "trainings_per_gpu", 1),
+    )
 
 
 def _make_here(code: str, lake: str, benchmark: str, shard: Any, settings: Settings) -> Piece:

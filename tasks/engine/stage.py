@@ -92,7 +92,8 @@ class Shard:
 
     `about` must be JSON and is part of the content key; `source` (a raw root) is not, nor is
     `work`: a folder for checkpoints that outlives a killed run, set when a build runs the stage,
-    nor `earlier`: what a stage that `reuses` made of the shard of this name in the last build.
+    nor `earlier`: what a stage that `reuses` made of the shard of this name in the last build, nor
+    `threads`: how many cores its process takes where a stage runs `apart`.
 
     A shard that uses only some rows of its parts says so by `depends`: JSON that stands in the key
     in the place of the parts' digests. The manifest lists the parts that were read all the same.
@@ -109,6 +110,7 @@ class Shard:
     run: RunMark | None = None
     work: Path | None = None
     earlier: Piece | None = None
+    threads: int = 1
 
     def inputs(self) -> list[Input]:
         raw = [Input(name=file.name, digest=file.digest, size=file.size) for file in self.files]
@@ -290,7 +292,7 @@ def stage(
     work is I/O: anything else fails the same way again. `alone` shards run one after another, each
     in a process of its own: for work that uses all cores, global random state or much memory
     (torch), and whose native code may crash. `apart` shards run in a process of their own too, as
-    many at once as there are workers: for the same work on one thread (`torch.set_num_threads(1)`).
+    many at once as there are cores for their `threads`, or places on GPUs (`engine/slots.py`).
     A stage that `reuses` finds its last piece in `shard.earlier` and may take over rows of it whose
     inputs did not change: only where a row made anew would be the same to the bit.
     """

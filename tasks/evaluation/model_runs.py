@@ -10,7 +10,7 @@ import importlib
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -40,7 +40,7 @@ from tasks.evaluation.stages import (
 from tasks.learning.devices import precision_on, use_threads
 from tasks.learning.samples import Samples
 from tasks.learning.trainer import TRAINER_VERSION, TrainingSettings
-from tasks.learning.training import BASE, MODEL, print_epoch, weights_file
+from tasks.learning.training import BASE, MODEL, EpochLines, weights_file
 from tasks.models.base import Fitting, Model
 from tasks.scores.base import Outputs
 
@@ -351,7 +351,7 @@ def make_runs(
     build: Build,
     planned: Sequence[PlannedRun],
     parts_of: Callable[[PlannedRun], tuple[Part, ...]],
-    device: str,
+    config: RunChoices,
     views: Sequence[View] = (View(),),
 ) -> list[PassedRun]:
     """Fit every model and pass its samples, what one builds on before it.
@@ -359,7 +359,7 @@ def make_runs(
     `parts_of` are the parts that a run's samples are loaded from, `splits` among them. A run that
     fails is recorded with its reason and stops no other.
     """
-    how = DeviceSettings(device=device)
+    how = DeviceSettings.of(config)
     fitted: dict[str, Piece] = {}
     passed: dict[str, list[tuple[Shard, Piece]]] = {}
     for level in sorted({run.run.level for run in planned}):
@@ -412,7 +412,13 @@ def _training_shard(
         about=run.facts.model_dump(mode="json"),
         depends={"run": run.mark.run_id},
         run=run.mark,
+        threads=threads_of(run.run.settings),
     )
+
+
+def threads_of(settings: Any) -> int:
+    """Cores that a model with these settings takes on a CPU."""
+    return int(getattr(settings, "cpu_threads", 1)) * int(getattr(settings, "processes", 1))
 
 
 def pass_shard(shard: Shard, piece: Piece, view: View) -> Shard:
@@ -452,6 +458,14 @@ class DeviceSettings(Settings):
 
     device: str = Field("auto", exclude=True)
     """`auto`, `cpu` or `cuda`."""
+    trainings: int | None = Field(None, exclude=True)
+    """Trainings at once on a CPU; none: as many as their threads leave cores for."""
+    trainings_per_gpu: int = Field(1, exclude=True)
+    """Trainings at once on each GPU."""
+
+    @classmethod
+    def of(cls, config: RunChoices) -> "DeviceSettings":
+        return cls(**{name: getattr(config, name) for name in cls.model_fields})
 
 
 def model_of(facts: RunFacts, files: Mapping[str, str] | None = None) -> Model:
@@ -467,6 +481,10 @@ def model_of(facts: RunFacts, files: Mapping[str, str] | None = None) -> Model:
 def kept_epoch(epoch: int) -> str:
     """Name of the file with the model as that epoch left it."""
     return f"epoch-{epoch:04d}.safetensors"
+
+
+def _save_epoch(work: Path, model: Model, epoch: int) -> None:
+    model.save(work / kept_epoch(epoch))
 
 
 @stage(writes=(RUNS, TRAINING), version=1, tags=("gpu",), apart=True)
@@ -486,8 +504,8 @@ def train_model(shard: Shard, settings: DeviceSettings) -> Produced:
         seed=facts.seed or 0,
         device=settings.device,
         work=work,
-        progress=print_epoch(f"{facts.protocol} {facts.model}{network} {facts.seed}"),
-        keep=lambda fitted, epoch: fitted.save(work / kept_epoch(epoch)),
+        progress=EpochLines(f"{facts.protocol} {facts.model}{network} {facts.seed}"),
+        keep=partial(_save_epoch, work),
     )
     history = model.fit(train, valid, fitting, bases)
     model.save(work / MODEL)

@@ -13,8 +13,11 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -76,6 +79,12 @@ class TrainingSettings(Settings):
     warmup_rate: float = Field(1e-5, ge=0, description="Rate where that rise begins.")
     rise: float = Field(0.2, gt=0, lt=1, description="Share of one_cycle in which the rate rises.")
     mixed_precision: bool = Field(True, description="bfloat16 where a GPU has it; never on a CPU.")
+    processes: int = Field(
+        1,
+        ge=1,
+        description="Processes that share each batch: one for each GPU, or several on a CPU. Sums "
+        "and batch statistics are per process, so the result depends on their number.",
+    )
     cpu_threads: int = Field(
         1, ge=1, description="Threads on a CPU; they order the sums, so the result depends on them."
     )
@@ -285,54 +294,80 @@ def train(
 
     `work` is a folder of this training; a checkpoint called `name` in it is taken up if settings,
     seed, samples and `identity` are the same, and refused if not. `keep` is called after each epoch
-    with its number, when the layers are as that epoch left them.
+    with its number, when the layers are as that epoch left them. With several processes all of
+    these must be picklable.
     """
-    return _Training(trainable, samples, seed, device, valid, work, name, identity).run(
-        progress, keep
-    )
+    what = _Task(trainable, samples, seed, choose_device(device), valid, work, name, identity)
+    processes = trainable.settings.processes
+    if processes == 1:
+        return _Training(what, make_fabric(what.device, trainable.settings)).run(progress, keep)
+    with ExitStack() as stack:
+        if work is None:
+            what = replace(what, work=Path(stack.enter_context(TemporaryDirectory())))
+        fabric = make_fabric(what.device, trainable.settings, processes)
+        fabric.launch(partial(_train_as_rank, what=what, progress=progress, keep=keep))
+        # The first process left the finished training as a checkpoint.
+        return _Training(what, make_fabric(what.device, trainable.settings)).run(None, None)
+
+
+@dataclass(frozen=True, eq=False)
+class _Task:
+    """What is trained, on what, where."""
+
+    trainable: Trainable
+    samples: Samples
+    seed: int
+    device: str
+    valid: Samples | None
+    work: Path | None
+    name: str
+    identity: Any
+
+
+def _train_as_rank(
+    fabric: Fabric, what: _Task, progress: Progress | None, keep: Callable[[int], None] | None
+) -> None:
+    """One of several processes; the first one reports and saves."""
+    layers = what.trainable.layers
+    for tensor in (*layers.parameters(), *layers.buffers()):
+        tensor.data = tensor.data.clone()  # torch hands the same memory to all processes
+    first = fabric.global_rank == 0
+    _Training(what, fabric).run(progress if first else None, keep if first else None)
 
 
 class _Training:
-    """One training under way."""
+    """One training under way, or the share that one process has in it."""
 
-    def __init__(
-        self,
-        trainable: Trainable,
-        samples: Samples,
-        seed: int,
-        device: str,
-        valid: Samples | None,
-        work: Path | None,
-        name: str,
-        identity: Any,
-    ) -> None:
-        self.trainable, self.samples, self.seed = trainable, samples, seed
+    def __init__(self, what: _Task, fabric: Fabric) -> None:
+        trainable = what.trainable
+        self.trainable, self.samples, self.seed = trainable, what.samples, what.seed
         self.settings: TrainingSettings = trainable.settings
-        self.device = choose_device(device)
-        self.fabric = make_fabric(self.device, self.settings.mixed_precision)
-        trainable.layers.to(self.fabric.device)
-        self.optimizers = Optimizers(trainable.optimizers(), self.fabric)
+        self.device, self.fabric = str(fabric.device), fabric
+        trainable.layers.to(fabric.device)
+        self.optimizers = Optimizers(trainable.optimizers(), fabric)
         self.rates = {
             key: [float(group["lr"]) for group in self.optimizers[key].param_groups]
             for key in trainable.scheduled
         }
-        known = valid.known() if valid is not None and trainable.validates else None
+        known = what.valid.known() if what.valid is not None and trainable.validates else None
         self.valid = known if known is not None and len(known) else None
         self.history: list[dict[str, float]] = []
         self.under_way: dict[str, Any] = {}
         self.random: dict[str, torch.Tensor] = {}
         self.sums: torch.Tensor | None = None
-        self.checkpoint = None if work is None else work / name
+        self.checkpoint = None if what.work is None else what.work / what.name
         self.identity = ""
         self.saved = time.monotonic()
         if self.checkpoint is not None:
-            self.identity = self._identity(identity)
+            self.identity = self._identity(what.identity)
             if self.checkpoint.is_file():
                 self._resume(self.checkpoint)
 
     def run(self, progress: Progress | None, keep: Callable[[int], None] | None) -> pl.DataFrame:
         for epoch in range(len(self.history) + 1, self.settings.epochs + 1):
-            with seeded([self.seed, epoch], self.device, self.settings.cpu_threads):
+            # The first process draws from (seed, epoch): a 0 behind them changes nothing.
+            draws = [self.seed, epoch, self.fabric.global_rank]
+            with seeded(draws, self.device, self.settings.cpu_threads):
                 row = self._epoch(epoch)
                 self._check(epoch, row)
                 if self.valid is not None:
@@ -369,11 +404,12 @@ class _Training:
             batches = [self._batch(self.samples, stream[step]) for stream in rows]
             with self.fabric.autocast():
                 losses = self.trainable.step(batches, self.optimizers, self.trainable.phases[phase])
-            self._add(names, losses, len(first[step]))
-            if self._is_late():
+            self._add(names, losses, len(batches[0]))
+            if self._is_late() and self.fabric.world_size == 1:
                 self._save({"step": number + 1, "names": names, "rate": rate})
         self.trainable.set_training(False)
         assert self.sums is not None
+        self._agree()
         count = sum(len(batch) for batch in first)
         means = [total / count for total in self.sums.tolist()]
         self.sums = None
@@ -381,6 +417,14 @@ class _Training:
             "rate": rate or self.under_way.pop("rate", 0.0),
             **dict(zip(names, means, strict=True)),
         }
+
+    def _agree(self) -> None:
+        """Several processes: sums over all of them, running statistics of the first."""
+        if self.fabric.world_size == 1:
+            return
+        self.sums = self.fabric.all_reduce(self.sums, reduce_op="sum")
+        for buffer in self.trainable.layers.buffers():
+            buffer.copy_(self.fabric.broadcast(buffer))
 
     def _batch(self, samples: Samples, rows: np.ndarray) -> Batch:
         if self.fabric.world_size > 1:
@@ -506,16 +550,24 @@ class _Training:
         return int(self.under_way["step"]), list(self.under_way["names"])
 
 
-def make_fabric(device: str, mixed_precision: bool) -> Fabric:
-    """Lightning Fabric on one device; in a process group that it started, as one of its ranks."""
+def make_fabric(device: str, settings: TrainingSettings, processes: int = 1) -> Fabric:
+    """Lightning Fabric on one device, or on as many devices as there are processes."""
     import torch
     from lightning_fabric import Fabric
 
     place = torch.device(device)
-    precision = precision_on(device, mixed_precision)
+    devices: int | list[int] = processes
+    if place.type == "cuda" and processes == 1:
+        devices = [place.index or 0]
+    elif place.type == "cuda" and processes > torch.cuda.device_count():
+        raise ConfigError(
+            f"processes is {processes}, but there are {torch.cuda.device_count()} GPUs; lower it"
+        )
+    precision = precision_on(device, settings.mixed_precision)
     return Fabric(
         accelerator=place.type,
-        devices=[place.index or 0] if place.type == "cuda" else 1,
+        devices=devices,
+        strategy="auto" if processes == 1 else "ddp_spawn",
         precision="bf16-mixed" if precision == "bfloat16" else "32-true",
     )
 

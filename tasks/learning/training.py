@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from schemas.errors import SourceError
@@ -22,11 +23,12 @@ def weights_file(path: Path) -> RawFile:
     return RawFile(path.name, path.stat().st_size, sha256_file(path), str(path.absolute()))
 
 
-def print_epoch(title: str) -> Progress:
+@dataclass(frozen=True)
+class EpochLines:
     """Progress of training: a line an epoch."""
 
-    def say(epoch: int, epochs: int, row: Mapping[str, float]) -> None:
-        measured = ", ".join(f"{key} {value:.4g}" for key, value in row.items())
-        print(f"  {title}: epoch {epoch}/{epochs}, {measured}", file=sys.stderr, flush=True)
+    title: str
 
-    return say
+    def __call__(self, epoch: int, epochs: int, row: Mapping[str, float]) -> None:
+        measures = ", ".join(f"{key} {value:.4g}" for key, value in row.items())
+        print(f"  {self.title}: epoch {epoch}/{epochs}, {measures}", file=sys.stderr, flush=True)

@@ -11,6 +11,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -351,10 +352,6 @@ class NetworkModel(Model, Trainable):
             self.initialise()
         self.start(fitting.seed)
 
-        def keep(epoch: int) -> None:
-            if fitting.keep is not None and self.keeps(epoch):
-                fitting.keep(self, epoch)
-
         return train_layers(
             self,
             train,
@@ -364,7 +361,7 @@ class NetworkModel(Model, Trainable):
             work=fitting.work,
             identity=self.base_fingerprints(),
             progress=fitting.progress,
-            keep=keep,
+            keep=partial(_keep_epoch, self, fitting.keep),
         )
 
     def _make_layers(self) -> None:
@@ -402,6 +399,11 @@ class NetworkModel(Model, Trainable):
             self._make_layers()
         self.layers.load_state_dict(dict(state))
         self.layers.to(self.device).eval()
+
+
+def _keep_epoch(model: NetworkModel, keep: Callable[[Model, int], None] | None, epoch: int) -> None:
+    if keep is not None and model.keeps(epoch):
+        keep(model, epoch)
 
 
 def compute_in_batches(

@@ -25,7 +25,7 @@ from tasks.engine.stage import Build, Produced, Shard, stage
 from tasks.evaluation.runs import run_id, run_row
 from tasks.evaluation.stages import EVALUATED, HEAD, PassedRun, prediction_rows
 from tasks.learning.devices import use_threads
-from tasks.learning.training import BASE, MODEL, print_epoch, weights_file
+from tasks.learning.training import BASE, MODEL, EpochLines, weights_file
 from tasks.novelcraft.runs import PlannedRun, weights_path
 from tasks.novelcraft.samples import TABLES_OF, load
 from tasks.novelcraft.windows import EVALUATED_MODE
@@ -157,7 +157,7 @@ def train_model(shard: Shard, settings: DeviceSettings) -> Produced:
         seed=facts.seed or 0,
         device=settings.device,
         checkpoints=work,
-        progress=print_epoch(facts.model),
+        progress=EpochLines(facts.model),
         base=base,
     )
     files = {MODEL: work / MODEL}

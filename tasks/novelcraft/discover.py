@@ -23,7 +23,7 @@ from tasks.evaluation.runs import run_id, run_mark, run_row
 from tasks.learning.devices import use_threads
 from tasks.learning.loop import TRAINER_VERSION
 from tasks.learning.samples import Samples
-from tasks.learning.training import print_epoch, weights_file
+from tasks.learning.training import EpochLines, weights_file
 from tasks.novelcraft.classes import NORMAL, NOVEL_VALID
 from tasks.novelcraft.detection import DeviceSettings, long_history
 from tasks.novelcraft.discovery import (
@@ -116,7 +116,7 @@ def discover_categories(shard: Shard, settings: DeviceSettings) -> Produced:
             seed=seed,
             device=settings.device,
             checkpoints=shard.work,
-            progress=print_epoch("discovery"),
+            progress=EpochLines("discovery"),
         )
         training = TRAINING.conform(
             long_history(history).with_columns(pl.lit(run_id(facts)).alias("run_id"))

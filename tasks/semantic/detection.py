@@ -22,7 +22,7 @@ from schemas.tables import METRICS, OUTPUTS, PLAIN, PREDICTIONS, RUNS, SPLIT_NAM
 from tasks.engine.stage import Produced, Shard, stage
 from tasks.evaluation.runs import run_id, run_row
 from tasks.evaluation.stages import EVALUATED, HEAD, prediction_rows
-from tasks.learning.training import print_epoch
+from tasks.learning.training import EpochLines
 from tasks.semantic.cache import PictureCache
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def train_network(shard: Shard, settings: DeviceSettings) -> Produced:
         work=work,
         device=settings.device,
         test=Evaluation(tested, truth),
-        progress=print_epoch(f"{facts.protocol} {facts.model} {facts.seed}"),
+        progress=EpochLines(f"{facts.protocol} {facts.model} {facts.seed}"),
     )
     model.head().save(work / HEAD)
     measured = model.history.select("epoch", pl.exclude("epoch").cast(pl.Float64))

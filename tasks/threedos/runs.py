@@ -31,7 +31,7 @@ from tasks.evaluation.stages import (
     chosen_scores,
     prediction_rows,
 )
-from tasks.learning.training import BASE, MODEL, print_epoch
+from tasks.learning.training import BASE, MODEL, EpochLines
 from tasks.threedos import methods, networks
 from tasks.threedos.clouds import TrackClouds, label_names, load_clouds, require_training
 from tasks.threedos.lists import DATASETS
@@ -396,7 +396,7 @@ def train_network(shard: Shard, settings: DeviceSettings) -> Produced:
         work=work,
         device=settings.device,
         base=load(bases[0].path, device=settings.device) if bases else None,
-        progress=print_epoch(f"{facts.protocol} {facts.model} {facts.network} {facts.seed}"),
+        progress=EpochLines(f"{facts.protocol} {facts.model} {facts.network} {facts.seed}"),
     )
     files = {MODEL: work / MODEL}
     head = model.method.head()
