@@ -195,16 +195,20 @@ class _Plan:
             self.made[name, offer.protocol] = [
                 run
                 for network in networks_below
-                for variant in self._variants(kind, network)
+                for variant in self._variants(kind, network, offer)
                 for below in self._networks_of_bases(kind, variant, network, offer)
                 for run in self._of_variant(kind, variant, below, offer)
             ]
         return self.made[name, offer.protocol]
 
-    def _variants(self, kind: type[Model], network: str | None) -> list[Mapping[str, Any]]:
+    def _variants(
+        self, kind: type[Model], network: str | None, offer: Offer
+    ) -> list[Mapping[str, Any]]:
+        """What differs from the preset, for each run; what the protocol asks for counts too."""
         kind.check_network(network)
-        changes = self.asked.get(kind.name, {})
-        return kind.variants(self.config.preset, changes, network, tuple(self.asked))
+        preset, changes = self.config.preset, self.asked.get(kind.name, {})
+        adapted = offer.adapt(kind, kind.resolve(preset, changes, network))
+        return kind.variants(preset, put_over(adapted, changes), network, tuple(self.asked))
 
     def _networks_of_bases(
         self, kind: type[Model], variant: Mapping[str, Any], network: str | None, offer: Offer
