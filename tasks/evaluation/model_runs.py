@@ -144,17 +144,20 @@ def choose_models(
                 f"{models.find(name).modality}, {benchmark} has {', '.join(modalities)}"
             )
         del asked[name]
-    fields = {name: models.find(name).configuration.model_fields for name in asked}
+    shared = {name: shared_settings(config, name) for name in asked}
     for setting in config.train:
-        if not any(setting in names for names in fields.values()):
+        if not any(setting in changes for changes in shared.values()):
             among = (
                 f"none of the models {', '.join(asked)} has it" if asked else "there is no model"
             )
             raise ConfigError(f"train.{setting}: {among}; `novelty models NAME` lists settings")
-    return {
-        name: put_over({k: v for k, v in config.train.items() if k in fields[name]}, changes)
-        for name, changes in asked.items()
-    }
+    return {name: put_over(shared[name], changes) for name, changes in asked.items()}
+
+
+def shared_settings(config: RunChoices, model: str) -> dict[str, Any]:
+    """What `train` changes of a model."""
+    fields = models.find(model).configuration.model_fields
+    return {name: value for name, value in config.train.items() if name in fields}
 
 
 def plan_models(benchmark: str, config: RunChoices, offers: Sequence[Offer]) -> list[ModelRun]:
@@ -206,7 +209,10 @@ class _Plan:
     ) -> list[Mapping[str, Any]]:
         """What differs from the preset, for each run; what the protocol asks for counts too."""
         kind.check_network(network)
-        preset, changes = self.config.preset, self.asked.get(kind.name, {})
+        preset, changes = self.config.preset, self.asked.get(kind.name)
+        if changes is None:
+            # Nobody asked for it by name, another model builds on it.
+            changes = shared_settings(self.config, kind.name)
         adapted = offer.adapt(kind, kind.resolve(preset, changes, network))
         return kind.variants(preset, put_over(adapted, changes), network, tuple(self.asked))
 
