@@ -624,7 +624,9 @@ def output_rows(
             pl.lit(PLAIN).alias("view"),
             matrix("logits"),
             matrix("features"),
-            pl.Series("novelty", outputs.novelty, pl.Float64),
+            pl.lit(None, pl.Float64).alias("novelty")
+            if outputs.novelty is None
+            else pl.Series("novelty", outputs.novelty, pl.Float64),
             pl.Series("predicted", names, pl.String),
         )
     )
