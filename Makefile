@@ -4,7 +4,7 @@ PYTHON ?=
 TORCH ?=
 EXTRAS ?=
 BIN := .venv/bin
-LAKE ?= lake
+LAKE ?= $(or $(NOVELTY_LAKE),lake)
 SAMPLE ?= sample
 SOURCE ?=
 ARGS ?=
@@ -13,7 +13,7 @@ DRY_RUN := $(if $(DRY),--dry-run)
 export NOVELTY_LAKE := $(LAKE)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-blender doctor demo sample lint test test-all test-install bench lock docs status verify query report \
+.PHONY: help setup setup-blender doctor demo sample lint test test-all test-install bench lock wheel docs status verify query report \
         all novelcraft kowl threedos semantic condda serve server deploy stop publish
 
 help: ## list the targets
@@ -130,7 +130,7 @@ condda: setup ## run the agents over CONDDA/OND tests: make condda SOURCE=tests_
 	@$(BUILD); build $@ "$(SOURCE)" $(ARGS)
 
 serve: setup ## serve CONDDA/OND tests on loopback: make serve SOURCE=tests_dir
-	$(BIN)/novelty serve condda --tests "$(SOURCE)" $(ARGS)
+	$(BIN)/novelty condda serve --tests "$(SOURCE)" $(ARGS)
 
 server: setup ## scheduled builds: start the Prefect server and worker of service.yaml
 	$(BIN)/novelty service start
@@ -170,8 +170,8 @@ lint: .venv/.dev ## ruff, mypy, layer check
 test: lint ## lint and the whole fast suite
 	$(BIN)/python -m pytest
 
-test-all: lint .venv/peers/.ready ## lint and every test, slow ones and comparisons with peers too
-	$(BIN)/python -m pytest -m ''
+test-all: lint .venv/peers/.ready ## lint and every test, slow ones and comparisons with peers too; coverage
+	$(BIN)/python -m pytest -m '' --cov --cov-report term --cov-report html:build/coverage
 	PYTHONPATH=.venv/peers $(BIN)/python -m pytest -n 0 tests/scores/test_peer.py
 
 # In a folder of their own and without what they depend on: theirs would bring another torch.
@@ -181,6 +181,11 @@ test-all: lint .venv/peers/.ready ## lint and every test, slow ones and comparis
 
 bench: .venv/peers/.ready ## speed measurements, side by side in one run
 	@export PYTHONPATH=.venv/peers; for f in benchmarks/[a-z]*.py; do echo "== $$f"; $(BIN)/python -m benchmarks.$$(basename $$f .py) || exit 1; done
+
+wheel: setup ## dist/*.whl, and constraints.txt with the locked versions
+	@grep -oE '^[A-Za-z0-9._-]+==[^ ]+' requirements.lock > constraints.txt
+	$(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
+	@ls dist/*.whl
 
 lock: ## write requirements.lock and requirements-dev.lock from pyproject.toml; versions stay as they are
 	@python=$$(bash .ci/install/python "$(PYTHON)") || exit 2; \

@@ -20,11 +20,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from tasks import networks
 from tasks.learning.neighbours import nearest
+from tasks.networks import heads
 from tasks.scores import find, names
 from tasks.scores.base import Head, Outputs, Reference
-from tasks.threedos import networks
-from tasks.threedos.networks import heads
 
 SHAPES, TRAIN, POINTS, CLASSES, BATCH = 48, 64, 512, 18, 4
 TEST_ROWS, TRAIN_ROWS, WIDTH = 10_260, 7_342, 256
@@ -37,7 +37,7 @@ class Classifier(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         settings = heads.HeadSettings()
-        self.network = networks.build("dgcnn", networks.find("dgcnn").PRESETS["paper"])
+        self.network = networks.find("dgcnn")(networks.find("dgcnn").resolve("paper"))
         self.layers = self.network.layers
         slope = self.network.slope
         self.embedding = heads.embedding(self.network.width, settings, slope)

@@ -4,16 +4,43 @@ An error that the user can mend is one sentence on stderr and exit code 2, never
 """
 
 import argparse
+import importlib
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from pydantic import BaseModel
+
 from flows.options import add_options, chosen_values, split_settings
-from schemas.errors import ConfigError, NoveltyError
+from flows.parser import Parser
+from schemas.errors import ConfigError, LakeError, NoveltyError
 from schemas.extras import missing_extra
+from schemas.similar import did_you_mean
+from schemas.version import VERSION
 
 FLOWS = Path(__file__).parent
+GROUPS = {
+    "essentials": ("demo", "build", "status", "query", "report"),
+    "models and their numbers": ("models", "scores", "predictors", "runs", "evaluate"),
+    "the lake": ("diff", "lineage", "verify", "restore", "gc"),
+    "data in and out": ("sample", "fetch", "publish", "check-published"),
+    "one benchmark": ("novelcraft", "kowl", "condda"),
+    "operating": ("service", "doctor", "completion", "dictionary"),
+}
+"""Titles of the help and the commands under them."""
+MOVED = {
+    ("render",): ("novelcraft", "render"),
+    ("masks",): ("novelcraft", "masks"),
+    ("drift",): ("novelcraft", "drift"),
+    ("export", "lerobot"): ("novelcraft", "lerobot"),
+    ("list-drift",): ("kowl", "list-drift"),
+    ("serve", "condda"): ("condda", "serve"),
+    ("run", "condda"): ("condda", "run"),
+    ("make-tests",): ("condda", "make-tests"),
+}
+"""Names of earlier versions: one refusal that prints the command of today."""
 
 
 def stop_at_sigterm() -> None:
@@ -30,10 +57,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         stop_at_sigterm()
     try:
+        _refuse_old_name(words)
         if words[:1] == ["build"]:
             return _build(words[1:])
-        if words[:1] == ["make-tests"]:
-            return _make_tests(words[1:])
+        if words[:2] == ["condda", "make-tests"]:
+            return _make_tests(words[2:])
         parsed = _parser().parse_args(words)
         return int(parsed.run(parsed) or 0)
     except NoveltyError as error:
@@ -52,23 +80,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
 
 
+def _refuse_old_name(words: list[str]) -> None:
+    for old, new in MOVED.items():
+        if tuple(words[: len(old)]) == old:
+            today = shlex.join(["novelty", *new, *words[len(old) :]])
+            raise ConfigError(f"`novelty {' '.join(old)}` has another name now: {today}")
+
+
 def benchmarks() -> list[str]:
     """Every flow with a schema of the same name; adding one needs no edit here."""
     schemas = FLOWS.parent / "schemas"
     return sorted(p.stem for p in FLOWS.glob("[!_]*.py") if (schemas / p.name).exists())
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="novelty",
         description="Raw open-world material to Parquet tables to novelty detectors.",
+        groups=GROUPS,
     )
+    parser.add_argument("--version", action="version", version=f"novelty {VERSION}")
     commands = parser.add_subparsers(title="commands", metavar="command", required=True)
 
-    def command(name: str, run, summary: str) -> argparse.ArgumentParser:
-        added = commands.add_parser(name, help=summary, description=summary)
+    def command(name: str, run, summary: str, within=commands) -> argparse.ArgumentParser:
+        added = within.add_parser(name, help=summary, description=summary)
         added.set_defaults(run=run)
         return added
+
+    def commands_of(benchmark: str, summary: str):
+        added = commands.add_parser(benchmark, help=summary, description=summary)
+        return added.add_subparsers(metavar="command", required=True)
 
     def with_lake(added: argparse.ArgumentParser) -> argparse.ArgumentParser:
         added.add_argument(
@@ -135,7 +176,8 @@ def _parser() -> argparse.ArgumentParser:
     diff.add_argument("--key", help="columns that name a row, as a,b (default: the declared key)")
     diff.add_argument("--examples", type=int, default=5, help="shown of each kind (default: 5)")
     diff.add_argument("--out", help="Parquet file for every change, one value a row")
-    render = command("render", _render, "masks and novel fractions of NovelCraft world states")
+    novelcraft = commands_of("novelcraft", "render world states, export masks, compare labels")
+    render = command("render", _render, "masks and novel fractions of world states", novelcraft)
     render.add_argument("states", help="folder of .json files, or a .jsonl[.gz] file")
     render.add_argument("--novel", required=True, help="novel names, such as minecraft:tnt[,…]")
     render.add_argument("--renderer", choices=("raycast", "blender"), default="raycast")
@@ -151,39 +193,35 @@ def _parser() -> argparse.ArgumentParser:
     score.add_argument("--weight", help="share of weight of a class, such as normal=0.75")
     score.add_argument("--convention", default="novelcraft-2022", help="named metric convention")
     score.add_argument("--out", help="folder for metrics.parquet, curves.parquet, curves.png")
-    masks = with_lake(
-        command("masks", _masks, "export the NovelCraft masks of a lake as PNG files")
-    )
+    masks = with_lake(command("masks", _masks, "the masks of a lake as PNG files", novelcraft))
     masks.add_argument("--out", required=True, help="folder for class/episode/frame.png")
     masks.add_argument("--only", action="append", help="only this class (may be repeated)")
-    export = with_lake(command("export", _export, "NovelCraft's episodes in LeRobot's v3.0 layout"))
-    export.add_argument("what", choices=("lerobot",))
+    export = command("lerobot", _export, "episodes in LeRobot's v3.0 layout", novelcraft)
+    with_lake(export)
     export.add_argument("--out", required=True, help="new folder for meta/ and data/")
     export.add_argument("--only", action="append", help="only this class (may be repeated)")
     export.add_argument("--fps", type=int, default=1, help="frames that make a second (default: 1)")
-    drift = command(
-        "drift", _drift, "what changed between two versions of NovelCraft's targets.csv"
-    )
+    drift = command("drift", _drift, "what changed between two versions of targets.csv", novelcraft)
     drift.add_argument("old", help="targets.csv before")
     drift.add_argument("new", help="targets.csv now")
     drift.add_argument("--out", help="Parquet file for every frame that differs")
-    lists = command("list-drift", _list_drift, "what changed between two snapshots of a list")
+    kowl = commands_of("kowl", "compare snapshots of Kinetics lists")
+    lists = command("list-drift", _list_drift, "what changed between two snapshots of a list", kowl)
     lists.add_argument("old", help="Kinetics list before (CSV, plain or gzip), or a folder of them")
     lists.add_argument("new", help="the list or folder now")
     lists.add_argument(
         "--split", choices=("train", "validate", "test"), help="split of lists that name none"
     )
     lists.add_argument("--out", help="Parquet file for every change")
-    serve = command("serve", _serve, "serve tests by the published CONDDA/OND API and by /v1")
-    serve.add_argument("what", choices=("condda",))
+    condda = commands_of("condda", "serve tests, run an agent over them, make some of a lake")
+    serve = command("serve", _serve, "serve tests by the published API and by /v1", condda)
     serve.add_argument("--tests", required=True, help="folder of PROTOCOL/domain/ test files")
     serve.add_argument("--state", default="condda-state", help="folder for the sessions")
     serve.add_argument("--host", default="127.0.0.1", help="other than loopback needs --tokens")
     serve.add_argument("--port", type=int, default=3307, help="0 takes any free one")
     serve.add_argument("--strict", action="store_true", help="refuse what the protocol forbids")
     serve.add_argument("--tokens", help="file of tokens, one a line; clients must send one")
-    run = with_lake(command("run", _run, "run an agent over tests and measure it"))
-    run.add_argument("what", choices=("condda",))
+    run = with_lake(command("run", _run, "run an agent over tests and measure it", condda))
     run.add_argument("--detector", required=True, help="agent: threshold, clustering")
     run.add_argument("--tests", required=True, help="folder of tests with their features")
     run.add_argument("--url", help="server to run against (default: in this process)")
@@ -191,10 +229,10 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--name", default="", help="another name runs the same once more")
     run.add_argument("--red-light", action="store_true", help="be told when the world changes")
     service = command("service", _service, "scheduled builds: a Prefect server and worker, here")
-    service.add_argument("action", choices=("start", "stop", "deploy", "status"))
+    service.add_argument("action", choices=("start", "stop", "deploy", "status", "notify"))
     service.add_argument("--file", help="default: NOVELTY_SERVICE, else ./service.yaml")
     service.add_argument("--clear", action="store_true", help="status: runs without a process end")
-    command("make-tests", None, "make CONDDA/OND tests of a lake's tables")
+    command("make-tests", None, "make tests of a lake's tables", condda)
     publish = with_lake(
         command("publish", _publish, "a benchmark's tables as a self-contained folder with a card")
     )
@@ -206,6 +244,8 @@ def _parser() -> argparse.ArgumentParser:
     publish.add_argument("--date", help="day of publication (default: today), such as 2026-11-30")
     published = command("check-published", _check_published, "whether a published folder is whole")
     published.add_argument("folder")
+    completion = command("completion", _completion, "a script for your shell: words by the Tab key")
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"))
     dictionary = command("dictionary", _dictionary, "write the data dictionary of all tables")
     dictionary.add_argument("--out", default="docs/tables.md")
     doctor = command("doctor", _doctor, "what is missing on this machine, and how to mend it")
@@ -215,24 +255,46 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _build(words: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="novelty build", description="Build a benchmark's tables."
+def build_parser(benchmark: str) -> tuple[Parser, type[BaseModel]]:
+    """The options of `novelty build BENCHMARK`, and the settings that they are."""
+    model = importlib.import_module(f"schemas.{benchmark}").Config
+    name = f"novelty build {benchmark}"
+    parser = Parser(prog=name, usage=f"{name} [OPTION …]", description=model.__doc__)
+    parser.add_argument(
+        "--dry-run", action="store_true", help="say what a build would make, why and how long"
     )
+    add_options(parser, model)
+    return parser, model
+
+
+def tests_parser() -> Parser:
+    """The options of `novelty condda make-tests`."""
+    from schemas.condda import TestSettings
+
+    parser = Parser(
+        prog="novelty condda make-tests",
+        usage="novelty condda make-tests BENCHMARK --out DIR [OPTION …]",
+        description="Make CONDDA/OND tests of a lake's tables.",
+    )
+    parser.add_argument("benchmark", choices=benchmarks())
+    parser.add_argument("--out", required=True, help="folder for tests and features")
+    parser.add_argument("--protocol", help="says who is known (default: the run's, or the first)")
+    parser.add_argument("--run", help="run that gives features, by the beginning of its id")
+    parser.add_argument("--lake", help="folder or s3://… (default: NOVELTY_LAKE, else ./lake)")
+    add_options(parser, TestSettings)
+    return parser
+
+
+def _build(words: list[str]) -> int:
+    parser = Parser(prog="novelty build", description="Build a benchmark's tables.")
     parser.add_argument("benchmark", help=", ".join(benchmarks()))
     if not words or words[0].startswith("-"):
         parser.parse_args(words)
     benchmark = words[0]
     if benchmark not in benchmarks():
-        raise ConfigError(f"unknown benchmark {benchmark!r}; there are: {', '.join(benchmarks())}")
-    import importlib
-
-    model = importlib.import_module(f"schemas.{benchmark}").Config
-    parser = argparse.ArgumentParser(prog=f"novelty build {benchmark}", description=model.__doc__)
-    add_options(parser, model)
-    parser.add_argument(
-        "--dry-run", action="store_true", help="say what a build would make, why and how long"
-    )
+        there = f"{', '.join(benchmarks())}{did_you_mean(benchmark, benchmarks())}"
+        raise ConfigError(f"unknown benchmark {benchmark!r}; there are: {there}")
+    parser, model = build_parser(benchmark)
     known, settings = split_settings(words[1:], model)
     parsed = parser.parse_args(known)
     config = chosen_values(parsed, model, settings)
@@ -273,12 +335,19 @@ def _demo(parsed: argparse.Namespace) -> None:
 
 def _status(parsed: argparse.Namespace) -> None:
     from schemas.tables import find_table
+    from storage.disk_use import disk_use
     from storage.filehash import HashCache
     from storage.layout import hash_cache_path, lake_root
     from storage.raw import open_raw
-    from storage.upkeep import require_lake, statuses
+    from storage.upkeep import (
+        GRACE_HOURS,
+        find_garbage,
+        find_remote_garbage,
+        require_lake,
+        statuses,
+    )
     from tasks.engine.stage import stage_version
-    from tasks.operations.summary import show_statuses
+    from tasks.operations.summary import show_disk_use, show_statuses
 
     lake = lake_root(parsed.lake)
     require_lake(lake)
@@ -292,6 +361,8 @@ def _status(parsed: argparse.Namespace) -> None:
         return {file.name: file.digest for file in open_raw(root, cache).files()}
 
     show_statuses(lake, statuses(lake, stage_version, schema_version, list_source))
+    in_bucket = sum(entry.bytes for entry in find_remote_garbage(lake))
+    show_disk_use(lake, disk_use(lake, find_garbage(lake)), in_bucket, GRACE_HOURS)
 
 
 def _verify(parsed: argparse.Namespace) -> int:
@@ -409,6 +480,11 @@ def _report(parsed: argparse.Namespace) -> None:
     lake = lake_root(parsed.lake)
     require_lake(lake)
     there = sorted({version.manifest.benchmark for version in current_versions(lake)})
+    if not there:
+        raise LakeError(_no_tables(lake))
+    if parsed.benchmark and parsed.benchmark not in there:
+        named = f"{', '.join(there)}{did_you_mean(parsed.benchmark, there)}"
+        raise LakeError(f"no tables of {parsed.benchmark!r} in {lake}; there are: {named}")
     for benchmark in [parsed.benchmark] if parsed.benchmark else there:
         print(share_report(lake, benchmark))
 
@@ -416,6 +492,7 @@ def _report(parsed: argparse.Namespace) -> None:
 def _query(parsed: argparse.Namespace) -> None:
     from storage.catalog import catalog_for
     from storage.layout import lake_root
+    from storage.tables import current_versions
     from storage.upkeep import require_lake
     from tasks.operations.queries import example_queries, read_query, show_query
     from tasks.operations.summary import show_frame
@@ -426,6 +503,8 @@ def _query(parsed: argparse.Namespace) -> None:
     lake = lake_root(parsed.lake)
     require_lake(lake)
     sql = read_query(parsed.sql, parsed.file)
+    if not current_versions(lake):
+        raise LakeError(_no_tables(lake))
     catalog_for(lake, sql)
     show_query(lake, sql)
 
@@ -611,16 +690,7 @@ def _make_tests(words: list[str]) -> int:
     from tasks.condda.from_lake import tests_of_lake
     from tasks.operations.summary import show_frame
 
-    parser = argparse.ArgumentParser(
-        prog="novelty make-tests", description="Make CONDDA/OND tests of a lake's tables."
-    )
-    parser.add_argument("benchmark", choices=benchmarks())
-    parser.add_argument("--out", required=True, help="folder for tests and features")
-    parser.add_argument("--protocol", help="says who is known (default: the run's, or the first)")
-    parser.add_argument("--run", help="run that gives features, by the beginning of its id")
-    parser.add_argument("--lake", help="folder or s3://… (default: NOVELTY_LAKE, else ./lake)")
-    add_options(parser, TestSettings)
-    parsed = parser.parse_args(words)
+    parsed = tests_parser().parse_args(words)
     settings = chosen_values(parsed, TestSettings)
     made = tests_of_lake(
         lake_root(parsed.lake),
@@ -631,7 +701,7 @@ def _make_tests(words: list[str]) -> int:
         run=parsed.run,
     )
     show_frame(made.drop("novel_classes"))
-    print(f"tests and features in {parsed.out}; try: novelty serve condda --tests {parsed.out}")
+    print(f"tests and features in {parsed.out}; try: novelty condda serve --tests {parsed.out}")
     return 0
 
 
@@ -680,9 +750,11 @@ def _service(parsed: argparse.Namespace) -> int:
     from flows import service
     from flows.deployments import read_service
 
-    chosen = read_service(parsed.file)
+    chosen = read_service(parsed.file, check=parsed.action not in ("stop", "status"))
     if parsed.action == "status":
         return service.status(chosen, parsed.clear)
+    if parsed.action == "notify":
+        return service.send_test(chosen)
     act = {"start": service.start, "stop": service.stop, "deploy": service.deploy_only}
     act[parsed.action](chosen)
     return 0
@@ -694,6 +766,24 @@ def _doctor(parsed: argparse.Namespace) -> int:
     if parsed.install:
         install_libraries()
     return examine(sys.executable)
+
+
+def _completion(parsed: argparse.Namespace) -> None:
+    from flows.completion import completion_script, words_of
+
+    words = words_of(_parser())
+    for benchmark in benchmarks():
+        words |= words_of(build_parser(benchmark)[0], ("build", benchmark))
+    words["build",] = benchmarks()
+    words |= words_of(tests_parser(), ("condda", "make-tests"))
+    print(completion_script(parsed.shell, words), end="")
+
+
+def _no_tables(lake: Path) -> str:
+    return (
+        f"there are no tables in {lake} yet; build some (`novelty build …`, `make demo`) or name "
+        "another lake with --lake or NOVELTY_LAKE"
+    )
 
 
 def _version(lake: Path, name: str):

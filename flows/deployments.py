@@ -13,27 +13,28 @@ import re
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import yaml
 from pydantic import Field, model_validator
 
+from flows.notify import check_addresses
 from flows.options import check_paths
 from schemas.config import Settings, make_config, read_config_file
 from schemas.errors import ConfigError
+from schemas.similar import did_you_mean
 from storage.layout import lake_root
 
 DECLARED = Path(__file__).with_name("prefect.yaml")
 SERVICE_FILE = "service.yaml"
+GC = "gc"
 REMOTE = re.compile(r"[a-z0-9]+:/")  # s3://bucket, which a Path turns into s3:/bucket
 
 
-class Schedule(Settings):
-    """One benchmark of the service."""
+class Rhythm(Settings):
+    """When something runs."""
 
-    config: dict[str, Any] = Field({})
-    """Settings of the build, as in `novelty build BENCHMARK --config FILE`."""
     cron: str | None = None
     """When, such as "0 3 * * 1" (default: weekly, see flows/prefect.yaml)."""
     every: float | None = Field(None, ge=1)
@@ -44,10 +45,24 @@ class Schedule(Settings):
     """Deployed, but not run by its schedule."""
 
     @model_validator(mode="after")
-    def _one_rhythm(self) -> "Schedule":
+    def _one_rhythm(self) -> Self:
         if self.cron and self.every:
             raise ValueError("cron and every exclude each other; keep one")
         return self
+
+
+class Schedule(Rhythm):
+    """One benchmark of the service."""
+
+    config: dict[str, Any] = Field({})
+    """Settings of the build, as in `novelty build BENCHMARK --config FILE`."""
+
+
+class Collection(Rhythm):
+    """`novelty gc` by a schedule."""
+
+    grace: float = Field(24.0, ge=0)
+    """Hours that dropped things stay, and objects in a bucket for builds elsewhere."""
 
 
 class Service(Settings):
@@ -59,18 +74,26 @@ class Service(Settings):
     """Folder of the server's database, logs and process ids."""
     port: int = Field(4200, ge=1, le=65535)
     """Port of the server on 127.0.0.1."""
+    report_port: int | None = Field(None, ge=1, le=65535)
+    """Port of the reports on 127.0.0.1 (default: the one after `port`)."""
     database: str | None = None
     """postgresql+asyncpg://USER@HOST/NAME (default: SQLite in the state folder)."""
     timezone: str = "UTC"
     """Time zone of every cron line."""
+    notify: tuple[str, ...] = ()
+    """Who hears of failures and recoveries: https://… (a webhook), mailto://…, any of apprise."""
     benchmarks: dict[str, Schedule] = Field({})
     """Benchmark to its sources and schedule."""
+    gc: Collection | None = None
+    """When the lake is cleaned, such as {every: 604800}; left out: never by itself."""
 
 
-def read_service(given: str | Path | None = None) -> Service:
+def read_service(given: str | Path | None = None, *, check: bool = True) -> Service:
     """The user's file: the argument, else NOVELTY_SERVICE, else ./service.yaml if it is there.
 
     Relative paths count from the folder of the file: a worker runs the flows somewhere else.
+    Without `check` the builds' settings stay as they are written: to stop or look at a service
+    no source need be there.
     """
     named = given or os.environ.get("NOVELTY_SERVICE")
     path = Path(named or SERVICE_FILE).expanduser().absolute()
@@ -79,12 +102,16 @@ def read_service(given: str | Path | None = None) -> Service:
     if service.database and not service.database.startswith("postgresql+asyncpg://"):
         raise ConfigError("database must begin with postgresql+asyncpg://; leave it out for SQLite")
     lake = _lake(service.lake, path.parent)
+    state = _whole(service.state, path.parent)
+    service = service.model_copy(update={"lake": lake, "state": state})
+    if not check:
+        return service
+    check_addresses(service.notify)
     benchmarks = {
         name: entry.model_copy(update={"config": _checked(name, entry.config, path.parent, lake)})
         for name, entry in service.benchmarks.items()
     }
-    state = _whole(service.state, path.parent)
-    return service.model_copy(update={"lake": lake, "state": state, "benchmarks": benchmarks})
+    return service.model_copy(update={"benchmarks": benchmarks})
 
 
 def _lake(given: Path | None, folder: Path) -> Path:
@@ -96,9 +123,10 @@ def _lake(given: Path | None, folder: Path) -> Path:
 
 def _checked(benchmark: str, values: dict[str, Any], folder: Path, lake: Path) -> dict[str, Any]:
     """The settings as JSON with whole paths, refused now rather than in the first run."""
-    known = [declared.benchmark for declared in declared_deployments()]
+    known = [each.flow for each in declared_deployments() if each.flow != GC]
     if benchmark not in known:
-        raise ConfigError(f"unknown benchmark {benchmark!r}; there are: {', '.join(known)}")
+        there = f"{', '.join(known)}{did_you_mean(benchmark, known)}"
+        raise ConfigError(f"unknown benchmark {benchmark!r}; there are: {there}")
     model = importlib.import_module(f"schemas.{benchmark}").Config
     try:
         config = with_whole_paths(make_config(model, {"lake": lake} | values), folder)
@@ -127,7 +155,8 @@ def _whole(value: Any, folder: Path) -> Any:
 class Deployment:
     """What Prefect is told of one flow."""
 
-    benchmark: str
+    flow: str
+    """Name of the flow: a benchmark, or gc."""
     name: str
     entrypoint: str
     description: str
@@ -144,7 +173,7 @@ def declared_deployments() -> list[Deployment]:
     """What flows/prefect.yaml says."""
     return [
         Deployment(
-            benchmark=entry["entrypoint"].split(".")[1],
+            flow=entry["entrypoint"].split(".")[1],
             name=entry["name"],
             entrypoint=entry["entrypoint"],
             description=entry["description"],
@@ -164,23 +193,52 @@ def plan_deployments(service: Service) -> list[Deployment]:
 
 
 def _planned(declared: Deployment, service: Service) -> Deployment:
-    entry = service.benchmarks.get(declared.benchmark)
+    entry = service.gc if declared.flow == GC else service.benchmarks.get(declared.flow)
     if entry is None:
         missing = (
-            f"Not configured: write benchmarks.{declared.benchmark}.config with its sources "
-            f"(`novelty build {declared.benchmark} --help`) into {SERVICE_FILE}, then `make "
-            "deploy`."
+            f"Not configured: write `gc: {{}}` into {SERVICE_FILE}, then `make deploy`."
+            if declared.flow == GC
+            else f"Not configured: write benchmarks.{declared.flow}.config with its sources "
+            f"(`novelty build {declared.flow} --help`) into {SERVICE_FILE}, then `make deploy`."
         )
         return replace(declared, description=f"{missing}\n\n{declared.description}")
-    slug = declared.schedule["slug"]
-    if entry.every:
-        rhythm: dict[str, Any] = {"interval": entry.every, "slug": slug}
-    else:
+    rhythm: dict[str, Any] = {"interval": entry.every}
+    if not entry.every:
         cron = entry.cron or declared.schedule["cron"]
-        rhythm = {"cron": cron, "timezone": entry.timezone or service.timezone, "slug": slug}
-    planned = replace(declared, schedule=rhythm, paused=entry.paused, config=entry.config)
+        rhythm = {"cron": cron, "timezone": entry.timezone or service.timezone}
+    name = rhythm_name(rhythm)
+    config = (
+        {"lake": str(service.lake), "grace": entry.grace}
+        if isinstance(entry, Collection)
+        else entry.config
+    )
+    planned = replace(
+        declared, name=name, schedule=rhythm | {"slug": name}, paused=entry.paused, config=config
+    )
     _prefect_schedule(planned)  # a wrong line is said before any server starts
     return planned
+
+
+def rhythm_name(rhythm: dict[str, Any]) -> str:
+    """What a deployment is called: hourly, daily, weekly, monthly, yearly, or more exactly."""
+    if seconds := rhythm.get("interval"):
+        named = {3600: "hourly", 86400: "daily", 604800: "weekly"}
+        if seconds in named:
+            return named[seconds]
+        for size, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
+            if seconds % size == 0:
+                return f"every-{seconds / size:g}-{unit}"
+        return f"every-{seconds:g}-seconds"
+    fields = rhythm["cron"].split()
+    # Minute, hour, day of the month, month, day of the week: which are one value, which are any.
+    shape = "".join(_shape(part) for part in fields)
+    named = {"1****": "hourly", "11***": "daily", "11**1": "weekly", "111**": "monthly"}
+    named["1111*"] = "yearly"
+    return named.get(shape, "cron-" + re.sub(r"[^0-9A-Za-z]+", "-", rhythm["cron"]).strip("-"))
+
+
+def _shape(part: str) -> str:
+    return "*" if part == "*" else "1" if part.isalnum() else "?"
 
 
 def deploy(service: Service) -> list[Deployment]:
@@ -196,7 +254,22 @@ def deploy(service: Service) -> list[Deployment]:
                 client.create_work_pool(WorkPoolCreate(name=pool, type="process"))
     for deployment in planned:
         _apply(deployment)
+    _remove_renamed(planned)
     return planned
+
+
+def _remove_renamed(planned: list[Deployment]) -> None:
+    """A deployment is named after its schedule; one of the schedule before must not run on."""
+    from prefect.client.orchestration import get_client
+
+    names = {deployment.flow: deployment.name for deployment in planned}
+    pools = {deployment.pool for deployment in planned}
+    with get_client(sync_client=True) as client:
+        flows = {flow.id: flow.name for flow in client.read_flows()}
+        for made in client.read_deployments():
+            wanted = names.get(flows[made.flow_id])
+            if made.work_pool_name in pools and wanted not in (None, made.name):
+                client.delete_deployment(made.id)
 
 
 def _apply(deployment: Deployment) -> None:
@@ -230,5 +303,5 @@ def _prefect_schedule(deployment: Deployment) -> Any:
             ZoneInfo(values["timezone"])
         return PrefectSchedule(**values)
     except (ValueError, ZoneInfoNotFoundError) as error:
-        place = f"benchmarks.{deployment.benchmark}"
+        place = GC if deployment.flow == GC else f"benchmarks.{deployment.flow}"
         raise ConfigError(f"{place}: wrong cron or timezone: {error}") from None

@@ -3,7 +3,7 @@
 import ast
 import importlib
 import inspect
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from tasks.engine.estimates import DryRun, dry_run, duration
@@ -19,20 +19,27 @@ def show_dry_run(benchmark: str, config: Any) -> None:
         print(line)
 
 
-def stages_of(module: ModuleType) -> list[str]:
-    """The stages that a flow's code runs, in the order in which they stand there."""
+def stages_of(code: ModuleType | FunctionType) -> list[str]:
+    """The stages that a flow's code runs, in the order in which they stand there.
+
+    A function of another module that is handed the build counts where it is called.
+    """
+    names = code.__globals__ if isinstance(code, FunctionType) else vars(code)
     calls = [
         node
-        for node in ast.walk(ast.parse(inspect.getsource(module)))
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr in ("run", "run_each")
-        and node.args
-        and isinstance(node.args[0], ast.Name)
+        for node in ast.walk(ast.parse(inspect.getsource(code)))
+        if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Name)
     ]
-    calls.sort(key=lambda node: node.lineno)
-    found = [getattr(module, node.args[0].id, None) for node in calls]
-    return list(dict.fromkeys(stage.name for stage in found if isinstance(stage, Stage)))
+    stages: list[str] = []
+    for call in sorted(calls, key=lambda node: node.lineno):
+        if isinstance(call.func, ast.Attribute) and call.func.attr in ("run", "run_each"):
+            stage = names.get(call.args[0].id)
+            stages += [stage.name] if isinstance(stage, Stage) else []
+        elif isinstance(call.func, ast.Name) and call.args[0].id == "build":
+            called = names.get(call.func.id)
+            if isinstance(called, FunctionType) and called.__module__ != names["__name__"]:
+                stages += stages_of(called)
+    return list(dict.fromkeys(stages))
 
 
 def describe(run: DryRun, names: list[str]) -> list[str]:

@@ -19,6 +19,9 @@ from schemas.config import make_config, read_config_file
 from schemas.errors import ConfigError
 
 Model = TypeVar("Model", bound=BaseModel)
+INPUTS = ("source", "lists", "videos", "tests", "lake")
+CHOICES = ("models", "predictors", "scores", "preset", "seeds")
+"""Fields that stand first in the help, in this order: what is read, then what is made of it."""
 
 
 def _plain(annotation: Any) -> Any:
@@ -75,37 +78,49 @@ def _help(field: FieldInfo) -> str:
     if field.is_required():
         return f"{text} (required)"
     default = field.get_default(call_default_factory=True)
-    if _is_choice(_plain(field.annotation)):
-        default = ",".join(default)
+    if _is_choice(_plain(field.annotation)) or isinstance(default, tuple):
+        default = ",".join(map(str, default))
     missing = (None, (), "", {}, PydanticUndefined)
     return text if default in missing else f"{text} (default: {default})"
 
 
 def add_options(parser: argparse.ArgumentParser, model: type[BaseModel], prefix: str = "") -> None:
-    """`--field` for every field of the model, and `--config FILE` for a YAML file of them."""
-    if not prefix:
-        parser.add_argument(
-            "--config", type=Path, help="YAML file of settings; options win over it"
-        )
-    for name, field in model.model_fields.items():
+    """`--field` for every field of the model, and `--config FILE` for a YAML file of them.
+
+    The help has the essential ones first, then the others, then a group for nested settings.
+    """
+    if prefix:
+        about = (model.__doc__ or "").strip().partition("\n")[0].replace("%", "%%")
+        first = rest = parser.add_argument_group(prefix.removesuffix("."), about)
+    else:
+        first = parser.add_argument_group("essentials")
+        rest = parser.add_argument_group("more")
+        first.add_argument("--config", type=Path, help="YAML file of settings; options win over it")
+    below = []
+    essential = [n for n in (*INPUTS, *CHOICES) if n in model.model_fields and not prefix]
+    for name in dict.fromkeys([*essential, *model.model_fields]):
+        field = model.model_fields[name]
         kind = _plain(field.annotation)
         option = f"--{prefix}{name.replace('_', '-')}"
         dest = f"{prefix}{name}"
         if isinstance(kind, type) and issubclass(kind, BaseModel):
-            add_options(parser, kind, f"{prefix}{name.replace('_', '-')}.")
+            below.append((kind, f"{prefix}{name.replace('_', '-')}."))
             continue
+        group = first if field.is_required() or name in essential else rest
         common: dict[str, Any] = {"dest": dest, "default": argparse.SUPPRESS, "help": _help(field)}
         if kind is bool:
-            parser.add_argument(option, action=argparse.BooleanOptionalAction, **common)
+            group.add_argument(option, action=argparse.BooleanOptionalAction, **common)
         elif typing.get_origin(kind) is typing.Literal:
-            parser.add_argument(option, choices=typing.get_args(kind), **common)
+            group.add_argument(option, choices=typing.get_args(kind), **common)
         elif typing.get_origin(kind) in (tuple, list, dict):
             metavar = name.upper()
             if typing.get_origin(kind) is dict:
                 metavar = "NAMES" if _is_choice(kind) else "KEY=VALUE"
-            parser.add_argument(option, action="append", metavar=metavar, **common)
+            group.add_argument(option, action="append", metavar=metavar, **common)
         else:
-            parser.add_argument(option, metavar=name.upper(), **common)
+            group.add_argument(option, metavar=name.upper(), **common)
+    for nested, place in below:
+        add_options(parser, nested, place)
 
 
 def _merge(

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from flows.engine import task_runner
-from flows.hooks import write_failure
-from flows.share_report import share_report
+from flows.hooks import note_success, write_failure
+from flows.share_report import report_link, share_report
 from schemas.config import make_config
 from schemas.errors import SourceError
 from storage.layout import lake_address, lake_root
@@ -39,6 +39,7 @@ def benchmark_flow(function: Callable[[Any], None]) -> Any:
         task_runner=task_runner(),
         on_failure=[write_failure],
         on_crashed=[write_failure],
+        on_completion=[note_success],
     )
 
 
@@ -56,7 +57,7 @@ def publish_report(lake: Path, benchmark: str) -> Path:
     from prefect.artifacts import create_link_artifact
 
     address = share_report(lake, benchmark, anew=False)
-    link = address if address.startswith("s3://") else Path(address).absolute().as_uri()
+    link = report_link(lake, benchmark, address)
     create_link_artifact(key=f"{benchmark}-report", link=link, description="What was built")
     return lake / REPORTS / f"{benchmark}.html"
 

@@ -1,12 +1,13 @@
-"""The service of this machine: a Prefect server on loopback, a worker, the deployments.
+"""The service of this machine: a Prefect server on loopback, a worker, reports, the deployments.
 
-Enters: `service.yaml` (flows/deployments.py). Leaves: two background processes, known by files in
+Enters: `service.yaml` (flows/deployments.py). Leaves: three background processes, known by files in
 the state folder, and an account of them on the terminal. Where PREFECT_API_URL names another
-server, that one is used and only the worker runs here.
+server, that one is used and only the worker and the server of reports run here.
 """
 
 import contextlib
 import fcntl
+import itertools
 import os
 import socket
 import sys
@@ -16,12 +17,18 @@ from typing import Any
 
 from flows.deployments import Service, declared_deployments, deploy, plan_deployments
 from flows.lost_runs import RUN_ID, clear_runs, lost_runs, unfinished_runs
+from flows.notify import NOTIFY, addresses, notify
 from flows.processes import Background, end_all, processes_with, wait_until
+from flows.report_server import REPORTS_LAKE, REPORTS_URL
 from schemas.errors import ConfigError, NoveltyError
-from storage.layout import content_key
+from storage.layout import content_key, lake_root
+from tasks.report import REPORTS
 
 HEALTHY_SECONDS = 240.0
 LAST_RUNS = 50
+LATE_SECONDS = 300.0
+"""A run that has not begun so long after its time is late: a worker asks every 15 seconds."""
+MINUTE = "%Y-%m-%d %H:%M"
 
 
 class ServiceError(NoveltyError):
@@ -41,6 +48,11 @@ def is_own(service: Service) -> bool:
     return api_address(service) == own_address(service)
 
 
+def reports_address(service: Service) -> str:
+    """Where the reports of the service's lake are served."""
+    return f"http://127.0.0.1:{service.report_port or service.port + 1}"
+
+
 def worker_name(service: Service) -> str:
     """The same after a restart, another for every state folder and, on a shared server, machine."""
     place = "" if is_own(service) else f"{socket.gethostname()}-"
@@ -49,7 +61,14 @@ def worker_name(service: Service) -> str:
 
 def environment(service: Service) -> dict[str, str]:
     """What the server and the worker find: offline, everything of theirs in the state folder."""
-    asked = {"PREFECT_API_URL": api_address(service), "PREFECT_LOGGING_LEVEL": "INFO"}
+    asked = {
+        "PREFECT_API_URL": api_address(service),
+        "PREFECT_LOGGING_LEVEL": "INFO",
+        REPORTS_URL: reports_address(service),
+        REPORTS_LAKE: str(service.lake),
+    }
+    if service.notify:
+        asked[NOTIFY] = " ".join(service.notify)
     if not is_own(service):
         return os.environ | asked  # its keys and certificates are in the user's own settings
     folder = service.state
@@ -68,9 +87,12 @@ def environment(service: Service) -> dict[str, str]:
     )
 
 
-def parts(service: Service) -> tuple[Background, Background]:
-    """The server and the worker."""
-    return Background("server", service.state), Background("worker", service.state)
+def parts(service: Service) -> tuple[Background, Background, Background]:
+    """The server, the worker, and the server of reports."""
+    server, worker, reports = (
+        Background(name, service.state) for name in ("server", "worker", "reports")
+    )
+    return server, worker, reports
 
 
 @contextlib.contextmanager
@@ -123,13 +145,15 @@ def start(service: Service) -> None:
     _no_proxy_on_loopback()
     plan_deployments(service)  # a mistake in the file is said before anything starts
     with _alone(service):
-        server, worker = parts(service)
-        wanted = ([server] if is_own(service) else []) + [worker]
+        server, worker, reports = parts(service)
+        wanted = [*([server] if is_own(service) else []), worker, reports]
         if all(part.pid() for part in wanted):
             print(f"already running: {_account(service)}")
             return
         fresh = [part for part in wanted if not part.pid()]
         try:
+            if reports in fresh:
+                _start_reports(service, reports)
             if server in fresh:
                 _start_server(service, server)
             _start_worker(service, worker, fresh=worker in fresh)
@@ -140,16 +164,44 @@ def start(service: Service) -> None:
     print(_account(service))
 
 
-def _start_server(service: Service, server: Background) -> None:
+def _is_taken(port: int) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("127.0.0.1", service.port))
+            probe.bind(("127.0.0.1", port))
         except OSError:
-            raise ConfigError(
-                f"port {service.port} is taken; set another `port` in service.yaml, or if a "
-                "Prefect server runs there, set PREFECT_API_URL to its address"
-            ) from None
+            return True
+    return False
+
+
+def _start_reports(service: Service, reports: Background) -> None:
+    port = int(reports_address(service).rpartition(":")[2])
+    if _is_taken(port):
+        raise ConfigError(
+            f"port {port} is taken; set another `report_port` in service.yaml for the reports"
+        )
+    folder = lake_root(service.lake) / REPORTS
+    command = [sys.executable, "-m", "flows.report_server", str(folder), str(port)]
+    reports.start(command, environment(service))
+
+    def serves() -> bool:
+        if reports.pid() is None:
+            said = f"{reports.log} ends with:\n{reports.last_words()}"
+            raise ServiceError(f"the server of reports ended; {said}")
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 5):
+            return True
+        return False
+
+    if not wait_until(serves, HEALTHY_SECONDS):
+        raise ServiceError(f"the server of reports does not answer; see {reports.log}")
+
+
+def _start_server(service: Service, server: Background) -> None:
+    if _is_taken(service.port):
+        raise ConfigError(
+            f"port {service.port} is taken; set another `port` in service.yaml, or if a "
+            "Prefect server runs there, set PREFECT_API_URL to its address"
+        )
     print(f"starting the server on 127.0.0.1:{service.port} ...", flush=True)
     where = ["--host", "127.0.0.1", "--port", str(service.port)]
     server.start([sys.executable, "-m", "prefect", "server", "start", *where], environment(service))
@@ -201,20 +253,20 @@ def _start_worker(service: Service, worker: Background, *, fresh: bool) -> None:
 
 
 def _account(service: Service) -> str:
-    server, worker = parts(service)
+    server, worker, _ = parts(service)
     address = api_address(service).removesuffix("/api")
     ours = f"process {server.pid()}" if is_own(service) else "not ours"
     return (
-        f"server {address} ({ours}), worker {worker_name(service)} (process {worker.pid()}); "
-        f"logs and database in {service.state}"
+        f"server {address} ({ours}), worker {worker_name(service)} (process {worker.pid()}), "
+        f"reports {reports_address(service)}; logs and database in {service.state}"
     )
 
 
 def stop(service: Service) -> None:
     """End the worker, the runs that it started, and the server, in this order, and nothing else."""
     with _alone(service):
-        server, worker = parts(service)
-        if not (server.pid() or worker.pid() or _run_processes(service)):
+        server, worker, reports = parts(service)
+        if not (server.pid() or worker.pid() or reports.pid() or _run_processes(service)):
             print("not running")
             return
         children = worker.family()[1:]
@@ -227,6 +279,7 @@ def stop(service: Service) -> None:
                 _clear(client, service, worker_lives=False, reason=reason)
         finally:
             server.stop()
+            reports.stop()
         print("stopped")
 
 
@@ -249,7 +302,7 @@ def deploy_only(service: Service) -> None:
 def _say_deployed(service: Service) -> None:
     for deployment in deploy(service):
         if deployment.config is None:
-            said = "paused: no source in service.yaml"
+            said = "paused: not in service.yaml"
         else:
             rhythm = deployment.schedule
             said = (
@@ -258,7 +311,7 @@ def _say_deployed(service: Service) -> None:
                 else f"{rhythm['cron']} {rhythm['timezone']}"
             )
             said += ", paused" if deployment.paused else ""
-        print(f"  {deployment.benchmark}/{deployment.name}: {said}")
+        print(f"  {deployment.flow}/{deployment.name}: {said}")
 
 
 def _lost(client: Any, service: Service, worker_lives: bool) -> list[Any]:
@@ -268,44 +321,113 @@ def _lost(client: Any, service: Service, worker_lives: bool) -> list[Any]:
 
 def _clear(client: Any, service: Service, *, worker_lives: bool, reason: str) -> None:
     runs = _lost(client, service, worker_lives)
+    os.environ.setdefault(NOTIFY, " ".join(service.notify))
     clear_runs(client, runs, reason)
     for run in runs:
         print(f"  run {run.name} ({run.id}) was {run.state.name}; cleared as Crashed")
 
 
 def status(service: Service, clear: bool = False) -> int:
-    """What runs, what is scheduled next, and which runs are lost; 1 if something is amiss."""
+    """What runs, what is scheduled next, and what is amiss; 1 if something is."""
     _check_user(service)
-    server, worker = parts(service)
-    for part in [server, worker] if is_own(service) else [worker]:
+    server, worker, reports = parts(service)
+    wanted = [*([server] if is_own(service) else []), worker, reports]
+    for part in wanted:
         print(f"{part.name}: " + (f"process {part.pid()}" if part.pid() else "not running"))
     if is_own(service) and not server.pid():
         return 1
     with connected(service) as client:
         print(f"address: {api_address(service).removesuffix('/api')}")
-        _say_schedules(client)
+        print(f"reports: {reports_address(service)}")
         lives = worker.pid() is not None
         if clear:
             _clear(client, service, worker_lives=lives, reason="No process of the run is left.")
+        problems = _say_schedules(client)
         lost = _lost(client, service, lives)
         for run in unfinished_runs(client):
             gone = any(run.id == other.id for other in lost)
             mark = "its process is gone; clear it with `novelty service status --clear`"
             print(f"  run {run.name} ({run.id}): {run.state.name}{', ' + mark if gone else ''}")
-    return int(bool(lost) or not lives)
+    for problem in problems:
+        print(f"AMISS: {problem}")
+    return int(bool(lost or problems) or not all(part.pid() for part in wanted))
 
 
-def _say_schedules(client: Any) -> None:
+def send_test(service: Service) -> int:
+    """A message to every address of the file, to see that it arrives; 1 if one failed."""
+    os.environ[NOTIFY] = " ".join(service.notify) or os.environ.get(NOTIFY, "")
+    if not addresses():
+        raise ConfigError("nobody to notify: write `notify: [address]` into service.yaml")
+    failed = notify("novelty: test", f"The service in {service.state} can send messages.")
+    for address in failed:
+        print(f"not sent: {address}")
+    print(f"sent to {len(addresses()) - len(failed)} of {len(addresses())}")
+    return int(bool(failed))
+
+
+def _say_schedules(client: Any) -> list[str]:
+    """Print every deployment with its last run; what is amiss with them."""
     flows = {flow.id: flow.name for flow in client.read_flows()}
     pools = {deployment.pool for deployment in declared_deployments()}
+    problems = []
     for deployment in client.read_deployments():
         if deployment.work_pool_name in pools:
+            name = f"{flows[deployment.flow_id]}/{deployment.name}"
             state = "paused" if deployment.paused else "scheduled"
-            last = _last_run(client, deployment.id)
-            print(f"  {flows[deployment.flow_id]}/{deployment.name}: {state}, last run: {last}")
+            last = last_run(client, deployment.id)
+            said = f"{last.state.name} at {last.state.timestamp:{MINUTE}} UTC" if last else "none"
+            print(f"  {name}: {state}, last run: {said}")
+            found = schedule_problems(client, deployment, last, datetime.now(UTC))
+            problems += [f"{name}: {problem}" for problem in found]
+    return problems
 
 
-def _last_run(client: Any, deployment_id: Any) -> str:
+def schedule_problems(client: Any, deployment: Any, last: Any, now: datetime) -> list[str]:
+    """Why a deployment does not run as it should: it failed, it is late, or runs are missing."""
+    problems = []
+    if last is not None and (last.state.is_failed() or last.state.is_crashed()):
+        message = (last.state.message or "").partition("\n")[0]
+        problems.append(f"its last run {last.state.name.lower()} ({last.id}): {message}")
+    schedules = [schedule for schedule in deployment.schedules if schedule.active]
+    if deployment.paused or not schedules:
+        return problems
+    due = _scheduled_times(client, deployment.id)
+    if late := [time for time in due if (now - time).total_seconds() > LATE_SECONDS]:
+        problems.append(f"{len(late)} runs are late, the first was due at {late[0]:{MINUTE}} UTC")
+    changed = max(schedule.updated or schedule.created for schedule in schedules)
+    if not due:
+        if (now - changed).total_seconds() > LATE_SECONDS:
+            problems.append("no run is scheduled; see the server's log, and try `make deploy`")
+        return problems
+    # From run to run no more time may pass than lies between two that are scheduled.
+    gaps = [after - before for before, after in itertools.pairwise(due)]
+    since = max([changed, *([last.start_time] if last else [])])
+    under_way = last is not None and not last.state.is_final()
+    if gaps and not under_way and not late:
+        silent = (now - since).total_seconds()
+        if silent > max(gaps).total_seconds() + LATE_SECONDS:
+            problems.append(f"runs are missing: none began since {since:{MINUTE}} UTC")
+    return problems
+
+
+def _scheduled_times(client: Any, deployment_id: Any) -> list[datetime]:
+    from prefect.client.schemas.filters import FlowRunFilter
+    from prefect.client.schemas.sorting import FlowRunSort
+
+    wanted = {
+        "deployment_id": {"any_": [deployment_id]},
+        "state": {"type": {"any_": ["SCHEDULED"]}},
+    }
+    runs = client.read_flow_runs(
+        flow_run_filter=FlowRunFilter.model_validate(wanted),
+        sort=FlowRunSort.EXPECTED_START_TIME_ASC,
+        limit=LAST_RUNS,
+    )
+    return [run.expected_start_time for run in runs if run.expected_start_time is not None]
+
+
+def last_run(client: Any, deployment_id: Any) -> Any:
+    """The run of a deployment that began last, if any."""
     from prefect.client.schemas.filters import FlowRunFilter
     from prefect.client.schemas.sorting import FlowRunSort
 
@@ -317,6 +439,4 @@ def _last_run(client: Any, deployment_id: Any) -> str:
     )
     # One that came while another was under way is cancelled before it does anything.
     done = [run for run in runs if not (run.state.is_cancelled() and not run.total_run_time)]
-    if not done:
-        return "none"
-    return f"{done[0].state.name} at {done[0].state.timestamp:%Y-%m-%d %H:%M} UTC"
+    return done[0] if done else None

@@ -4,35 +4,19 @@ from flows.runner import benchmark_flow, publish_report
 from schemas.config import Settings
 from schemas.threedos import Config
 from storage.layout import lake_root
-from storage.pieces import Piece
 from storage.raw import RawSource
-from tasks.engine.stage import Build, Shard
+from tasks.engine.stage import Build
+from tasks.evaluation.model_runs import make_runs, plan_facts
 from tasks.evaluation.protocols import key_protocols, plan_protocols, protocol_keys
-from tasks.evaluation.stages import (
-    EvaluationSettings,
-    describe_scores,
-    evaluate_scores,
-    plan_evaluation,
-    plan_failures,
-    plan_score_settings,
-    plan_scores,
-    record_failure,
-    score_outputs,
-)
+from tasks.evaluation.stages import ScoreChoice, chosen_scores, measure_runs
 from tasks.ingest.raw_files import ARCHIVE_LIMITS
 from tasks.threedos.ingest import plan_shape_shards, sample_shapes
 from tasks.threedos.runs import (
+    BENCHMARK,
     CONVENTIONS,
-    DeviceSettings,
-    RunPlan,
-    pass_clouds,
-    passed_runs,
-    plan_passes,
+    density_views,
     plan_runs,
-    plan_training,
-    run_waves,
     track_parts,
-    train_network,
     trainable,
 )
 from tasks.threedos.sources import KINDS, Listing, list_shapes
@@ -47,8 +31,9 @@ def build(config: Config) -> None:
     declared = built_in_tracks() + (read_tracks(config.track_file) if config.track_file else ())
     tracks = choose_tracks(config.tracks, declared)
     run_tracks = choose_tracks(config.protocols, tracks)
-    plan = plan_runs(config, run_tracks)
-    with Build("threedos", lake, config, config.max_reject_share) as build:
+    scores = chosen_scores(config.scores, config.preset)
+    plan_runs(config, run_tracks)  # a wrong choice is said before any work
+    with Build(BENCHMARK, lake, config, config.max_reject_share) as build:
         sources = {
             name: build.source(path, limits=ARCHIVE_LIMITS) for name, path in config.source.items()
         }
@@ -70,10 +55,10 @@ def build(config: Config) -> None:
         planned = plan_protocols(build.table("splits"), build.table("samples"), definitions)
         build.run(key_protocols, planned, Settings())
 
-        if plan.models:
+        if config.models:
             build.publish()
-            make_runs(build, run_tracks, plan, config)
-    publish_report(lake, "threedos")
+            run_models(build, run_tracks, scores, config)
+    publish_report(lake, BENCHMARK)
 
 
 def shapes_of(build: Build, config: Config, name: str, source: RawSource) -> Listing:
@@ -83,24 +68,20 @@ def shapes_of(build: Build, config: Config, name: str, source: RawSource) -> Lis
     return list_shapes(kind, source, config.shapes, name=name, members=members)
 
 
-def make_runs(build: Build, tracks: tuple[Track, ...], plan: RunPlan, config: Config) -> None:
+def run_models(
+    build: Build, tracks: tuple[Track, ...], scores: list[ScoreChoice], config: Config
+) -> None:
     """Train on known classes, pass every cloud once, score and evaluate (3DOS section 4)."""
     clouds = build.read("samples")["sample_id"]
     ready = trainable(tracks, build.read("splits"), clouds, config.protocols)
-    keys = protocol_keys(build)
-    parts = track_parts(
-        ready, {name: build.table(name) for name in ("splits", "shapes", "point_clouds")}
+    tables = {name: build.table(name) for name in ("splits", "shapes", "point_clouds")}
+    parts = track_parts(ready, tables)
+    runs = plan_facts(BENCHMARK, config, plan_runs(config, ready), protocol_keys(build))
+    passed = make_runs(
+        build,
+        runs,
+        lambda run: parts[run.run.offer.protocol],
+        config,
+        density_views(config.points),
     )
-    device = DeviceSettings(device=config.device)
-    trained: list[tuple[Shard, Piece]] = []
-    for wave in run_waves(plan, ready, keys):
-        shards, lost = plan_training(wave, parts, keys, trained)
-        trained += build.run_each(train_network, shards, device)
-        build.failures += lost
-    build.run(record_failure, plan_failures(build.failures), Settings())
-    passes = plan_passes(trained, config.points)
-    passed = list(zip(passes, build.run(pass_clouds, passes, device), strict=build.dry is None))
-    runs = passed_runs(passed, trained, build.table("samples"))
-    build.run(describe_scores, plan_score_settings(plan.scores), Settings())
-    scored = build.run(score_outputs, plan_scores(runs, plan.scores, config.scores), Settings())
-    build.run(evaluate_scores, plan_evaluation(runs, scored, CONVENTIONS), EvaluationSettings())
+    measure_runs(build, passed, scores, lambda _: CONVENTIONS, asked=config.scores)

@@ -251,7 +251,7 @@ class Config(RunChoices):
     """Tests to run, such as OND, OND/novelty or OND/novelty/OND.1.0.0 (default: all)."""
     run: SessionSettings = SessionSettings()
     state: Path | None = None
-    """State folder of `novelty serve condda`: its sessions are exported too."""
+    """State folder of `novelty condda serve`: its sessions are exported too."""
     max_reject_share: float = Field(0.5, ge=0, le=1)
     """Share of tests that may go to quarantine before the build stops."""
 

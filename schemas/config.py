@@ -7,6 +7,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from schemas.errors import ConfigError
+from schemas.similar import did_you_mean
 
 
 class Settings(BaseModel):
@@ -45,10 +46,20 @@ def read_config_file(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"cannot read the config {path}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"config {path} is not valid YAML: {error}") from error
+        raise ConfigError(f"config {path} is not valid YAML{_place_in_yaml(error)}") from None
     if not isinstance(data, dict):
         raise ConfigError(f"config {path} holds {type(data).__name__}, expected key: value lines")
     return data
+
+
+def _place_in_yaml(error: Exception) -> str:
+    """Where the reader stopped and why, in a few words."""
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return f": {str(error).partition(chr(10))[0]}"
+    mark = error.problem_mark
+    begun = error.context_mark
+    since = f" (what it belongs to begins in line {begun.line + 1})" if begun else ""
+    return f": line {mark.line + 1}, column {mark.column + 1}: {error.problem}{since}"
 
 
 def make_config(model: type[ConfigType], values: dict[str, Any]) -> ConfigType:
@@ -60,11 +71,24 @@ def make_config(model: type[ConfigType], values: dict[str, Any]) -> ConfigType:
         for problem in error.errors():
             place = ".".join(str(part) for part in problem["loc"]) or "settings"
             if problem["type"] == "extra_forbidden":
-                known = ", ".join(sorted(model.model_fields))
-                problems.append(f"{place} is not a setting (there are: {known})")
+                known = _settings_beside(model, problem["loc"])
+                meant = did_you_mean(str(problem["loc"][-1]), known)
+                problems.append(f"{place} is not a setting (there are: {', '.join(known)}){meant}")
             else:
                 # Of a rule between settings the input is all of them.
                 no_value = problem["type"] == "missing" or not problem["loc"]
                 found = "" if no_value else f", found {problem['input']!r}"
                 problems.append(f"{place}: {problem['msg'].lower()}{found}")
         raise ConfigError("wrong settings: " + "; ".join(problems)) from None
+
+
+def _settings_beside(model: type[BaseModel], place: tuple[int | str, ...]) -> list[str]:
+    """The settings that there are where an unknown one stands."""
+    for part in place[:-1]:
+        field = model.model_fields.get(str(part))
+        kinds = [field.annotation] if field else []
+        below = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
+        if not below:
+            return []
+        model = below[0]
+    return sorted(model.model_fields)

@@ -6,6 +6,7 @@ in the same sentence: the command line asks `missing_extra` about every import t
 """
 
 import importlib
+from pathlib import Path
 from types import ModuleType
 
 from schemas.errors import MissingExtra
@@ -26,6 +27,9 @@ EXTRAS = {
     "torch": "learn",
 }
 """Module that is imported -> extra of pyproject.toml that brings it."""
+
+CHECKOUT = (Path(__file__).parents[1] / "Makefile").exists()
+"""Whether this runs in a checkout; an installed wheel has no make."""
 
 
 def require_library(name: str) -> ModuleType:
@@ -48,10 +52,10 @@ def missing_extra(error: Exception, name: str | None = None) -> MissingExtra | N
     if extra is None:
         return None
     if isinstance(error, ModuleNotFoundError) and found in (library, None):
-        return MissingExtra(
-            f"this needs {library}, which the extra `{extra}` brings: run "
-            f"`make setup EXTRAS={extra}`, or `make setup EXTRAS=all` for everything"
-        )
+        cure = f"`make setup EXTRAS={extra}`, or `make setup EXTRAS=all` for everything"
+        if not CHECKOUT:
+            cure = f"`pip install 'novelty-pipeline[{extra}]'`"
+        return MissingExtra(f"this needs {library}, which the extra `{extra}` brings: run {cure}")
     return MissingExtra(
         f"{library} (extra `{extra}`) is installed but does not load ({error}): `make doctor` "
         "says what it lacks"

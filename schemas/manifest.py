@@ -5,6 +5,8 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict
 
+from schemas.version import VERSION
+
 
 class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -15,10 +17,13 @@ class Sealed(Record):
 
     sha256: str | None = None
     """In the file only: of its bytes with nothing between these quotes. Old files have none."""
+    software: str | None = None
+    """Version of this project that wrote the file; part of no key. Old files have none."""
 
     def sealed(self) -> bytes:
         """The bytes of its file."""
-        blank = self.model_copy(update={"sha256": ""}).model_dump_json(indent=1).encode() + b"\n"
+        marks = {"sha256": "", "software": self.software or VERSION}
+        blank = self.model_copy(update=marks).model_dump_json(indent=1).encode() + b"\n"
         digest = hashlib.sha256(blank).hexdigest().encode()
         return blank.replace(b'""', b'"' + digest + b'"', 1)  # it is the first field
 

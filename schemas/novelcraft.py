@@ -446,5 +446,5 @@ class Config(RunChoices):
     def demo(cls, sample: Path) -> "Config":
         """The configuration of `make demo`."""
         names = ("patch_memory", "colour_rarity", "vgg_classifier", "odin", "multimodal")
-        models = {**{name: {} for name in names}, "symbolic_mlp": {"orders": [5]}}
+        models = {**{name: {} for name in names}, "symbolic_mlp": {"contexts": [5]}}
         return cls(source=sample, models=models)

@@ -29,7 +29,8 @@ def most_at_once(slots: Slots, shards: int, **wanted) -> tuple[int, list[str]]:
 
 
 @pytest.mark.parametrize(
-    ("threads", "at_once", "limit"), [(1, None, 4), (2, None, 2), (9, None, 1), (1, 3, 3), (4, 2, 2)]
+    ("threads", "at_once", "limit"),
+    [(1, None, 4), (2, None, 2), (9, None, 1), (1, 3, 3), (4, 2, 2)],
 )
 def test_threads_share_the_cores(threads, at_once, limit):
     most, devices = most_at_once(Slots(4, 0), 12, device="auto", threads=threads, at_once=at_once)

@@ -543,7 +543,8 @@ def plan_program(build: Build) -> list[Shard]:
     if not pieces and not build.table(OUTPUTS.name):
         raise SourceError(
             "there is no session to measure: no test has its features/<test>.npz for an agent to "
-            "run (novelty make-tests writes them), and no state of a server with sessions is named"
+            "run (novelty condda make-tests writes them), and no state of a server with sessions "
+            "is named"
         )
     pieces.sort(key=lambda piece: piece.manifest.address)
     tables = (SESSIONS.name, SESSION_MEASURES.name)

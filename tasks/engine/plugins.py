@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from schemas.config import Settings, make_config
 from schemas.errors import ConfigError
+from schemas.similar import did_you_mean
 
 ALL = "all"
 
@@ -44,7 +45,8 @@ class Plugin:
         if preset is not None and cls.presets:
             if preset not in cls.presets:
                 there = ", ".join(cls.presets)
-                raise ConfigError(f"{cls.name} has no preset {preset!r}; there are: {there}")
+                meant = did_you_mean(preset, cls.presets)
+                raise ConfigError(f"{cls.name} has no preset {preset!r}; there are: {there}{meant}")
             values = dict(cls.presets[preset])
         try:
             given = _from_text(cls.configuration, changes or {})
@@ -117,7 +119,10 @@ class Plugins(Generic[Kind]):
     def find(self, name: str) -> type[Kind]:
         """The class of the one called `name`."""
         if name not in self.names():
-            raise ConfigError(f"no {self.what} {name!r}; there are: {', '.join(self.names())}")
+            meant = did_you_mean(name, self.names())
+            raise ConfigError(
+                f"no {self.what} {name!r}; there are: {', '.join(self.names())}{meant}"
+            )
         module = import_module(f"{self.package}.{name}")
         for value in vars(module).values():
             if (

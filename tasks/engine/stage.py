@@ -748,6 +748,6 @@ def _is_true_of(run: RunMark | None, keys: Mapping[str, str]) -> bool:
 
 
 def _apart_from_lake(record: BuildRecord) -> BuildRecord:
-    """Where a lake stands does not matter: it may have been moved."""
+    """Where a lake stands and which version wrote the record do not matter."""
     settings = {name: value for name, value in record.settings.items() if name != "lake"}
-    return record.model_copy(update={"settings": settings})
+    return record.model_copy(update={"settings": settings, "software": None})

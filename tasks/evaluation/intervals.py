@@ -25,7 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from schemas.errors import ConfigError
 from tasks.evaluation.conventions import Convention
-from tasks.evaluation.metrics import evaluate
+from tasks.evaluation.metrics import Classes, evaluate
 
 INTERVALS = {"metric": pl.String, "low": pl.Float64, "high": pl.Float64}
 PERCENTILES = (2.5, 97.5)
@@ -34,7 +34,6 @@ BLOCK = 2**17  # numbers in one array of a block; about a dozen such arrays live
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
-Classes = tuple[Sequence | NDArray, Sequence | NDArray]
 
 
 def intervals(

@@ -10,8 +10,8 @@ Thresholds are in the direction of the scores handed in. With `positive="novel"`
 a sample is flagged at score >= threshold; with `positive="known"` it is accepted at <= threshold.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import numpy as np
 import polars as pl
@@ -20,14 +20,14 @@ from numpy.typing import ArrayLike, NDArray
 from schemas.errors import ConfigError
 from tasks.evaluation.conventions import Convention
 
-METRICS = {
+METRICS: dict[str, Any] = {
     "metric": pl.String,
     "convention": pl.String,
     "value": pl.Float64,
     "n": pl.Int64,
     "threshold": pl.Float64,
 }
-CURVES = {
+CURVES: dict[str, Any] = {
     "convention": pl.String,
     "curve": pl.String,
     "point": pl.Int32,
@@ -38,6 +38,8 @@ CURVES = {
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
+Classes = tuple[ArrayLike | pl.Series, ArrayLike | pl.Series]
+"""True and predicted class of each sample."""
 Found = tuple[float | None, float | None]  # value, threshold
 
 UNDEFINED: Found = (None, None)
@@ -48,7 +50,7 @@ def evaluate(
     novel: ArrayLike,
     convention: Convention,
     weights: ArrayLike | None = None,
-    classes: tuple[Sequence | NDArray, Sequence | NDArray] | None = None,
+    classes: Classes | None = None,
 ) -> pl.DataFrame:
     """All metrics that the convention defines. Explicit `weights` replace its normal_share rule.
 
@@ -118,7 +120,7 @@ def curves(
                 pl.when(pl.col("threshold").is_finite()).then(pl.col("threshold") * samples.sign),
             )
         )
-    return pl.concat(frames).cast(CURVES)
+    return pl.concat(frames).cast(pl.Schema(CURVES))
 
 
 def detection_delay(frames: pl.DataFrame, threshold: float) -> float | None:
@@ -128,14 +130,14 @@ def detection_delay(frames: pl.DataFrame, threshold: float) -> float | None:
     over the classes; an episode that is never flagged counts all its frames. No frames: no value.
     """
     flagged = pl.col("score") >= threshold
-    return (
+    means = (
         frames.sort("class", "episode", "frame")
         .group_by("class", "episode", maintain_order=True)
         .agg((flagged.cum_sum() == 0).sum().alias("delay"))
         .group_by("class", maintain_order=True)
         .agg(pl.col("delay").mean())["delay"]
-        .mean()
     )
+    return cast(float | None, means.mean())
 
 
 @dataclass(frozen=True)

@@ -70,21 +70,25 @@ def loader_of(benchmark: str) -> Loader:
 class Offer:
     """The samples of one protocol, as something that models can be fitted on.
 
-    `networks` are those to use here. `adapt` tells settings that the protocol asks for, given those
-    that the preset and the user have; what the user changed wins. `loader` is what decides how
-    samples are seen, for the key.
+    `networks` are those to use here, `takes` says whether the samples are enough for a model.
+    `adapt` tells settings that the protocol asks for, given those that the preset and the user
+    have; what the user changed wins. `loader` is what decides how samples are seen, for the key.
     """
 
     protocol: str
     modality: str
     networks: tuple[str, ...] = ()
+    takes: Callable[[type[Model]], bool] = lambda kind: True
     adapt: Callable[[type[Model], Any], Mapping[str, Any]] = lambda kind, settings: {}
     loader: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
 class ModelRun:
-    """One model with all its settings, on one protocol, and the runs that it builds on."""
+    """One model with all its settings, on one protocol, and the runs that it builds on.
+
+    `network` is what it stands on, or its bases do; only in the first case it has a `shape`.
+    """
 
     offer: Offer
     kind: type[Model]
@@ -115,7 +119,7 @@ class ModelRun:
 
     def versions(self, loader: int) -> dict[str, int]:
         versions = {"model": self.kind.version, "loader": loader}
-        if self.network is not None:
+        if self.shape is not None and self.network is not None:
             versions["network"] = networks.find(self.network).version
         if isinstance(self.settings, TrainingSettings):
             versions["trainer"] = TRAINER_VERSION
@@ -147,17 +151,20 @@ def choose_models(
                 f"{kind.modality}, {benchmark} has {', '.join(modalities)}"
             )
         del asked[name]
-    fields = {name: models.find(name).configuration.model_fields for name in asked}
+    shared = {name: shared_settings(config, name) for name in asked}
     for setting in config.train:
-        if not any(setting in names for names in fields.values()):
+        if not any(setting in changes for changes in shared.values()):
             among = (
                 f"none of the models {', '.join(asked)} has it" if asked else "there is no model"
             )
             raise ConfigError(f"train.{setting}: {among}; `novelty models NAME` lists settings")
-    return {
-        name: put_over({k: v for k, v in config.train.items() if k in fields[name]}, changes)
-        for name, changes in asked.items()
-    }
+    return {name: put_over(shared[name], changes) for name, changes in asked.items()}
+
+
+def shared_settings(config: RunChoices, model: str) -> dict[str, Any]:
+    """What `train` changes of a model."""
+    fields = models.find(model).configuration.model_fields
+    return {name: value for name, value in config.train.items() if name in fields}
 
 
 def plan_models(benchmark: str, config: RunChoices, offers: Sequence[Offer]) -> list[ModelRun]:
@@ -168,7 +175,8 @@ def plan_models(benchmark: str, config: RunChoices, offers: Sequence[Offer]) -> 
     plan = _Plan(config, offers, choose_models(benchmark, config, offers))
     for name in plan.asked:
         for offer in offers:
-            if offer.modality == models.find(name).modality:
+            kind = models.find(name)
+            if offer.modality == kind.modality and offer.takes(kind):
                 plan.runs_of(name, offer)
     runs = [run for some in plan.made.values() for run in some]
     for run in runs:
@@ -188,38 +196,64 @@ class _Plan:
     def runs_of(self, name: str, offer: Offer) -> list[ModelRun]:
         if (name, offer.protocol) not in self.made:
             kind = models.find(name)
-            below: tuple[str | None, ...] = offer.networks if kind.uses_network else (None,)
-            if not below:
+            networks_below: tuple[str | None, ...] = (None,)
+            if kind.uses_network:
+                networks_below = offer.networks
+            if not networks_below:
                 there = ", ".join(networks.names_of(kind.modality)) or "none"
                 raise ConfigError(f"model {name} needs a network: name one of {there}")
-            runs = [run for network in below for run in self._on_network(kind, network, offer)]
-            self.made[name, offer.protocol] = runs
+            self.made[name, offer.protocol] = [
+                run
+                for network in networks_below
+                for variant in self._variants(kind, network, offer)
+                for below in self._networks_of_bases(kind, variant, network, offer)
+                for run in self._of_variant(kind, variant, below, offer)
+            ]
         return self.made[name, offer.protocol]
 
-    def _on_network(self, kind: type[Model], network: str | None, offer: Offer) -> list[ModelRun]:
+    def _variants(
+        self, kind: type[Model], network: str | None, offer: Offer
+    ) -> list[Mapping[str, Any]]:
+        """What differs from the preset, for each run; what the protocol asks for counts too."""
         kind.check_network(network)
-        preset, changes = self.config.preset, self.asked.get(kind.name, {})
-        sizes = self.config.networks.get(network or "", {})
+        preset, changes = self.config.preset, self.asked.get(kind.name)
+        if changes is None:
+            # Nobody asked for it by name, another model builds on it.
+            changes = shared_settings(self.config, kind.name)
+        adapted = offer.adapt(kind, kind.resolve(preset, changes, network))
+        return kind.variants(preset, put_over(adapted, changes), network, tuple(self.asked))
+
+    def _networks_of_bases(
+        self, kind: type[Model], variant: Mapping[str, Any], network: str | None, offer: Offer
+    ) -> tuple[str | None, ...]:
+        """What builds on models with a network has a run for each network, as they have."""
+        bases = kind.bases_of(kind.resolve(self.config.preset, variant, network))
+        below = any(models.find(base.model).uses_network for base in bases)
+        return offer.networks if below and network is None else (network,)
+
+    def _of_variant(
+        self, kind: type[Model], variant: Mapping[str, Any], network: str | None, offer: Offer
+    ) -> list[ModelRun]:
+        preset = self.config.preset
         plain_shape = shape = None
-        if network is not None:
-            shape = kind.network_settings(network, preset, sizes)
+        if network is not None and kind.uses_network:
+            shape = kind.network_settings(network, preset, self.config.networks.get(network, {}))
             plain_shape = kind.network_settings(network, preset)
         plain = kind.resolve(preset, {}, network)
         before = kind.resolve(preset, offer.adapt(kind, plain), network)
+        # What the preset and the user say decides what the protocol asks for.
+        adapted = offer.adapt(kind, kind.resolve(preset, variant, network))
+        settings = kind.resolve(preset, put_over(adapted, variant), network)
+        changed = differing(settings, before)
+        if shape is not None and plain_shape is not None and shape != plain_shape:
+            changed[NETWORK] = differing(shape, plain_shape)
         runs = []
-        for variant in kind.variants(preset, changes, network, tuple(self.asked)):
-            # What the preset and the user say decides what the protocol asks for.
-            adapted = offer.adapt(kind, kind.resolve(preset, variant, network))
-            settings = kind.resolve(preset, put_over(adapted, variant), network)
-            changed = differing(settings, before)
-            if shape is not None and plain_shape is not None and shape != plain_shape:
-                changed[NETWORK] = differing(shape, plain_shape)
-            for seed in self.config.seeds if kind.seeded else (None,):
-                bases = tuple(
-                    self._base(kind, base.model, base.settings, network, seed, offer)
-                    for base in kind.bases_of(settings)
-                )
-                runs.append(ModelRun(offer, kind, network, settings, shape, changed, seed, bases))
+        for seed in self.config.seeds if kind.seeded else (None,):
+            bases = tuple(
+                self._base(kind, base.model, base.settings, network, seed, offer)
+                for base in kind.bases_of(settings)
+            )
+            runs.append(ModelRun(offer, kind, network, settings, shape, changed, seed, bases))
         return runs
 
     def _base(
@@ -457,7 +491,7 @@ def model_of(facts: RunFacts, files: Mapping[str, str] | None = None) -> Model:
     shape = values.pop(NETWORK, None)
     fields = models.find(facts.model).configuration.model_fields
     values |= {name: path for name, path in (files or {}).items() if name in fields}
-    network = None if facts.network == NO_NETWORK else facts.network
+    network = facts.network if models.find(facts.model).uses_network else None
     return models.make_model(facts.model, values, network, shape)
 
 
@@ -589,7 +623,7 @@ def output_rows(
             return pl.Series(name, [None] * len(ids), kind)
         return pl.Series(name, array.astype(np.float32)).cast(kind)
 
-    best = None if outputs.logits is None else outputs.logits.argmax(1)
+    best = outputs.predicted if outputs.logits is None else outputs.logits.argmax(1)
     names = [None] * len(ids) if best is None else [classes[int(label)] for label in best]
     return OUTPUTS.conform(
         pl.DataFrame({"sample_id": list(ids)}, schema={"sample_id": pl.String}).with_columns(

@@ -361,7 +361,7 @@ def evaluated_groups(rows: pl.DataFrame) -> Iterator[tuple[str, int, pl.DataFram
     """Valid and test rows by view and step."""
     chosen = rows.filter(pl.col("split").is_in(EVALUATED))
     for (view, step), part in chosen.group_by("view", "step", maintain_order=True):
-        yield str(view), int(step), part  # type: ignore[call-overload]
+        yield str(view), int(step), part
 
 
 def arrays(rows: pl.DataFrame) -> Any:

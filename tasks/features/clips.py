@@ -1,7 +1,6 @@
-"""What the clip networks share: reading a checkpoint, filling a network, preparing clips.
+"""What the clip networks share: reading a checkpoint, filling a network, preparing clips, `embed`.
 
-uint8 clips (N, T, H, W, 3), RGB, enter; float32 features (N, dim) leave (KOWL-718 section 5.1);
-tasks/models/clips.py passes them through a network.
+uint8 clips (N, T, H, W, 3), RGB, enter; float32 features (N, dim) leave (KOWL-718 section 5.1).
 """
 
 import hashlib
@@ -10,12 +9,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import nn
 
 from schemas.errors import ConfigError, SourceError
 from tasks.features.efficientnet import UNREADABLE
 from tasks.features.vit import LARGEST_FILE
+from tasks.learning.devices import choose_device
+from tasks.learning.samples import Samples
+from tasks.learning.trainer import Batch, compute_in_batches
 
 Normalisation = Literal["release", "fair"]
 # The release gives both networks the first pair, means over Kinetics. FAIR trained the weights of
@@ -63,6 +66,35 @@ def prepare(frames: torch.Tensor, normalisation: Normalisation = "release") -> t
         )
     mean, deviation = torch.tensor(NORMALISATIONS[normalisation], device=frames.device)
     return ((frames / 255 - mean) / deviation).permute(0, 4, 1, 2, 3).contiguous()
+
+
+def embed(
+    model: ClipNetwork,
+    clips: np.ndarray,
+    device: str = "auto",
+    batch: int = 4,
+    mixed_precision: bool = False,
+    *,
+    normalisation: Normalisation = "release",
+) -> np.ndarray:
+    """uint8 (N, T, H, W, 3) to float32 (N, dim). Mixed precision is bfloat16, on a GPU only."""
+    if clips.dtype != np.uint8 or clips.shape[1:] != (model.frames, model.side, model.side, 3):
+        raise ConfigError(
+            f"clips are {clips.dtype} {clips.shape}, expected uint8 (N, {model.frames}, "
+            f"{model.side}, {model.side}, 3)"
+        )
+    device = choose_device(device)
+    model.eval().to(device)
+    on_gpu = torch.device(device).type == "cuda"
+    mixed = mixed_precision and on_gpu and torch.cuda.is_bf16_supported(False)
+
+    def compute(some: Batch) -> dict[str, torch.Tensor]:
+        with torch.autocast("cuda", torch.bfloat16, enabled=mixed):
+            frames = prepare(some.array("clips"), normalisation)
+            return {"features": model.features(frames).float()}
+
+    samples = Samples.unnamed(clips=clips)
+    return compute_in_batches(compute, samples, device, batch)["features"]
 
 
 def read_state(path: Path, wanted: str) -> tuple[dict[str, torch.Tensor], str]:

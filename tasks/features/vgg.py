@@ -58,7 +58,7 @@ class Vgg(nn.Module):
             nn.Linear(hidden, classes),
         )
         for module in self.modules():
-            if isinstance(module, nn.Conv2d | nn.Linear):
+            if isinstance(module, nn.Conv2d | nn.Linear) and module.bias is not None:
                 nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
                 nn.init.zeros_(module.bias)
 

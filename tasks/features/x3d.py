@@ -128,7 +128,8 @@ class Block(nn.Module):
         self.squeeze = SqueezeExcitation(inner) if number % 2 == 0 else nn.Identity()
         self.c = nn.Conv3d(inner, outside, 1, bias=False)
         self.c_norm = nn.BatchNorm3d(outside)
-        self.shortcut, self.shortcut_norm = nn.Identity(), nn.Identity()
+        self.shortcut: nn.Module = nn.Identity()
+        self.shortcut_norm: nn.Module = nn.Identity()
         if number == 0:
             self.shortcut = nn.Conv3d(inside, outside, 1, strides, bias=False)
             if shortcut_norm:

@@ -55,6 +55,12 @@ class Samples:
         if self.labels is not None and self.labels.dtype != np.int64:
             raise ConfigError(f"samples: labels are {self.labels.dtype}, expected int64")
 
+    @classmethod
+    def unnamed(cls, **arrays: Rows) -> Samples:
+        """Samples without labels that are called by their numbers."""
+        count = len(next(iter(arrays.values())))
+        return cls([str(row) for row in range(count)], None, arrays)
+
     def __len__(self) -> int:
         return len(self.ids)
 
@@ -95,5 +101,5 @@ class Samples:
         for name, array in sorted(parts.items()):
             digest.update(f"{name} {array.dtype} {array.shape}".encode())
             for row in range(0, len(array), FINGERPRINT_ROWS):
-                digest.update(np.ascontiguousarray(array[row : row + FINGERPRINT_ROWS]))
+                digest.update(np.ascontiguousarray(array[row : row + FINGERPRINT_ROWS]).data)
         return digest.hexdigest()

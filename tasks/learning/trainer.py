@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import numpy as np
 import polars as pl
@@ -42,6 +42,7 @@ Losses = Mapping[str, "torch.Tensor"]
 TRAINER_VERSION = 1
 """Raised when the same settings and samples train to other weights."""
 CHECKPOINT = "checkpoint.safetensors"
+SCORING_BATCH = 32
 LAYERS, OPTIMIZER = "layers.", "optimizer."
 SUMS, RANDOM, RANDOM_GPU = "running_sums", "random_state", "random_state_gpu"
 
@@ -375,11 +376,12 @@ class _Training:
                     row |= {f"valid_{key}": value for key, value in measured.items()}
             self.trainable.close_epoch(epoch, row)
             self.history.append(row)
+            # First: a training that goes on from the checkpoint does not come by here again.
+            if keep is not None:
+                keep(epoch)
             last = epoch == self.settings.epochs
             if epoch % self.settings.checkpoint_every == 0 or last or self._is_late():
                 self._save()
-            if keep is not None:
-                keep(epoch)
             if progress is not None:
                 progress(epoch, self.settings.epochs, row)
         self.trainable.layers.eval()
@@ -421,7 +423,8 @@ class _Training:
         """Several processes: sums over all of them, running statistics of the first."""
         if self.fabric.world_size == 1:
             return
-        self.sums = self.fabric.all_reduce(self.sums, reduce_op="sum")
+        sums: Any = self.sums
+        self.sums = cast("torch.Tensor", self.fabric.all_reduce(sums, reduce_op="sum"))
         for buffer in self.trainable.layers.buffers():
             buffer.copy_(self.fabric.broadcast(buffer))
 
@@ -569,6 +572,28 @@ def make_fabric(device: str, settings: TrainingSettings, processes: int = 1) -> 
         strategy="auto" if processes == 1 else "ddp_spawn",
         precision="bf16-mixed" if precision == "bfloat16" else "32-true",
     )
+
+
+def compute_in_batches(
+    compute: Callable[[Batch], Mapping[str, torch.Tensor]],
+    samples: Samples,
+    device: str,
+    batch_size: int = SCORING_BATCH,
+) -> dict[str, np.ndarray]:
+    """`compute` of every batch, without gradients; its tensors joined as arrays.
+
+    Of no samples it is computed once, so that the arrays have their widths.
+    """
+    import torch
+
+    place = torch.device(device)
+    parts: list[dict[str, np.ndarray]] = []
+    with torch.no_grad(), seeded([0], device):
+        for start in range(0, max(len(samples), 1), batch_size):
+            rows = np.arange(start, min(start + batch_size, len(samples)))
+            values = compute(Batch(samples, rows, place))
+            parts.append({name: value.cpu().numpy() for name, value in values.items()})
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def history_frame(rows: Sequence[Mapping[str, float]]) -> pl.DataFrame:

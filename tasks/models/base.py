@@ -25,7 +25,13 @@ from tasks import networks
 from tasks.engine.plugins import Plugin, put_over
 from tasks.learning.devices import choose_device, seeded
 from tasks.learning.samples import NOVEL, Samples
-from tasks.learning.trainer import Batch, Trainable, TrainingSettings
+from tasks.learning.trainer import (
+    SCORING_BATCH,
+    Batch,
+    Trainable,
+    TrainingSettings,
+    compute_in_batches,
+)
 from tasks.learning.trainer import train as train_layers
 from tasks.learning.training import Progress
 from tasks.scores.base import Head, Outputs
@@ -36,7 +42,6 @@ if TYPE_CHECKING:
 
 NOVELTY_ONLY = frozenset({"novelty"})
 CLASSIFIER = frozenset({"logits", "features", "head"})
-SCORING_BATCH = 32
 
 
 @dataclass(frozen=True)
@@ -144,8 +149,12 @@ class Model(Plugin, ABC):
 
     @classmethod
     def preset_values(cls, preset: str, network: str | None) -> dict[str, Any]:
-        """Settings of a preset that differ from the defaults."""
-        return dict(cls.presets.get(preset, {}))
+        """Settings of a preset that differ from the defaults; those of its network win."""
+        below = {} if network is None else networks.find(network).training(preset)
+        own = {
+            name: value for name, value in below.items() if name in cls.configuration.model_fields
+        }
+        return {**cls.presets.get(preset, {}), **own}
 
     @classmethod
     def network_settings(
@@ -263,7 +272,7 @@ class Model(Plugin, ABC):
         digest = hashlib.sha256(self.name.encode())
         for name, value in sorted(as_tensors(self.state()).items()):
             digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-            digest.update(value.numpy())
+            digest.update(value.numpy().data)
         return digest.hexdigest()
 
     def base_fingerprints(self) -> list[str]:
@@ -402,25 +411,3 @@ class NetworkModel(Model, Trainable):
 def _keep_epoch(model: NetworkModel, keep: Callable[[Model, int], None] | None, epoch: int) -> None:
     if keep is not None and model.keeps(epoch):
         keep(model, epoch)
-
-
-def compute_in_batches(
-    compute: Callable[[Batch], Mapping[str, torch.Tensor]],
-    samples: Samples,
-    device: str,
-    batch_size: int = SCORING_BATCH,
-) -> dict[str, np.ndarray]:
-    """`compute` of every batch, without gradients; its tensors joined as arrays.
-
-    Of no samples it is computed once, so that the arrays have their widths.
-    """
-    import torch
-
-    place = torch.device(device)
-    parts: list[dict[str, np.ndarray]] = []
-    with torch.no_grad(), seeded([0], device):
-        for start in range(0, max(len(samples), 1), batch_size):
-            rows = np.arange(start, min(start + batch_size, len(samples)))
-            values = compute(Batch(samples, rows, place))
-            parts.append({name: value.cpu().numpy() for name, value in values.items()})
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

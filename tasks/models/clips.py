@@ -20,17 +20,13 @@ from pydantic import Field
 from schemas.clips import FrameSampling
 from schemas.errors import ConfigError
 from storage.filehash import sha256_file
-from tasks.learning.devices import precision_on
 from tasks.learning.samples import Samples
-from tasks.learning.trainer import Batch
-from tasks.models.base import Fitting, Model, compute_in_batches
+from tasks.models.base import Fitting, Model
 from tasks.scores.base import Outputs
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
-
-    from tasks.features.clips import ClipNetwork, Normalisation
 
 DIGEST = "weights"
 
@@ -73,7 +69,10 @@ class Backbone(Model):
         return self.load(path).to(self.device)
 
     def _weights(self) -> Path:
-        (path,) = self.weights_files(self.settings).values()
+        files = self.weights_files(self.settings)
+        if not files:
+            raise ConfigError(f"model {self.name} needs its weights: name their file in `weights`")
+        (path,) = files.values()
         return path
 
     def _fit(self, train: Samples, valid: Samples | None, fitting: Fitting) -> pl.DataFrame:
@@ -117,45 +116,12 @@ class CropBackbone(Backbone):
     needs_weights: ClassVar[bool] = True
 
     def vectors(self, clips: np.ndarray) -> np.ndarray:
+        from tasks.features.clips import embed
+
         crops = clips.reshape(-1, *clips.shape[2:])
         settings = self.settings
         rows = embed(self.network, crops, self.device, settings.batch, settings.mixed_precision)
         return rows.reshape(len(clips), clips.shape[1] * rows.shape[1])
-
-
-def embed(
-    network: ClipNetwork,
-    clips: np.ndarray,
-    device: str = "cpu",
-    batch: int = 4,
-    mixed_precision: bool = False,
-    *,
-    normalisation: Normalisation = "release",
-) -> np.ndarray:
-    """uint8 (N, T, H, W, 3) to float32 (N, dim); the network is on the device."""
-    import torch
-
-    from tasks.features.clips import prepare
-
-    if clips.dtype != np.uint8 or clips.shape[1:] != (
-        network.frames,
-        network.side,
-        network.side,
-        3,
-    ):
-        raise ConfigError(
-            f"clips are {clips.dtype} {clips.shape}, expected uint8 (N, {network.frames}, "
-            f"{network.side}, {network.side}, 3)"
-        )
-    mixed = precision_on(device, mixed_precision) == "bfloat16"
-
-    def compute(some: Batch) -> dict[str, torch.Tensor]:
-        with torch.autocast("cuda", torch.bfloat16, enabled=mixed):
-            frames = prepare(some.array("clips"), normalisation)
-            return {"features": network.features(frames).float()}
-
-    samples = Samples([""] * len(clips), None, {"clips": clips})
-    return compute_in_batches(compute, samples, device, batch)["features"]
 
 
 def _digest(path: Path) -> bytes:

@@ -12,16 +12,10 @@ import numpy as np
 from pydantic import Field
 
 from schemas.config import Settings
-from tasks.learning.samples import Samples
-from tasks.learning.trainer import Batch
-from tasks.models.base import compute_in_batches
 from tasks.models.clips import Backbone, ClipSettings
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
-
-FRAMES_AT_ONCE = 16
 
 
 class Configuration(ClipSettings):
@@ -48,21 +42,8 @@ class EfficientNet(Backbone):
         return load_efficientnet(self.device, weights)
 
     def vectors(self, clips: np.ndarray) -> np.ndarray:
+        from tasks.features.efficientnet import embed
+
         frames = clips.reshape(-1, *clips.shape[-3:])
         rows = embed(frames, network=self.network)
         return rows.reshape(len(clips), clips.shape[1] * clips.shape[2], rows.shape[1]).mean(1)
-
-
-def embed(images: np.ndarray, *, network: Any, batch_size: int = FRAMES_AT_ONCE) -> np.ndarray:
-    """uint8 (N, H, W, 3) to float32 (N, 1280): the average before the last layer."""
-    from tasks.features.efficientnet import centre, for_network
-
-    samples = Samples([""] * len(images), None, {"images": images})
-    samples.images()
-
-    def compute(some: Batch) -> dict[str, torch.Tensor]:
-        maps = network.extract_features(for_network(centre(some.array("images"))))
-        return {"features": maps.mean((2, 3))}
-
-    device = str(next(network.parameters()).device)
-    return compute_in_batches(compute, samples, device, batch_size)["features"]

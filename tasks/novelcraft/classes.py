@@ -5,12 +5,13 @@ test); `item_bedrock` has labels but no role in any split, since the walls are b
 Block keys are `namespace:name`, plus `_var_<variant>` where the world state gives a variant.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 import polars as pl
 
 from schemas.errors import ConfigError
+from schemas.similar import did_you_mean
 
 STANDARD = "normal"  # the unmodified game; the only class whose frames have no novel fraction
 
@@ -72,6 +73,36 @@ def role_of(name: str) -> str:
     raise ConfigError(
         f"NovelCraft class {name!r} is unknown; expected one of {', '.join((*LABELS, *DROPPED))}"
     )
+
+
+def class_warnings(
+    classes: Iterable[str], described: Collection[str], chosen: Mapping[str, str]
+) -> list[str]:
+    """What is wrong with the classes of a source: no role, no known novel block, a role for none.
+
+    `described` are the classes with a novelty_description.json, `chosen` the roles of the settings.
+    """
+    there = sorted(set(classes))
+    warnings = []
+    for name in there:
+        if name in NOVEL_BLOCKS:
+            continue
+        if name not in chosen:
+            warnings.append(
+                f"class {name} has no role, so the build will stop at the splits; give it one with "
+                f"--splits.roles {name}=ROLE ({', '.join(ROLES)}){did_you_mean(name, NOVEL_BLOCKS)}"
+            )
+        elif name not in described and chosen[name] != "normal":
+            warnings.append(
+                f"class {name}: no novel block is known, so all of its frames get novel fraction "
+                f"0; name the block in {name}/novelty_description.json, or labels with "
+                "--targets-csv"
+            )
+    warnings += [
+        f"--splits.roles names {name}, but the source has no such class{did_you_mean(name, there)}"
+        for name in sorted(chosen.keys() - set(there))
+    ]
+    return warnings
 
 
 def episode_id_of(frames: pl.DataFrame) -> pl.Expr:

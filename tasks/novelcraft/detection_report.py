@@ -111,7 +111,9 @@ def beside(metrics: pl.DataFrame, runs: pl.DataFrame, layout: Layout) -> pl.Data
     if chosen.is_empty():
         return None
     if layout is SYMBOLIC:
-        order = pl.col("settings").str.json_path_match("$.order")
+        # Runs of an older version call it order.
+        names = ("$.context", "$.order")
+        order = pl.coalesce(pl.col("settings").str.json_path_match(name) for name in names)
         chosen = chosen.with_columns(pl.format("{}, order {}", "model", order).alias("model"))
     chosen = chosen.with_columns(settings_text().alias("settings"))
     value = 100 * pl.col("value")

@@ -19,13 +19,13 @@ from schemas.runs import RunFacts
 from schemas.tables import METRICS, NO_SCORE, PLAIN, RUNS, TRAINING
 from storage.pieces import Part
 from tasks.engine.stage import Produced, Shard, stage
+from tasks.evaluation.model_runs import DeviceSettings, training_rows
 from tasks.evaluation.runs import run_id, run_mark, run_row
 from tasks.learning.devices import use_threads
-from tasks.learning.loop import TRAINER_VERSION
 from tasks.learning.samples import Samples
+from tasks.learning.trainer import TRAINER_VERSION
 from tasks.learning.training import EpochLines, weights_file
 from tasks.novelcraft.classes import NORMAL, NOVEL_VALID
-from tasks.novelcraft.detection import DeviceSettings, long_history
 from tasks.novelcraft.discovery import (
     PRESETS,
     Configuration,
@@ -82,6 +82,7 @@ def plan_discovery(
                     about=facts.model_dump(mode="json"),
                     depends={"run": mark.run_id},
                     run=mark,
+                    threads=facts.settings["cpu_threads"],
                 )
             )
     return shards
@@ -94,7 +95,7 @@ def _configured(shard: Shard, settings: Mapping[str, Any]) -> Configuration:
     return Configuration.model_validate(values)
 
 
-@stage(writes=(DISCOVERY, RUNS, TRAINING, METRICS), version=2, tags=("gpu",), alone=True)
+@stage(writes=(DISCOVERY, RUNS, TRAINING, METRICS), version=2, tags=("gpu",), apart=True)
 def discover_categories(shard: Shard, settings: DeviceSettings) -> Produced:
     """Cluster frames of known and new classes, and measure how well the clusters fit."""
     facts = RunFacts.model_validate(shard.about)
@@ -118,9 +119,7 @@ def discover_categories(shard: Shard, settings: DeviceSettings) -> Produced:
             checkpoints=shard.work,
             progress=EpochLines("discovery"),
         )
-        training = TRAINING.conform(
-            long_history(history).with_columns(pl.lit(run_id(facts)).alias("run_id"))
-        )
+        training = training_rows(facts, history)
 
     def embedded(samples: Samples) -> np.ndarray:
         return embed(backbone, samples.images(), configuration, device=settings.device)

@@ -13,7 +13,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 import numpy as np
 import polars as pl
@@ -21,8 +21,15 @@ from pydantic import Field, model_validator
 
 from schemas.errors import ConfigError
 from tasks.learning.devices import choose_device, seeded
-from tasks.learning.loop import TrainingSettings, in_batches, train
-from tasks.learning.samples import NOVEL, Samples
+from tasks.learning.samples import NOVEL, Rows, Samples
+from tasks.learning.trainer import (
+    Batch,
+    Losses,
+    Trainable,
+    TrainingSettings,
+    compute_in_batches,
+    train,
+)
 from tasks.learning.training import Progress
 
 if TYPE_CHECKING:
@@ -62,8 +69,11 @@ class Configuration(TrainingSettings):
     temperature: float = Field(0.1, gt=0, description="Of both contrastive losses.")
     unlabelled_batch: int = Field(64, ge=2, description="Unlabelled frames in a step.")
     smallest_crop: float = Field(0.4, gt=0, le=1, description="Least area of a random crop.")
-    final_rate: float = Field(
+    final_factor: float = Field(
         0.01, ge=0, le=1, description="Factor that the rate falls to, by a cosine over all steps."
+    )
+    order: Literal["shuffled", "balanced"] = Field(
+        "balanced", description="Each frame once an epoch, or classes equally often."
     )
     epochs: int = Field(200, ge=1, description="Passes over the labelled frames.")
     batch_size: int = Field(64, ge=2, description="Labelled frames in a step.")
@@ -136,12 +146,6 @@ def fine_tune(
     An epoch draws as many labelled frames as there are, class-balanced with replacement, and adds
     random unlabelled ones to each batch; labels of `unlabelled` are not looked at.
     """
-    import torch
-    from torch import nn
-    from torch.nn import functional
-
-    from tasks.features.vit import DinoHead
-
     if len(labelled) < 2 or len(unlabelled) < 2:
         raise ConfigError(
             f"category discovery has {len(labelled)} labelled and {len(unlabelled)} unlabelled "
@@ -149,57 +153,84 @@ def fine_tune(
         )
     if labelled.labels is None or (labelled.labels == NOVEL).any():
         raise ConfigError("category discovery: every labelled frame needs the number of its class")
-    device = choose_device(device)
-    backbone.train_last(settings.trained_blocks)
-    with seeded([seed, 1], "cpu"):
-        head = DinoHead(
-            settings.width,
-            hidden=settings.head_hidden,
-            bottleneck=settings.head_bottleneck,
-            out=settings.head_out,
-            batch_norm=settings.head_batch_norm,
-        )
-    network = nn.ModuleDict({"backbone": backbone, "head": head})
-    network.register_buffer("steps", torch.zeros((), dtype=torch.int64))
     steps = settings.epochs * math.ceil(len(labelled) / settings.batch_size)
-    others = unlabelled.images()
+    history = train(
+        Contrast(backbone, settings, unlabelled, steps, seed=seed),
+        labelled,
+        seed=seed,
+        device=device,
+        work=checkpoints,
+        identity=unlabelled.fingerprint(),
+        progress=progress,
+    )
+    return history.select("epoch", pl.col("contrast").alias("loss"), "unsupervised", "supervised")
 
-    def batch_loss(images: torch.Tensor, labels: torch.Tensor | None) -> dict[str, torch.Tensor]:
-        rows = torch.randperm(len(others))[: settings.unlabelled_batch].numpy()
-        both = torch.cat([images, torch.from_numpy(others[rows]).to(device)])
-        both = resized(both, settings.image_size)
+
+class Contrast(Trainable):
+    """A transformer with a head, trained so that two views of a frame are alike, and classes are.
+
+    To each batch of labelled frames come random ones of `unlabelled`. The rate falls as a factor on
+    the loss, by a cosine over `steps`.
+    """
+
+    name: ClassVar[str] = "discovery"
+
+    def __init__(
+        self,
+        backbone: VisionTransformer,
+        settings: Configuration,
+        unlabelled: Samples,
+        steps: int,
+        *,
+        seed: int,
+    ) -> None:
+        import torch
+        from torch import nn
+
+        from tasks.features.vit import DinoHead
+
+        self.settings, self.unlabelled, self.steps = settings, unlabelled, steps
+        backbone.train_last(settings.trained_blocks)
+        with seeded([seed, 1], "cpu"):
+            head = DinoHead(
+                settings.width,
+                hidden=settings.head_hidden,
+                bottleneck=settings.head_bottleneck,
+                out=settings.head_out,
+                batch_norm=settings.head_batch_norm,
+            )
+        self.layers = nn.ModuleDict({"backbone": backbone, "head": head})
+        self.layers.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def losses(self, batch: Batch) -> Losses:
+        import torch
+        from torch.nn import functional
+
+        settings, layers = self.settings, self.layers
+        images, labels = batch.array("images"), batch.labels
+        rows = torch.randperm(len(self.unlabelled))[: settings.unlabelled_batch].numpy()
+        others = Batch(self.unlabelled, rows, batch.device).array("images")
+        both = resized(torch.cat([images, others]), settings.image_size)
         first, second = (
-            functional.normalize(head(backbone(random_views(both, settings.smallest_crop))), dim=1)
+            functional.normalize(
+                layers["head"](layers["backbone"](random_views(both, settings.smallest_crop))),
+                dim=1,
+            )
             for _ in range(2)
         )
         unsupervised = view_contrast(first, second, settings.temperature)
         supervised = class_contrast(first[: len(images)], labels, settings.temperature)
         share = settings.supervised_weight
         loss = (1 - share) * unsupervised + share * supervised
-        cosine = (1 + torch.cos(math.pi * network.steps / steps)) / 2
-        network.steps += 1
-        rate = settings.final_rate + (1 - settings.final_rate) * cosine
+        cosine = (1 + torch.cos(math.pi * layers.steps / self.steps)) / 2
+        layers.steps += 1
+        factor = settings.final_factor + (1 - settings.final_factor) * cosine
         return {
-            "loss": rate * loss,
+            "loss": factor * loss,
             "contrast": loss,
             "unsupervised": unsupervised,
             "supervised": supervised,
         }
-
-    # The unlabelled frames are no part of what the training loop compares, hence the file's name.
-    name = f"discovery-{unlabelled.fingerprint()[:16]}.safetensors"
-    history = train(
-        network,
-        batch_loss,
-        labelled,
-        settings,
-        seed=seed,
-        device=device,
-        groups=[{"params": [p for p in network.parameters() if p.requires_grad]}],
-        checkpoint=checkpoints / name if checkpoints else None,
-        progress=progress,
-    )
-    return history.select("epoch", pl.col("contrast").alias("loss"), "unsupervised", "supervised")
 
 
 def view_contrast(first: torch.Tensor, second: torch.Tensor, temperature: float) -> torch.Tensor:
@@ -335,7 +366,7 @@ def _blurred(images: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
 
 def embed(
     backbone: VisionTransformer,
-    images: np.ndarray,
+    images: Rows,
     settings: Configuration,
     *,
     device: str = "auto",
@@ -344,10 +375,11 @@ def embed(
     device = choose_device(device)
     backbone.to(device).eval()
 
-    def compute(batch: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {"features": backbone(normalised(resized(batch, settings.image_size)))}
+    def compute(batch: Batch) -> dict[str, torch.Tensor]:
+        frames = resized(batch.array("images"), settings.image_size)
+        return {"features": backbone(normalised(frames))}
 
-    return in_batches(compute, images, device)["features"]
+    return compute_in_batches(compute, Samples.unnamed(images=images), device)["features"]
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,6 +7,7 @@ A frame is a pair of files; a missing half, a bad PNG or a bad state sends the f
 
 import hashlib
 import json
+import logging
 import math
 import re
 from collections import defaultdict
@@ -26,6 +27,7 @@ from schemas.novelcraft import (
     IMAGES,
     INVENTORY,
     IngestSettings,
+    SplitSettings,
 )
 from schemas.tables import SAMPLES
 from storage.archives import ArchiveLimits
@@ -33,7 +35,10 @@ from storage.layout import content_key
 from storage.raw import RawFile, RawSource, open_raw
 from tasks.engine.stage import Produced, Reject, Shard, stage
 from tasks.ingest.png import check_png
+from tasks.novelcraft.classes import class_warnings
 from tasks.novelcraft.worldstate import WorldState, parse_world_state
+
+log = logging.getLogger(__name__)
 
 NAME = re.compile(
     r"(?P<class>[^/]+)/(?:(?P<subset>normal_\d+)/)?(?P<episode>\d{1,6})/(?P<frame>\d{1,6})\.(?P<kind>png|json)"
@@ -55,6 +60,19 @@ def folder_of_classes(path: Path) -> str:
             return ""
         inside += f"{tops.pop()}/"
     return inside
+
+
+def warn_of_classes(source: RawSource, settings: SplitSettings, labelled: bool = False) -> None:
+    """Say before any work which classes of the source will not be labelled as one expects.
+
+    `labelled`: the labels come from a file, so that no novel block need be known.
+    """
+    names = [file.name for file in source.files()]
+    frames = [match for name in names if (match := NAME.fullmatch(name))]
+    described = {name.split("/")[0] for name in names if name.endswith(f"/{DESCRIPTION}")}
+    classes = {match["class"] for match in frames}
+    for warning in class_warnings(classes, classes if labelled else described, settings.roles):
+        log.warning("WARNING: %s", warning)
 
 
 def plan_episode_shards(source: RawSource) -> list[Shard]:

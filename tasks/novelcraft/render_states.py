@@ -6,6 +6,7 @@ request the masks as PNG.
 """
 
 import gzip
+import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -13,11 +14,13 @@ import polars as pl
 
 from schemas.errors import RecordError, SourceError
 from schemas.novelcraft import RenderSettings
+from schemas.similar import did_you_mean
 from storage.atomic import write_bytes
 from tasks.novelcraft.masks import encode_png
 from tasks.novelcraft.render import render_all
 from tasks.novelcraft.worldstate import MAX_BYTES, WorldState, parse_world_state
 
+log = logging.getLogger(__name__)
 TARGETS = {
     "frame_id": pl.String,
     "novel_fraction": pl.Float64,
@@ -59,6 +62,19 @@ def _natural(path: Path) -> list[tuple[int, int | str]]:
     return [(0, int(p)) if p.isdigit() else (1, p) for p in path.with_suffix("").parts]
 
 
+def absent_names(novel: Sequence[str], states: Sequence[WorldState]) -> list[str]:
+    """A sentence for each name that no state has a block or entity of: a typing mistake?"""
+    there = {key for state in states for key in state.keys}
+    there |= {key.partition("_var_")[0] for key in there}
+    there |= {n for state in states for one in state.entities for n in (one.name, one.type)}
+    return [
+        f"{name} is in none of the {len(states)} states, so it gives no novel pixel"
+        f"{did_you_mean(name, there)}"
+        for name in novel
+        if name not in there
+    ]
+
+
 def render_states(
     path: Path, novel: Sequence[str], settings: RenderSettings, out: Path, masks: bool = False
 ) -> pl.DataFrame:
@@ -73,6 +89,8 @@ def render_states(
     if not states:
         why = f"; the first was refused: {refused[0][2]}" if refused else ""
         raise SourceError(f"no world state could be read from {path}{why}")
+    for warning in absent_names(novel, [state for _, state in states]):
+        log.warning("WARNING: %s", warning)
     rows = []
     for (name, _), found in zip(
         states, render_all([(state, tuple(novel)) for _, state in states], settings), strict=True

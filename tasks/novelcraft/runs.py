@@ -1,29 +1,33 @@
-"""Which runs a build is to make: models with resolved settings, their protocols and their bases.
+"""What models can be fitted on in NovelCraft, how each protocol is measured, and runs of windows.
 
-Enters: the configuration. Leaves: `ModelChoice`s before any work, so that a wrong name or setting
-is refused at once; then, when the protocols have keys, `PlannedRun`s with all facts of each run.
+A run of windows fits nothing: it gives each window the largest novelty of its frames in a symbolic
+run, and has that run as its base.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from pathlib import Path
 from typing import Any
 
+import polars as pl
+
+from schemas.config import Settings
 from schemas.errors import ConfigError
-from schemas.manifest import RunMark
 from schemas.novelcraft import Config
 from schemas.runs import RunFacts
-from tasks import scores as score_files
-from tasks.detectors import chosen_detectors, find_detector
-from tasks.detectors.base import Detector
-from tasks.engine.plugins import ALL
-from tasks.evaluation.runs import run_id, run_mark
-from tasks.evaluation.stages import ScoreChoice, chosen_scores
-from tasks.learning.loop import TRAINER_VERSION, TrainingSettings
-from tasks.learning.training import weights_file
-from tasks.novelcraft.samples import LOADER_VERSION, PROTOCOL_OF
+from schemas.tables import OUTPUTS, PLAIN, RUNS
+from storage.pieces import Part
+from tasks import models, networks
+from tasks.engine.stage import Build, Produced, Shard, stage
+from tasks.evaluation.model_runs import ModelRun, Offer, PlannedRun, output_rows, plan_models
+from tasks.evaluation.runs import run_mark, run_row
+from tasks.evaluation.stages import EVALUATED, PassedRun
+from tasks.features.images import ITEM_BAR_ROWS
+from tasks.models.base import Model
+from tasks.models.odin import Odin
+from tasks.models.vgg_classifier import VggClassifier, VggSettings
+from tasks.novelcraft.samples import PROTOCOL_OF, TABLES_OF
+from tasks.novelcraft.windows import EVALUATED_MODE, window_scores
 from tasks.novelcraft.windows import PROTOCOL as WINDOWS_PROTOCOL
+from tasks.scores.base import Outputs
 
 CONVENTIONS: Mapping[str, tuple[str, ...]] = {
     "visual": ("novelcraft-2022", "novelcraft-tmlr", "openood"),
@@ -34,72 +38,6 @@ CONVENTIONS: Mapping[str, tuple[str, ...]] = {
 """Protocols, and the conventions that each is measured by."""
 
 
-@dataclass(frozen=True, eq=False)
-class ModelChoice:
-    """One model with resolved settings, and the choices that it builds on."""
-
-    kind: type[Detector]
-    settings: Any
-    preset: str
-    bases: tuple["ModelChoice", ...] = ()
-
-    @property
-    def protocol(self) -> str:
-        return PROTOCOL_OF[self.kind.modality]
-
-    @property
-    def level(self) -> int:
-        """0 where it builds on nothing; else one more than what it builds on."""
-        return max((base.level + 1 for base in self.bases), default=0)
-
-    @cached_property
-    def weights(self) -> dict[str, str]:
-        """SHA-256 of the checkpoint files that it starts from."""
-        files = self.kind.weights_files(self.settings)
-        return {name: weights_file(path).digest for name, path in files.items()}
-
-    def changed(self) -> dict[str, Any]:
-        """Settings that differ from the preset."""
-        before = self.kind.resolve(self.preset).model_dump(mode="json")
-        now = self.settings.model_dump(mode="json")
-        return {name: value for name, value in now.items() if value != before[name]}
-
-    def versions(self) -> dict[str, int]:
-        trained = isinstance(self.settings, TrainingSettings) or self.kind.requires is not None
-        trainer = {"trainer": TRAINER_VERSION} if trained else {}
-        return {"model": self.kind.version, "loader": LOADER_VERSION, **trainer}
-
-
-def chosen_models(config: Config) -> list[ModelChoice]:
-    """What is asked for and what that builds on, bases first; what does not fit is refused."""
-    for field, why in (
-        ("networks", "its models bring their own networks"),
-        ("predictors", "it has no increments"),
-    ):
-        if asked := getattr(config, field):
-            raise ConfigError(f"{field} {', '.join(asked)} do not fit novelcraft: {why}")
-    protocols = chosen_protocols(config)
-    asked = dict(chosen_detectors(config.models))
-    for name in list(asked):
-        if not _fits(find_detector(name), protocols):
-            if name in config.models:
-                raise ConfigError(_misfit(find_detector(name), protocols))
-            del asked[name]
-    made: dict[str, list[ModelChoice]] = {}
-    for name in asked:
-        _add(name, asked, config, made)
-    for setting in config.train:
-        if not any(setting in find_detector(name).configuration.model_fields for name in made):
-            among = f"none of the models {', '.join(made)} has it" if made else "there is no model"
-            raise ConfigError(f"train.{setting}: {among}; `novelty models` tells settings")
-    found = [choice for choices in made.values() for choice in choices]
-    if WINDOWS_PROTOCOL in protocols:
-        _check_contexts(found, config)
-    for choice in found:
-        choice.weights  # noqa: B018  a missing file is to be found now
-    return sorted(found, key=lambda choice: choice.level)
-
-
 def chosen_protocols(config: Config) -> tuple[str, ...]:
     for name in config.protocols:
         if name not in CONVENTIONS:
@@ -108,152 +46,131 @@ def chosen_protocols(config: Config) -> tuple[str, ...]:
     return config.protocols or tuple(CONVENTIONS)
 
 
-def _fits(kind: type[Detector], protocols: Sequence[str]) -> bool:
-    protocol = PROTOCOL_OF.get(kind.modality)
+def chosen_runs(config: Config) -> list[ModelRun]:
+    """Every run that is asked for and those that they build on; what does not fit is refused."""
+    if config.predictors:
+        names = ", ".join(config.predictors)
+        raise ConfigError(f"predictors {names} do not fit novelcraft: it has no increments")
+    protocols = chosen_protocols(config)
+    for name in models.chosen(config.models):
+        protocol = PROTOCOL_OF.get(models.find(name).modality)
+        if name in config.models and protocol is not None and not _is_asked(protocol, protocols):
+            raise ConfigError(
+                f"model {name} has protocol {protocol}, which is not among {', '.join(protocols)}"
+            )
+    runs = plan_models("novelcraft", config, offers(config))
+    if WINDOWS_PROTOCOL in protocols:
+        _check_contexts(runs, config.windows.contexts)
+    return runs
+
+
+def offers(config: Config) -> list[Offer]:
+    """The protocols that models are fitted on, each for one modality."""
+    below = tuple(networks.chosen(config.networks))
+    for name in below:
+        if networks.find(name).modality not in PROTOCOL_OF:
+            raise ConfigError(
+                f"network {name} does not fit novelcraft: it takes samples of modality "
+                f"{networks.find(name).modality}, novelcraft has {', '.join(PROTOCOL_OF)}"
+            )
+    protocols = chosen_protocols(config)
+
+    def adapt(kind: type[Model], settings: Any) -> Mapping[str, Any]:
+        wanted: dict[str, Any] = {}
+        if "item_bar_rows" in kind.configuration.model_fields:
+            wanted["item_bar_rows"] = ITEM_BAR_ROWS
+        if isinstance(settings, VggSettings) and config.vgg_weights is not None:
+            wanted["weights"] = config.vgg_weights
+        if kind is Odin:  # what NovelCraft chose of its grid
+            wanted |= {"base": VggClassifier.name, "epsilon": 0.0, "space": "pixel1"}
+        return wanted
+
+    def offer(modality: str, protocol: str) -> Offer:
+        def takes(kind: type[Model]) -> bool:
+            """Of all models, those that stand on a network are meant where one is named."""
+            possible = bool(below) or not kind.uses_network or kind.name in config.models
+            return possible and _is_asked(protocol, protocols)
+
+        fitting = tuple(name for name in below if networks.find(name).modality == modality)
+        return Offer(protocol, modality, networks=fitting, takes=takes, adapt=adapt)
+
+    return [offer(modality, protocol) for modality, protocol in PROTOCOL_OF.items()]
+
+
+def _is_asked(protocol: str, protocols: Sequence[str]) -> bool:
+    """Windows are made of symbolic runs."""
     return protocol in protocols or (protocol == "symbolic" and WINDOWS_PROTOCOL in protocols)
 
 
-def _misfit(kind: type[Detector], protocols: Sequence[str]) -> str:
-    if kind.modality not in PROTOCOL_OF:
-        return (
-            f"model {kind.name} does not fit novelcraft: it takes samples of modality "
-            f"{kind.modality}, novelcraft has {', '.join(PROTOCOL_OF)}"
-        )
-    return (
-        f"model {kind.name} has protocol {PROTOCOL_OF[kind.modality]}, which is not among "
-        f"{', '.join(protocols)}"
-    )
-
-
-def _check_contexts(choices: Sequence[ModelChoice], config: Config) -> None:
-    contexts = config.windows.contexts
-    for choice in choices:
-        if choice.protocol == "symbolic" and choice.settings.order not in contexts:
+def _check_contexts(runs: Sequence[ModelRun], contexts: Sequence[int]) -> None:
+    for run in runs:
+        if run.offer.protocol == "symbolic" and run.settings.context not in contexts:
             raise ConfigError(
-                f"model {choice.kind.name} of order {choice.settings.order} has no windows: "
+                f"model {run.kind.name} of context {run.settings.context} has no windows: "
                 f"windows.contexts are {', '.join(map(str, contexts))}; add it there, or name the "
                 f"protocols without {WINDOWS_PROTOCOL}"
             )
 
 
-def _add(
-    name: str,
-    asked: Mapping[str, Mapping[str, Any]],
-    config: Config,
-    made: dict[str, list[ModelChoice]],
-) -> None:
-    """Choices of one model, after those of what it builds on."""
-    if name in made:
-        return
-    kind = find_detector(name)
-    fields = kind.configuration.model_fields
-    changes = {key: value for key, value in config.train.items() if key in fields}
-    if "weights" in fields and config.vgg_weights is not None:
-        changes["weights"] = config.vgg_weights
-    choices = []
-    for settings in kind.variants(config.preset, {**changes, **asked.get(name, {})}):
-        bases = []
-        for base in kind.bases(settings):
-            _add(base.model, asked, config, made)
-            bases.append(_base_choice(kind, made[base.model], base.model, base.settings))
-        choices.append(ModelChoice(kind, settings, config.preset, tuple(bases)))
-    made[name] = choices
+def sample_parts(build: Build, run: PlannedRun) -> tuple[Part, ...]:
+    """The parts that a run's samples are loaded from."""
+    tables = ("splits", *TABLES_OF[run.run.kind.modality])
+    return tuple(part for table in tables for part in build.table(table))
 
 
-def _base_choice(
-    kind: type[Detector], choices: Sequence[ModelChoice], model: str, wanted: Mapping[str, Any]
-) -> ModelChoice:
-    fitting = [
-        choice
-        for choice in choices
-        if all(getattr(choice.settings, name, None) == value for name, value in wanted.items())
+# ---------------------------------------------------------------- windows
+
+
+def make_window_runs(
+    build: Build, runs: Sequence[PassedRun], keys: Mapping[str, Mapping[str, str]]
+) -> list[PassedRun]:
+    """A run of windows on each symbolic run, with the same settings."""
+    bases = [run for run in runs if run.facts.protocol == "symbolic" and WINDOWS_PROTOCOL in keys]
+    shards = [plan_windows(build, run, keys[WINDOWS_PROTOCOL]["data_key"]) for run in bases]
+    return [
+        PassedRun(
+            RunFacts.model_validate(shard.about),
+            shard.run,
+            (piece.part("outputs"),),
+            build.table("splits"),
+            build.table("samples"),
+        )
+        for shard, piece in build.run_each(pass_windows, shards, Settings())
+        if shard.run is not None
     ]
-    if len(fitting) != 1:
-        which = "".join(f" with {name} {value}" for name, value in wanted.items())
-        raise ConfigError(
-            f"model {kind.name} builds on one run of {model}{which}, found {len(fitting)} among "
-            f"{len(choices)}; set models.{model} or models.{kind.name} so that one is meant"
-        )
-    return fitting[0]
 
 
-def fitting_scores(config: Config, models: Sequence[ModelChoice]) -> list[ScoreChoice]:
-    """Scores with resolved settings; one asked for by name must fit some model."""
-    choices = chosen_scores(config.scores, config.preset)
-    given = [model.kind.gives | {"train", "valid"} for model in models]
-    for name in config.scores:
-        if name != ALL and models and not any(score_files.find(name).needs <= g for g in given):
-            needs = ", ".join(sorted(score_files.find(name).needs))
-            names = ", ".join(sorted({model.kind.name for model in models}))
-            raise ConfigError(f"score {name} fits none of the models {names}: it needs {needs}")
-    return choices
+def plan_windows(build: Build, base: PassedRun, data_key: str) -> Shard:
+    facts = base.facts.model_copy(
+        update={"protocol": WINDOWS_PROTOCOL, "base_runs": (base.mark.run_id,)}
+    )
+    mark = run_mark(facts, data_key)
+    tables = build.table("splits") + build.table("windows") + build.table("frames")
+    return Shard(
+        f"{facts.model}-{mark.run_id}",
+        parts=(*tables, *base.outputs),
+        about=facts.model_dump(mode="json"),
+        depends={"run": mark.run_id, "rows": mark.data_key, "view": PLAIN},
+        run=mark,
+    )
 
 
-@dataclass(frozen=True, eq=False)
-class PlannedRun:
-    """A run with all its facts, before it is made."""
-
-    facts: RunFacts
-    mark: RunMark
-    choice: ModelChoice
-    bases: tuple["PlannedRun", ...] = ()
-
-    @property
-    def name(self) -> str:
-        """Name of its shards."""
-        return f"{self.facts.model}-{self.mark.run_id}"
-
-
-def plan_runs(
-    models: Sequence[ModelChoice], seeds: Sequence[int], keys: Mapping[str, Mapping[str, str]]
-) -> list[PlannedRun]:
-    """A run for each model and seed; one that draws nothing has one run without a seed."""
-    planned: dict[tuple[ModelChoice, int | None], PlannedRun] = {}
-    for model in models:
-        if model.protocol not in keys:
-            raise ConfigError(
-                f"model {model.kind.name}: protocol {model.protocol} has no samples in this source"
-            )
-        for seed in seeds if model.kind.seeded else (None,):
-            bases = tuple(planned.get((base, seed)) or planned[base, None] for base in model.bases)
-            facts = RunFacts(
-                benchmark="novelcraft",
-                protocol=model.protocol,
-                model=model.kind.name,
-                preset=model.preset,
-                settings=model.settings.model_dump(mode="json"),
-                changed=model.changed(),
-                seed=seed,
-                base_runs=tuple(base.mark.run_id for base in bases),
-                versions=model.versions(),
-                weights=model.weights,
-                fit_key=keys[model.protocol]["fit_key"],
-            )
-            mark = run_mark(facts, keys[model.protocol]["data_key"])
-            planned[model, seed] = PlannedRun(facts, mark, model, bases)
-    return list(planned.values())
-
-
-def plan_window_runs(
-    runs: Sequence[PlannedRun], keys: Mapping[str, Mapping[str, str]]
-) -> list[PlannedRun]:
-    """Runs of windows: the same settings as the symbolic runs of frames that they build on."""
-    windows = []
-    for run in runs:
-        if run.facts.protocol != "symbolic" or WINDOWS_PROTOCOL not in keys:
-            continue
-        facts = run.facts.model_copy(
-            update={"protocol": WINDOWS_PROTOCOL, "base_runs": (run_id(run.facts),)}
-        )
-        mark = run_mark(facts, keys[WINDOWS_PROTOCOL]["data_key"])
-        windows.append(replace(run, facts=facts, mark=mark, bases=(run,)))
-    return windows
-
-
-def weights_path(choice: ModelChoice) -> Path | None:
-    """The checkpoint file that the model, or what it builds on, starts from."""
-    for one in (choice, *choice.bases):
-        path = getattr(one.settings, "weights", None)
-        if path is not None:
-            return Path(path)
-    return None
+@stage(writes=(OUTPUTS, RUNS), version=1)
+def pass_windows(shard: Shard, settings: Settings) -> Produced:
+    """Give each window of the run's context the largest novelty of its frames."""
+    facts = RunFacts.model_validate(shard.about)
+    frames = shard.read("frames", ["frame_id", "episode_id", "position"])
+    novelty = shard.read("outputs").select("sample_id", pl.col("novelty").alias("score"))
+    scored = novelty.join(frames, left_on="sample_id", right_on="frame_id")
+    splits = shard.read("splits").filter(
+        (pl.col("protocol") == facts.protocol) & pl.col("split").is_in(EVALUATED)
+    )
+    context = facts.settings["context"]
+    windows = (
+        shard.read("windows")
+        .filter((pl.col("mode") == EVALUATED_MODE) & (pl.col("context") == context))
+        .join(splits.select("sample_id"), on="sample_id", how="semi")
+    )
+    largest = window_scores(scored, windows)["score"].to_numpy()
+    outputs = output_rows(facts, windows["sample_id"].to_list(), Outputs(novelty=largest), {})
+    return Produced({"outputs": outputs, "runs": run_row(facts)}, outputs.height)

@@ -1,9 +1,9 @@
 """What NovelCraft's models learn from and are shown: pictures, symbolic sequences, pairs of scores.
 
 Enters: the parts of a run's shard. Leaves: `Samples` of one split of the run's protocol. The
-modality of the model says which loader is its own. Labels are indices of the normal classes; a
-novel sample has none. Pictures are those that pass the 1 % filter; the symbolic task takes whole
-episodes, and a frame is novel if its game is (NovelCraft 5.1, 5.2).
+modality of the model says which loader is its own. Labels number the normal classes that have
+training frames; a novel sample has none. Pictures are those that pass the 1 % filter; the symbolic
+task takes whole episodes, and a frame is novel if its game is (NovelCraft 5.1, 5.2).
 """
 
 from functools import lru_cache
@@ -14,10 +14,10 @@ import polars as pl
 from schemas.runs import RunFacts
 from storage.parquet import read_parquet
 from storage.pieces import Part
-from tasks.detectors.base import Detector
-from tasks.detectors.multimodal import paired_scores
 from tasks.engine.stage import Shard
 from tasks.learning.samples import NOVEL, Samples
+from tasks.models.base import Model
+from tasks.models.multimodal import paired_scores
 from tasks.novelcraft.symbols import symbol_sequences
 
 LOADER_VERSION = 1
@@ -30,13 +30,13 @@ TABLES_OF = {"image": ("images",), "states": ("frames", "inventory"), "runs": ()
 """Tables with what a model sees, by its modality."""
 
 
-def load(shard: Shard, facts: RunFacts, split: str, detector: Detector) -> Samples:
+def load(shard: Shard, facts: RunFacts, split: str, model: Model) -> Samples:
     """Samples of a split in the form that the model needs."""
     rows = split_rows(shard, str(facts.protocol), split)
-    if detector.modality == "image":
+    if model.modality == "image":
         return pictures(shard, rows)
-    if detector.modality == "states":
-        return _sequences(shard, rows, detector.settings.order)
+    if model.modality == "states":
+        return _sequences(shard, rows, model.settings.context)
     if split == "train":
         # What the two models were trained on would look too normal.
         valid = split_rows(shard, str(facts.protocol), "valid")
@@ -52,10 +52,17 @@ def split_rows(shard: Shard, protocol: str, split: str) -> pl.DataFrame:
 
 def pictures(shard: Shard, rows: pl.DataFrame) -> Samples:
     """The frames of these rows as pictures."""
-    labels = rows["label"].fill_null(NOVEL).to_numpy().astype(np.int64)
+    trained = split_rows(shard, "visual", "train").drop_nulls("label").unique("label").sort("label")
+    numbers = {label: number for number, label in enumerate(trained["label"])}
+    labels = rows["label"].replace_strict(numbers, default=NOVEL, return_dtype=pl.Int64)
     parts = tuple(part for part in shard.parts if part.table == "images")
     images = decode_pictures(parts, tuple(rows["sample_id"]))
-    return Samples(rows["sample_id"].to_list(), labels, {"images": images})
+    return Samples(
+        rows["sample_id"].to_list(),
+        labels.to_numpy(),
+        {"images": images},
+        classes=trained["class"].to_list(),
+    )
 
 
 @lru_cache(maxsize=3)
@@ -75,7 +82,7 @@ def decode_pictures(parts: tuple[Part, ...], frame_ids: tuple[str, ...]) -> np.n
     return np.zeros((0, 1, 1, 3), np.uint8) if images is None else images
 
 
-def _sequences(shard: Shard, rows: pl.DataFrame, order: int) -> Samples:
+def _sequences(shard: Shard, rows: pl.DataFrame, context: int) -> Samples:
     wanted = rows.select(pl.col("sample_id").alias("frame_id"), "role")
     frames = shard.read("frames").join(wanted, on="frame_id")
     sequences = symbol_sequences(frames.drop("role"), shard.read("inventory"))
@@ -83,7 +90,7 @@ def _sequences(shard: Shard, rows: pl.DataFrame, order: int) -> Samples:
         wanted, on="frame_id", maintain_order="left"
     )
     novel = (roles["role"] == "novel").to_numpy()
-    return sequences.samples(order, np.where(novel, NOVEL, 0).astype(np.int64))
+    return sequences.samples(context, np.where(novel, NOVEL, 0).astype(np.int64))
 
 
 def _pairs(shard: Shard, rows: pl.DataFrame, runs: tuple[str, ...]) -> Samples:

@@ -8,6 +8,7 @@ Positions count from 0 in frame order, whatever the frame numbers (episode 0 beg
 
 from typing import Any, Literal
 
+import numpy as np
 import polars as pl
 
 from schemas.errors import ConfigError
@@ -138,3 +139,45 @@ def window_samples(windows: pl.DataFrame, frames: pl.DataFrame) -> pl.DataFrame:
 def window_definition(settings: WindowSettings) -> dict[str, dict[str, Any]]:
     """What the protocol of windows is made by."""
     return {PROTOCOL: {"mode": EVALUATED_MODE, **settings.model_dump(mode="json")}}
+
+
+def window_scores(frames: pl.DataFrame, windows: pl.DataFrame) -> pl.DataFrame:
+    """`windows` (episode_id, start, stop, ...) with a column score: the largest of its frames.
+
+    `frames` has episode_id, position (0, 1, ... in each episode) and score.
+    """
+    ordered = frames.select("episode_id", "position", "score").sort("episode_id", "position")
+    episodes = ordered.group_by("episode_id", maintain_order=True).agg(
+        pl.len().cast(pl.Int64).alias("frames"),
+        pl.col("position").max().alias("last"),
+        pl.col("position").n_unique().alias("distinct"),
+    )
+    whole = (pl.col("last") + 1 == pl.col("frames")) & (pl.col("distinct") == pl.col("frames"))
+    broken = episodes.filter(~whole)
+    if broken.height:
+        raise ConfigError(
+            f"episode {broken['episode_id'][0]} has {broken['frames'][0]} scores up to position "
+            f"{broken['last'][0]}; window scores need every frame of an episode once"
+        )
+    placed = windows.select("episode_id", "start", "stop").join(
+        episodes.with_columns((pl.col("frames").cum_sum() - pl.col("frames")).alias("first")),
+        on="episode_id",
+        how="left",
+        maintain_order="left",
+    )
+    fits = pl.col("start").is_between(0, pl.col("stop") - 1) & (pl.col("stop") <= pl.col("frames"))
+    missing = placed.filter(~fits.fill_null(False))
+    if missing.height:
+        episode, start, stop, *_ = missing.row(0)
+        raise ConfigError(
+            f"{missing.height} windows have frames without a score, first {start} to {stop} of "
+            f"episode {episode}; score whole episodes with the tables the windows were cut from"
+        )
+    begin, end = (
+        placed.select(pl.col("first") + pl.col(side)).to_series().to_numpy()
+        for side in ("start", "stop")
+    )
+    # The extra value lets a window end at the last frame; every second result is between windows.
+    scores = np.append(ordered["score"].to_numpy(), -np.inf)
+    found = np.maximum.reduceat(scores, np.column_stack([begin, end]).ravel())[::2]
+    return windows.with_columns(pl.Series("score", found, pl.Float64))

@@ -210,7 +210,8 @@ class _Comparison:
 
     def column_changes(self) -> pl.DataFrame:
         old, new = self.types["a"], self.types["b"]
-        rows = [(name, "removed", old[name], None) for name in old if name not in new]
+        rows: list[tuple[str, str, str | None, str | None]] = []
+        rows += [(name, "removed", old[name], None) for name in old if name not in new]
         rows += [(name, "added", None, new[name]) for name in new if name not in old]
         rows += [
             (name, "retyped", old[name], new[name])

@@ -7,6 +7,7 @@ from typing import Any
 import polars as pl
 
 from schemas.errors import ConfigError
+from schemas.similar import did_you_mean
 from tasks.engine.plugins import Plugin, Plugins
 
 ANY = "any"
@@ -72,7 +73,8 @@ def setting_rows(kind: str, name: str, preset: str | None = None) -> pl.DataFram
         if not found.configuration.model_fields:
             rows.append({"benchmark": benchmark, "setting": None, "about": "it has no settings"})
     if not rows:
-        raise ConfigError(f"{kind}: no {name!r}; there are: {', '.join(sorted(names))}")
+        there = f"{', '.join(sorted(names))}{did_you_mean(name, names)}"
+        raise ConfigError(f"{kind}: no {name!r}; there are: {there}")
     columns = ("benchmark", "setting", "value", "preset", "about")
     return pl.DataFrame(rows, schema=dict.fromkeys(columns, pl.String))
 

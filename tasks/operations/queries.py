@@ -4,6 +4,7 @@ Enter: SQL, a file of it, or an example's name. Leaves: rows on the terminal. Th
 example is a comment: the question that it answers.
 """
 
+import sys
 from pathlib import Path
 
 import polars as pl
@@ -11,14 +12,16 @@ import polars as pl
 from schemas.errors import ConfigError
 from storage.layout import catalog_path
 
-QUERIES = Path(__file__).parents[2] / "docs" / "queries"
+CHECKOUT = Path(__file__).parents[2] / "docs" / "queries"
+QUERIES = CHECKOUT if CHECKOUT.is_dir() else Path(sys.prefix) / "share" / "novelty" / "queries"
+"""In a checkout, or where a wheel puts them."""
 
 
 def example_queries() -> pl.DataFrame:
     """Name and question of every example."""
     files = sorted(QUERIES.glob("*.sql"))
     if not files:
-        raise ConfigError(f"there are no example queries in {QUERIES}; run in a checkout")
+        raise ConfigError(f"there are no example queries in {QUERIES}; install the wheel again")
     rows = [(file.stem, _question(file)) for file in files]
     return pl.DataFrame(rows, schema=["name", "question"], orient="row")
 

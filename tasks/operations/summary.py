@@ -1,23 +1,29 @@
 """What people see on the terminal: tables built, their state, their lineage."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import polars as pl
 
 from storage.catalog import CATALOG_SQL
+from storage.disk_use import DiskUse
 from storage.layout import catalog_path, current_path, lake_address, lake_root
 from storage.tables import TableVersion, current_versions
 from storage.upkeep import Lineage, Status
 
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table as RichTable
 
-def _console():
+
+def _console() -> "Console":
     from rich.console import Console
 
     console = Console()
     return console if console.is_terminal else Console(width=140)
 
 
-def _table(*columns: str):
+def _table(*columns: str) -> "RichTable":
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
@@ -95,6 +101,25 @@ def show_statuses(lake: Path, found: list[Status]) -> None:
     console.print(
         f"{len(found)} tables in {lake_address(lake)}, {sum(bool(s.stale) for s in found)} stale"
     )
+
+
+def show_disk_use(lake: Path, use: DiskUse, in_bucket: int, grace_hours: float) -> None:
+    """What the lake takes, and what `novelty gc` would give back."""
+    where = "in the cache of this machine" if lake_address(lake) != str(lake) else "on disk"
+    print(f"{_size(use.used)} {where}, {_size(use.free)} free")
+    back = _size(use.reclaimable) + (f", and {_size(in_bucket)} in the bucket" if in_bucket else "")
+    print(
+        f"`novelty gc` would give back {back}; it keeps current versions with all that they were "
+        f"made from, and dropped ones for {grace_hours:g} hours"
+    )
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
 
 
 def show_lineage(chain: dict[str, Lineage]) -> None:

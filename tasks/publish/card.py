@@ -120,10 +120,10 @@ def _tables(
             f"| {table.description} |"
         )
     lines.append("")
-    for table in tables:
-        lines += describe_table(table.name, table)
-        if pictures[table.name]:
-            names = ", ".join(f"`{name}`" for name in sorted(pictures[table.name]))
+    for declared in tables:
+        lines += describe_table(declared.name, declared)
+        if pictures[declared.name]:
+            names = ", ".join(f"`{name}`" for name in sorted(pictures[declared.name]))
             lines += [f"Encoded pictures: {names}.", ""]
     return lines
 
@@ -161,8 +161,8 @@ def _reading(publication: Publication, pictures: Mapping[str, set[str]]) -> list
     if empty:
         names = ", ".join(f"`{one}`" for one in empty)
         lines += [f"Without rows, and so not for `datasets`: {names}.", ""]
-    for table, names in pictures.items():
-        for column in sorted(names):
+    for table, columns in pictures.items():
+        for column in sorted(columns):
             lines.append(
                 f"Pictures of `{table}`: `load_dataset(…).cast_column("
                 f'"{column}", datasets.Image())`.'

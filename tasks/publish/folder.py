@@ -19,9 +19,10 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -109,7 +110,7 @@ def _checked(
     return version, licence.strip() if licence else None, day.strftime("%Y-%m-%d")
 
 
-def _unchanging(lake: Path, benchmark: str):
+def _unchanging(lake: Path, benchmark: str) -> AbstractContextManager[Any]:
     """Nobody builds meanwhile; a lake that cannot be written is compared afterwards only."""
     if not os.access(lake, os.W_OK):
         return nullcontext()

@@ -171,7 +171,7 @@ def gather(
 
 def _published(version: TableVersion, pieces: Mapping[str, PieceManifest]) -> PublishedTable:
     manifest, table = version.manifest, table_of(version)
-    makers = {pieces[part.piece].stage for part in manifest.parts if part.piece in pieces}
+    makers = {pieces[p.piece].stage for p in manifest.parts if p.piece and p.piece in pieces}
     return PublishedTable(
         name=manifest.table,
         description=table.description,

@@ -6,7 +6,7 @@ import polars as pl
 
 from tasks.evaluation.conventions import CONVENTIONS
 from tasks.report import plots
-from tasks.report.blocks import figure, folded, paragraph
+from tasks.report.blocks import Html, figure, folded, paragraph
 from tasks.report.leaderboard import GENERAL_CONVENTIONS, in_order, ranked, results, styles, whole
 from tasks.report.page import Section
 from tasks.report.reading import Tables
@@ -28,7 +28,8 @@ def curves(read: Tables) -> list[Section]:
     sets = _sets(keys)
     runs = _best(read, keys)
     lines = styles(runs["run"])
-    parts, rest = [], []
+    parts: list[Html] = []
+    rest: list[Html] = []
     if runs.height < keys.select(_RUN).n_unique():
         parts.append(paragraph(f"Drawn are the {MOST_RUNS} best runs of each protocol and split."))
     shown = 0

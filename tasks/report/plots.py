@@ -198,7 +198,7 @@ def histogram(values: Floats, edges: Floats, across: str, up: str, mark: float, 
 
     def paint(figure: "Figure") -> None:
         axes = figure.subplots()
-        axes.hist(values, edges, color=COLOURS[0], rwidth=0.92, lw=0)
+        axes.hist(values, list(edges), color=COLOURS[0], rwidth=0.92, lw=0)
         axes.axvline(mark, color=NOVEL, lw=1.3, ls="--", label=note)
         axes.set(xscale="log", xlabel=across, ylabel=up)
         axes.grid(visible=False, axis="x")
@@ -402,7 +402,7 @@ def _line_grid(
     *,
     panel_height: float,
     notes: Mapping[str, str] | None = None,
-    **shared: bool,
+    **shared: Any,
 ) -> bytes:
     """A panel for each value of `panel`, which `draw` fills; lines and `notes` in one legend.
 

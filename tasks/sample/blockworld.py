@@ -173,7 +173,7 @@ def draw(view: View) -> np.ndarray:
         corners.reshape(-1, 3).astype(np.float32), triangles.reshape(-1, 3).astype(np.uint32)
     )
     cast = np.concatenate([np.broadcast_to(eye, rays.shape), rays], axis=1).astype(np.float32)
-    hit = scene.cast_rays(o3d.core.Tensor(cast))["primitive_ids"].numpy()
+    hit = scene.cast_rays(o3d.core.Tensor(cast))["primitive_ids"].numpy()  # type: ignore[call-overload]
 
     pixels = np.empty((SIZE * SIZE, 3), dtype=np.float32)
     met = hit != scene.INVALID_ID
@@ -257,15 +257,24 @@ def _parts(view: View) -> Iterator[tuple[Point, Point, str, bool]]:
                 False,
             )
     for figure in view.figures:
-        x, z = figure.cell[0] - 0.5, figure.cell[1] - 0.5
+        west, north = figure.cell[0] - 0.5, figure.cell[1] - 0.5
         if figure.item:
             look = figure.item if figure.item in LOOKS else "item:flat"
-            yield (x + 0.375, floor, z + 0.375), (x + 0.625, floor + 0.25, z + 0.625), look, True
+            yield (
+                (west + 0.375, floor, north + 0.375),
+                (
+                    west + 0.625,
+                    floor + 0.25,
+                    north + 0.625,
+                ),
+                look,
+                True,
+            )
             continue
         for look, (low, high) in FIGURE_PARTS:
             yield (
-                (x + low[0], floor + low[1], z + low[2]),
-                (x + high[0], floor + high[1], z + high[2]),
+                (west + low[0], floor + low[1], north + low[2]),
+                (west + high[0], floor + high[1], north + high[2]),
                 look.format(figure.kind),
                 True,
             )

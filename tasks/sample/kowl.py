@@ -275,7 +275,8 @@ def _frames(seed: int, clip: Clip, count: int) -> Iterator[np.ndarray]:
     hue = (number * 67 + rng.normal(0, 6)) % 180
     pace = (0.6, 1.0, 1.5)[number % 3] * rng.uniform(0.85, 1.15)
     colour = cv2.cvtColor(
-        np.uint8([[[hue, rng.uniform(150, 255), rng.uniform(170, 255)]]]), cv2.COLOR_HSV2BGR
+        np.array([[[hue, rng.uniform(150, 255), rng.uniform(170, 255)]]]).astype(np.uint8),
+        cv2.COLOR_HSV2BGR,
     )[0, 0].tolist()
     corners = rng.uniform(30, 150, (2, 2, 3)).astype(np.float32)
     background = cv2.resize(corners, (SIZE, SIZE), interpolation=cv2.INTER_LINEAR)

@@ -163,7 +163,7 @@ class Entity(NamedTuple):
     type: str
     cell: Cell
     item: Block = AIR
-    count: int = 0
+    count: int = 0  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)

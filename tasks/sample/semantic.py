@@ -16,13 +16,14 @@ import struct
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from tasks.learning.draws import item_rng
 from tasks.sample.files import put
 
-Colour = Sequence[float]
+Colour = Sequence[float] | np.ndarray
 
 CIFAR_CLASSES = (
     "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
@@ -270,9 +271,9 @@ def _draw(seed: int, item: str, name: str, height: int, width: int) -> np.ndarra
     image *= cv2.resize(grain, image.shape[1::-1], interpolation=cv2.INTER_CUBIC)[..., None]
     light = np.linspace(-1, 1, image.shape[1]) * rng.normal(0, 0.12) + rng.uniform(0.8, 1.1)
     image *= light[None, :, None].astype(np.float32)
-    image = cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA)
-    image += 4 * rng.standard_normal((height, width, 1), dtype=np.float32)
-    return image.clip(0, 255).astype(np.uint8)
+    small: Any = cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA)
+    small += 4 * rng.standard_normal((height, width, 1), dtype=np.float32)
+    return small.clip(0, 255).astype(np.uint8)
 
 
 def _wheels(pen: _Pen, places: Sequence[float], y: float, radius: float) -> None:

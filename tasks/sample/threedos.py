@@ -265,7 +265,7 @@ def _sink(rng: np.random.Generator) -> Mesh:
         if rng.random() < 0.5:
             parts.append(_lathe([(0.14, -0.8), (0.07, -0.7), (0.08, -depth)], sides=12))
     tall, reach = u(0.12, 0.32), u(0.1, 0.22)
-    arc = [(0, d / 2 + 0.05, z * tall) for z in (0, 0.5, 0.9)]
+    arc: list[Point] = [(0, d / 2 + 0.05, z * tall) for z in (0, 0.5, 0.9)]
     arc += [(0, d / 2 + 0.05 - reach * s, tall * (1 + 0.1 * s)) for s in (0.3, 0.7)]
     arc += [(0, d / 2 + 0.05 - reach, tall * 0.85)]
     parts.append(_tube(arc, u(0.012, 0.02), 8))

@@ -39,12 +39,14 @@ _TRIED, _TOLERANCE = 64, 1e-2
 class Outputs:
     """`logits` (N, C) and `features` (N, D), float32, a row per sample; some may be absent.
 
-    `novelty` (N,) is the model's own, float64.
+    `novelty` (N,) is the model's own, float64. `predicted` (N,) are the classes that a model names
+    which puts out no logits.
     """
 
     logits: np.ndarray | None = None
     features: np.ndarray | None = None
     novelty: np.ndarray | None = None
+    predicted: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         given = {name: getattr(self, name) for name in ("logits", "features")}
@@ -174,8 +176,10 @@ class Head:
             raise SourceError(f"{path} holds no head but {sorted(header)}; name another file")
         tensors = read_tensors(path)
         slope, eps = header["head"]["slope"], header["head"]["eps"]
-        parts = [tensors[f"norm.{n}"] for n in ("weight", "bias", "mean", "var") if eps is not None]
-        norm = BatchNorm(*parts, eps) if parts else None
+        norm = None
+        if eps is not None:
+            parts = {name: tensors[f"norm.{name}"] for name in ("weight", "bias", "mean", "var")}
+            norm = BatchNorm(**parts, eps=eps)
         return cls(tensors["weight"], tensors["bias"], norm, slope)
 
 
@@ -329,5 +333,5 @@ class RowWise(Score):
         return scores
 
     @abstractmethod
-    def _novelty(self, *blocks: torch.Tensor) -> torch.Tensor:
+    def _novelty(self, *blocks: Any) -> torch.Tensor:
         """Novelty (rows,) of float64 logits, of features, or of both in this order, as needed."""

@@ -27,8 +27,8 @@ from schemas.threedos import SHAPES, ShapeSettings, point_clouds_table
 from tasks.engine.stage import Produced, Reject, Shard, stage
 from tasks.ingest.native.pool import Limits, Outcome, run_batch
 from tasks.ingest.raw_files import hash_buckets, on_disk
-from tasks.threedos.clouds import Z_UP
 from tasks.threedos.formats import OPEN3D_READERS
+from tasks.threedos.sampling import Z_UP
 from tasks.threedos.sources import Entry, Listing, place
 
 SHAPES_PER_SHARD = 256

@@ -11,7 +11,7 @@ import polars as pl
 from tasks.report import Html, Read, Section, figure, folded, paragraph, table
 from tasks.report.plots import cloud_gallery
 from tasks.threedos import paper_report
-from tasks.threedos.clouds import upright
+from tasks.threedos.sampling import upright
 from tasks.threedos.tracks import count_splits
 
 CLASS_NAMES = dict(

@@ -16,6 +16,8 @@ from schemas.threedos import Normalisation
 
 # A point at this much more than the largest distance cannot come nearer, whatever was rounded.
 MARGIN = 1.00001
+# Raw meshes of ModelNet40 stand on the xy plane; everything else has y up.
+Z_UP = ("modelnet40",)
 
 
 class Cloud(NamedTuple):
@@ -129,3 +131,11 @@ def thinned(points: np.ndarray, count: int, rng: np.random.Generator) -> np.ndar
     if len(points) <= count:
         return points
     return points[np.sort(rng.choice(len(points), count, replace=False))]
+
+
+def upright(points: np.ndarray, source: str) -> np.ndarray:
+    """Points (..., 3) with y up."""
+    if source not in Z_UP:
+        return points
+    x, y, z = np.moveaxis(points, -1, 0)
+    return np.stack([x, z, -y], -1)

@@ -15,12 +15,12 @@ from tasks.features import efficientnet
 from tasks.features.efficientnet import (
     LAST_BLOCK,
     centre,
+    embed,
     for_network,
     load_efficientnet,
     patch_features,
     weights_record,
 )
-from tasks.models.efficientnet import embed
 from tests.shared import shared_path
 
 

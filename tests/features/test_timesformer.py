@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from schemas.errors import ConfigError, SourceError
+from tasks.features.clips import embed
 from tasks.features.timesformer import (
     TimeSformer,
     TimesformerSize,
     load_timesformer,
     stretched,
 )
-from tasks.models.clips import embed
 
 TINY = TimesformerSize(side=16, patch=8, width=12, depth=2, heads=3)
 FRAMES = 4

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from schemas.errors import ConfigError, SourceError
-from tasks.features.clips import prepare
+from tasks.features.clips import embed, prepare
 from tasks.features.x3d import X3D, X3DSize, load_x3d, squeezed, theirs
-from tasks.models.clips import embed
 
 TINY = X3DSize(widths=(4, 4, 8, 12, 16), depths=(2, 1, 3, 1), dim=10, frames=4, side=32)
 EPS = 1e-5

@@ -1,12 +1,14 @@
 """The command line: help is quick and complete, a mistake is one sentence and exit code 2."""
 
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from flows.cli import main
+from flows.cli import GROUPS, _parser, main
 from tests.toy import build_toy, write_raw
 
 ROOT = Path(__file__).parents[2]
@@ -17,24 +19,26 @@ def run(*words: object) -> subprocess.CompletedProcess:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
-def test_help_lists_every_command(capsys):
+def test_help_lists_every_command_with_the_essentials_first(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["--help"])
     assert ended.value.code == 0
     printed = capsys.readouterr().out
-    for command in (
-        "build",
-        "sample",
-        "demo",
-        "status",
-        "verify",
-        "restore",
-        "lineage",
-        "gc",
-        "query",
-        "doctor",
-    ):
-        assert command in printed
+    groups = [line.rstrip(":") for line in printed.splitlines() if line.endswith(":")]
+    assert groups == list(GROUPS)  # nothing is left over for `more`
+    listed = [line.split()[0] for line in printed.splitlines() if line.startswith("  ")]
+    assert sorted(listed) == sorted(_parser().commands())
+
+
+def test_help_of_a_build_has_the_sources_first_and_nested_settings_in_groups(capsys):
+    with pytest.raises(SystemExit):
+        main(["build", "novelcraft", "--help"])
+    printed = capsys.readouterr().out
+    places = [printed.index(f"\n{title}:\n") for title in ("essentials", "more", "render")]
+    assert places == sorted(places)
+    options = [line.split()[0] for line in printed.splitlines() if line.startswith("  --")]
+    assert options.index("--source") < options.index("--models") < options.index("--targets-csv")
+    assert "--render.samples" in options
 
 
 def test_help_imports_nothing_heavy():
@@ -68,6 +72,9 @@ def test_help_imports_nothing_heavy():
         (["verify", "novelcraft/frames", "--lake", "/nowhere"], "there is no lake"),
         (["lineage", "frames", "--lake", "/nowhere"], "write benchmark/table"),
         (["sample", "--only", "nonsense"], "no sample data for nonsense; there are:"),
+        (["build", "novelcarft"], "did you mean novelcraft?"),
+        (["models", "ndc"], "did you mean ndcc?"),
+        (["scores", "neares"], "did you mean nearest?"),
     ],
 )
 def test_mistakes_are_one_sentence(capsys, words, said):
@@ -82,15 +89,101 @@ def test_unreadable_config_and_unknown_key(tmp_path, capsys):
     config.write_text("source: .\nnonsense: 1\n")
     assert main(["build", "novelcraft", "--config", str(config)]) == 2
     assert "nonsense is not a setting (there are:" in capsys.readouterr().err
-    config.write_text("a: [1\n")
+    config.write_text("source: .\nrender: {sample: 2}\n")
     assert main(["build", "novelcraft", "--config", str(config)]) == 2
-    assert "is not valid YAML" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "render.sample is not a setting (there are: " in said and "did you mean samples?" in said
+    config.write_text("source: .\nsplits: [1\nseed: 2\n")
+    assert main(["build", "novelcraft", "--config", str(config)]) == 2
+    assert capsys.readouterr().err == (
+        f"novelty: config {config} is not valid YAML: line 3, column 5: expected ',' or ']', but "
+        "got ':' (what it belongs to begins in line 2)\n"
+    )
 
 
-def test_unknown_option_is_code_two(capsys):
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["status", "--lak", "x", "--nonsense"], "--nonsense is not known here; see"),
+        (["gc", "--yse"], "--yse is not known here; did you mean --yes?; see `novelty gc --help`"),
+        (["statsu"], "unknown command 'statsu'; did you mean status?"),
+        (["novelcraft", "redner"], "unknown command 'redner'; did you mean render?"),
+        (["build", "kowl", "--list", "x", "--vidoes", "y"], "did you mean --videos?"),
+        (["service", "strat"], "unknown action 'strat'; did you mean start?"),
+        (["completion", "powershell"], "there are: bash, zsh, fish"),
+        (["diff"], "the following arguments are required: before"),
+    ],
+)
+def test_a_wrong_word_is_one_line_with_the_one_meant(capsys, words, said):
     with pytest.raises(SystemExit) as ended:
-        main(["status", "--nonsense"])
+        main(words)
     assert ended.value.code == 2
+    printed = capsys.readouterr().err
+    assert said in printed and printed.startswith("novelty: ") and printed.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "now"),
+    [
+        ("render states --novel 'a b' --out x", "novelty novelcraft render states --novel 'a b'"),
+        ("masks --out x", "novelty novelcraft masks --out x"),
+        ("drift a b", "novelty novelcraft drift a b"),
+        ("export lerobot --out x", "novelty novelcraft lerobot --out x"),
+        ("list-drift a b", "novelty kowl list-drift a b"),
+        ("serve condda --tests t", "novelty condda serve --tests t"),
+        ("run condda --tests t", "novelty condda run --tests t"),
+        ("make-tests kowl --out x", "novelty condda make-tests kowl --out x"),
+    ],
+)
+def test_an_old_name_prints_the_command_of_today(capsys, words, now):
+    assert main(shlex.split(words)) == 2
+    printed = capsys.readouterr().err
+    assert now in printed and printed.count("\n") == 1
+
+
+def test_a_lake_without_tables_is_a_sentence(tmp_path, capsys):
+    for words in (["query", "select 1"], ["report"], ["report", "kowl"]):
+        assert main([*words, "--lake", str(tmp_path)]) == 2
+        assert f"there are no tables in {tmp_path} yet; build some" in capsys.readouterr().err
+
+
+BASH = """
+eval "$1"
+COMP_WORDS=("${@:2}"); COMP_CWORD=$(($# - 2))
+_novelty; printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "given", "not_given"),
+    [
+        (["st"], ["status"], ["build"]),
+        (["novelcraft", ""], ["render", "masks", "drift", "lerobot"], ["list-drift"]),
+        (["build", ""], ["kowl", "threedos"], ["--lake"]),
+        (["build", "kowl", "--novel-c"], ["--novel-class-order"], ["--lists"]),
+        (["build", "kowl", "--lake", "x", "--group-size", ""], ["ceil", "floor"], ["--lists"]),
+        (["condda", "make-tests", "--pro"], ["--protocol"], []),
+        (["service", "sta"], ["start", "status"], ["stop"]),
+    ],
+)
+def test_bash_completes(capsys, words, given, not_given):
+    assert main(["completion", "bash"]) == 0
+    script = capsys.readouterr().out
+    command = ["bash", "-uc", BASH, "bash", script, "novelty", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    replies = done.stdout.split()
+    assert set(given) <= set(replies) and not set(not_given) & set(replies)
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_take_their_script(capsys, shell):
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert "build kowl" in script and "--novel-class-order" in script
+    if (program := shutil.which(shell)) is None:
+        pytest.skip(f"there is no {shell} here that could read its script")
+    subprocess.run([program, "-n"], input=script, text=True, check=True)
 
 
 def test_lake_commands(tmp_path, capsys):

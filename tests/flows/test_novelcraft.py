@@ -92,7 +92,16 @@ def test_masks_are_exported_as_pictures(built, tmp_path):
     from flows.cli import main
     from tasks.novelcraft.masks import decode_png
 
-    words = ["masks", "--lake", str(built / "lake"), "--out", str(tmp_path), "--only", "item_tnt"]
+    words = [
+        "novelcraft",
+        "masks",
+        "--lake",
+        str(built / "lake"),
+        "--out",
+        str(tmp_path),
+        "--only",
+        "item_tnt",
+    ]
     assert main(words) == 0
     shown = table(built, "targets").filter(
         (pl.col("class") == "item_tnt") & (pl.col("novel_pixels") > 0)

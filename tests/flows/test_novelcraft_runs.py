@@ -19,9 +19,9 @@ TINY = {
 MODELS = {
     "colour_rarity": {},
     "vgg_classifier": TINY,
-    "odin": {"cpu_threads": 1},
-    "symbolic_mlp": {"order": 2, "epochs": 1, "cpu_threads": 1},
-    "multimodal": {"visual": "colour_rarity", "order": 2},
+    "odin": {},
+    "symbolic_mlp": {"context": 2, "epochs": 1, "cpu_threads": 1},
+    "multimodal": {"visual": "colour_rarity", "context": 2},
 }
 SCORES = {"own": {}, "msp": {}, "nearest": {}, "react": {}}
 
@@ -41,7 +41,7 @@ def built(tmp_path_factory, prefect_api):
     root = tmp_path_factory.mktemp("novelcraft")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("flows.novelcraft.publish_report", lambda *_: None)
-        patch.setattr("flows.novelcraft.EvaluationSettings", few_draws())
+        patch.setattr("tasks.evaluation.stages.EvaluationSettings", few_draws())
         patch.setattr("tasks.engine.places.in_own_process", in_this_process)
         write_novelcraft(root / "raw", episodes=EPISODES, bad_records=False)
         run(root, models=MODELS)

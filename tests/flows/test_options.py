@@ -11,6 +11,7 @@ from flows.options import add_options, chosen_values, split_settings
 from schemas.config import Settings
 from schemas.errors import ConfigError
 from schemas.runs import RunChoices
+from tasks.detectors import PLUGINS
 from tasks.engine.plugins import Plugin
 
 
@@ -97,5 +98,10 @@ def test_a_plugin_resolves_what_was_given() -> None:
         Model.resolve("large")
     with pytest.raises(ConfigError, match="toy: wrong settings: epochs: input should be greater"):
         Model.resolve("small", {"epochs": "0"})
-    with pytest.raises(ConfigError, match="toy: wrong settings: epoch is not a setting"):
+    wrong = r"toy: wrong settings: epoch is not a setting .*; did you mean epochs\?"
+    with pytest.raises(ConfigError, match=wrong):
         Model.resolve("small", {"epoch": "5"})
+    with pytest.raises(ConfigError, match=r"odin.stp is not a setting .*; did you mean step\?"):
+        Model.resolve("small", {"odin": {"stp": "5"}})
+    with pytest.raises(ConfigError, match=r"no model 'patch_memroy'.*; did you mean patch_memory"):
+        PLUGINS.find("patch_memroy")

@@ -1,6 +1,7 @@
 """Scheduled runs: the service file, deployments, failure notes, lost runs, and the real service."""
 
 import contextlib
+import json
 import os
 import shlex
 import shutil
@@ -8,28 +9,37 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
+import httpx
 import psutil
 import pytest
 import yaml
 
 from flows.cli import benchmarks, main
-from flows.deployments import declared_deployments, plan_deployments, read_service
+from flows.deployments import declared_deployments, plan_deployments, read_service, rhythm_name
 from flows.processes import Background, processes_with, start_mark, wait_until
-from schemas.errors import ConfigError, SourceError
+from flows.service import connected, reports_address
+from schemas.errors import ConfigError, LakeError, SourceError
+from storage.disk_use import disk_use
+from storage.locks import all_locked
 from storage.tables import current_version
+from storage.upkeep import find_garbage
 from tasks.sample.condda import write_condda
 from tests import s3
 from tests.toy import build_toy, write_raw
 
+ROOT = Path(__file__).parents[2]
 QUICK = {"predictors": ["threshold"], "protocols": ["OND"], "run": {"red_light": "without"}}
 
 
 @pytest.fixture(autouse=True)
 def _no_settings_of_the_user(monkeypatch):
-    for name in ("PREFECT_API_URL", "NOVELTY_SERVICE", "NOVELTY_LAKE"):
+    for name in ("PREFECT_API_URL", "NOVELTY_SERVICE", "NOVELTY_LAKE", "NOVELTY_NOTIFY"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -50,11 +60,12 @@ def free_port() -> int:
 
 def test_every_flow_is_declared_once_weekly_at_its_own_hour_one_at_a_time():
     declared = declared_deployments()
-    assert sorted(entry.benchmark for entry in declared) == benchmarks()
+    assert sorted(entry.flow for entry in declared) == sorted([*benchmarks(), "gc"])
     hours = {entry.schedule["cron"] for entry in declared}
     assert len(hours) == len(declared)
     for entry in declared:
-        assert entry.entrypoint == f"flows.{entry.benchmark}.build"
+        function = "collect" if entry.flow == "gc" else "build"
+        assert entry.entrypoint == f"flows.{entry.flow}.{function}"
         assert entry.paused and entry.config is None
         assert entry.limit == {"limit": 1, "collision_strategy": "CANCEL_NEW"}
         _, hour, *_, weekday = entry.schedule["cron"].split()
@@ -65,7 +76,7 @@ def test_a_benchmark_that_is_not_named_is_paused_and_says_what_to_write(tmp_path
     (tmp_path / "tests").mkdir()
     entry = {"config": {"tests": "tests"}, "cron": "30 4 * * 2", "timezone": "Europe/Berlin"}
     service = read_service(service_file(tmp_path, benchmarks={"condda": entry}))
-    planned = {deployment.benchmark: deployment for deployment in plan_deployments(service)}
+    planned = {deployment.flow: deployment for deployment in plan_deployments(service)}
     condda, kowl = planned["condda"], planned["kowl"]
     assert not condda.paused
     assert condda.schedule == {
@@ -107,6 +118,7 @@ def test_relative_paths_count_from_the_file(tmp_path, monkeypatch):
         ({"benchmarks": {"condda": {"config": {"tests": "no"}}}}, "no does not exist"),
         ({"benchmarks": {"condda": {"cron": "1 * * * *", "every": 5}}}, "exclude each other"),
         ({"benchmarks": {"condda": {"config": {"tests": "."}, "cron": "soon"}}}, "condda: .*cron"),
+        ({"notify": ["nowhere://x"]}, "notify: an address that begins with nowhere: is not und"),
         ({"timezone": "Mars/Base", "benchmarks": {"condda": {"config": {"tests": "."}}}}, "Mars"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -114,6 +126,37 @@ def test_relative_paths_count_from_the_file(tmp_path, monkeypatch):
 def test_a_mistake_in_the_file_is_a_sentence(tmp_path, values, said):
     with pytest.raises(ConfigError, match=said):
         plan_deployments(read_service(service_file(tmp_path, **values)))
+
+
+def test_stop_and_status_need_no_source(tmp_path, capsys):
+    entry = {"config": {"source": "unplugged/disk"}}
+    path = service_file(tmp_path, port=free_port(), benchmarks={"novelcraft": entry})
+    assert main(["service", "start", "--file", str(path)]) == 2
+    assert "does not exist" in capsys.readouterr().err
+    assert main(["service", "stop", "--file", str(path)]) == 0
+    assert main(["service", "status", "--file", str(path)]) == 1
+    assert capsys.readouterr().out == (
+        "not running\nserver: not running\nworker: not running\nreports: not running\n"
+    )
+
+
+def test_make_takes_the_lake_of_the_environment(tmp_path):
+    def lake(*words: str, **environment: str) -> str:
+        command = ["make", "-s", "-f", "Makefile", "-f", "-", "say", *words]
+        known = {name: value for name, value in os.environ.items() if name != "LAKE"}
+        return subprocess.run(
+            command,
+            cwd=ROOT,
+            env=known | environment,
+            input="say:\n\t@echo $$NOVELTY_LAKE\n",
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+
+    assert lake() == "lake"
+    assert lake(NOVELTY_LAKE="/data/lake") == "/data/lake"
+    assert lake("LAKE=/mine", NOVELTY_LAKE="/data/lake") == "/mine"
 
 
 def test_a_named_file_must_be_there_and_none_is_needed(tmp_path, monkeypatch):
@@ -213,10 +256,134 @@ def test_deployments_carry_schedule_settings_descriptions_and_the_limit(deployed
 
     entry = {"config": {"tests": "tests"}, "every": 3600, "paused": True}
     deploy(read_service(service_file(root, lake="lake", benchmarks={"condda": entry})))
-    again = client.read_deployment_by_name("condda/weekly")
-    assert again.id == made.id and again.paused
+    again = client.read_deployment_by_name("condda/hourly")
+    assert again.paused
     (schedule,) = again.schedules
     assert schedule.schedule.interval.total_seconds() == 3600
+    flow = again.flow_id  # the one of the schedule before is gone
+    assert [each.name for each in client.read_deployments() if each.flow_id == flow] == ["hourly"]
+
+
+@pytest.mark.parametrize(
+    ("rhythm", "name"),
+    [
+        ({"interval": 3600.0}, "hourly"),
+        ({"interval": 604800.0}, "weekly"),
+        ({"interval": 15.0}, "every-15-seconds"),
+        ({"interval": 172800.0}, "every-2-days"),
+        ({"cron": "5 * * * *"}, "hourly"),
+        ({"cron": "0 3 * * *"}, "daily"),
+        ({"cron": "0 3 * * mon"}, "weekly"),
+        ({"cron": "0 3 1 * *"}, "monthly"),
+        ({"cron": "0 3 1 6 *"}, "yearly"),
+        ({"cron": "0 3 * * 1-5"}, "cron-0-3-1-5"),
+    ],
+)
+def test_a_deployment_is_named_after_its_schedule(rhythm, name):
+    assert rhythm_name(rhythm) == name
+
+
+def test_gc_is_a_deployment_and_removes_what_nothing_needs(tmp_path, client):
+    from flows.deployments import deploy
+    from flows.gc import collect
+
+    write_raw(tmp_path / "raw")
+    lake = tmp_path / "lake"
+    build_toy(lake, tmp_path / "raw")
+    build_toy(lake, tmp_path / "raw", scale=2.0)
+    service = read_service(
+        service_file(tmp_path, lake="lake", gc={"grace": 0, "cron": "0 2 1 * *"})
+    )
+    deploy(service)
+    made = client.read_deployment_by_name("gc/monthly")
+    assert not made.paused
+    assert made.parameters == {"config": {"lake": str(lake), "grace": 0.0}}
+
+    versions = sorted(lake.glob("toy/*/versions/*"))
+    before = disk_use(lake, find_garbage(lake, 0))
+    assert 0 < before.reclaimable < before.used
+    with all_locked(lake):
+        collect(made.parameters["config"])  # a build has the lake: left to the next time
+    assert sorted(lake.glob("toy/*/versions/*")) == versions
+    collect(made.parameters["config"])
+    after = disk_use(lake, find_garbage(lake, 0))
+    assert len(list(lake.glob("toy/*/versions/*"))) < len(versions)
+    assert after.reclaimable == 0 and before.used - before.reclaimable <= after.used < before.used
+
+
+def test_the_note_of_gc_names_its_command(tmp_path, prefect_api):
+    from flows.gc import collect
+
+    with pytest.raises(LakeError):
+        collect({"lake": str(tmp_path / "lake")})
+    (note,) = notes_in(tmp_path / "lake")
+    assert f"    novelty gc --yes --lake {tmp_path / 'lake'}\n" in note.read_text()
+
+
+def test_a_run_is_named_after_the_benchmark_and_its_data(tmp_path, client):
+    from flows.condda import build
+    from flows.hooks import data_version
+    from schemas.condda import Config
+
+    write_condda(tmp_path / "tests", rows=192)
+    state = build(
+        Config(tests=tmp_path / "tests", lake=tmp_path / "lake", **QUICK), return_state=True
+    )
+    run = client.read_flow_run(state.state_details.flow_run_id)
+    assert run.name == f"condda-{data_version(tmp_path / 'lake', 'condda')}"
+    assert len(data_version(tmp_path / "lake", "condda")) == 8
+
+
+# --- reports --------------------------------------------------------------------------------------
+
+
+def test_reports_are_served_to_this_machine_only(tmp_path):
+    from http.client import HTTPConnection
+
+    folder, port = tmp_path / "reports", free_port()
+    (folder / "failures").mkdir(parents=True)
+    (folder / "condda.html").write_text("<p>report</p>")
+    (folder / "failures" / "a.md").write_text("# note")
+    (tmp_path / "secret.txt").write_text("secret")
+    (folder / "link.txt").symlink_to(tmp_path / "secret.txt")
+
+    def get(path: str, host: str = f"127.0.0.1:{port}") -> tuple[int, str, bytes]:
+        connection = HTTPConnection("127.0.0.1", port, timeout=20)
+        connection.request("GET", path, headers={"Host": host})
+        reply = connection.getresponse()
+        return reply.status, reply.getheader("Content-Type", ""), reply.read()
+
+    server = Background("reports", tmp_path / "state")
+    command = [sys.executable, "-m", "flows.report_server", str(folder), str(port)]
+    server.start(command, dict(os.environ))
+    try:
+
+        def up() -> bool:
+            with contextlib.suppress(OSError):
+                return get("/")[0] == 200
+            return False
+
+        assert wait_until(up, 60), server.last_words()
+        assert get("/condda.html") == (200, "text/html", b"<p>report</p>")
+        assert get("/failures/a.md")[:2] == (200, "text/plain; charset=utf-8")
+        for path in ("/../secret.txt", "/%2e%2e/secret.txt", "/link.txt", "/none.html"):
+            status, _, body = get(path)
+            assert status == 404 and b"secret" not in body.replace(path.encode(), b"")
+        assert get("/condda.html", host="evil.example")[0] == 403
+    finally:
+        server.stop()
+
+
+def test_the_link_of_a_report(tmp_path, monkeypatch):
+    from flows.share_report import report_link
+
+    page = tmp_path / "lake" / "reports" / "kowl.html"
+    assert report_link(tmp_path / "lake", "kowl", str(page)) == page.as_uri()
+    monkeypatch.setenv("NOVELTY_REPORTS_URL", "http://127.0.0.1:4201")
+    monkeypatch.setenv("NOVELTY_REPORTS_LAKE", str(tmp_path / "lake"))
+    served = "http://127.0.0.1:4201/kowl.html"
+    assert report_link(tmp_path / "lake", "kowl", str(page)) == served
+    assert report_link(tmp_path / "other", "kowl", str(page)) == page.as_uri()
 
 
 def test_a_wrong_setting_is_refused_by_the_server(deployed, client):
@@ -238,10 +405,10 @@ def existing_server(client, monkeypatch):
 def test_the_last_run_is_not_one_that_was_cancelled_because_another_was_under_way(deployed, client):
     from prefect.states import Completed, Pending, Running
 
-    from flows.service import _last_run
+    from flows.service import last_run
 
     deployment = deployed[2]
-    assert _last_run(client, deployment.id) == "none"
+    assert last_run(client, deployment.id) is None
     one, other = (client.create_flow_run_from_deployment(deployment.id) for _ in range(2))
     client.set_flow_run_state(one.id, Pending())
     client.set_flow_run_state(one.id, Running())
@@ -249,7 +416,51 @@ def test_the_last_run_is_not_one_that_was_cancelled_because_another_was_under_wa
     client.set_flow_run_state(one.id, Completed())
     late = client.read_flow_run(other.id)
     assert late.state.name == "Cancelled" and late.start_time is not None
-    assert _last_run(client, deployment.id).startswith("Completed at ")
+    last = last_run(client, deployment.id)
+    assert last.id == one.id and last.state.name == "Completed"
+
+
+def test_status_finds_failed_late_and_missing_runs(deployed, client):
+    from prefect.states import Completed, Failed, Running, Scheduled
+
+    from flows.service import last_run, schedule_problems
+
+    deployment, now = deployed[2], datetime.now(UTC)
+
+    def problems(later: timedelta = timedelta(0)) -> list[str]:
+        return schedule_problems(client, deployment, last_run(client, deployment.id), now + later)
+
+    def due(*hours: int) -> None:
+        for run in client.read_flow_runs():
+            if run.deployment_id == deployment.id and run.state.is_scheduled():
+                client.delete_flow_run(run.id)
+        for hour in hours:
+            at = now + timedelta(hours=hour)
+            state = Scheduled(scheduled_time=at)
+            client.create_flow_run_from_deployment(deployment.id, state=state)
+
+    due()
+    assert problems() == []  # it was deployed a moment ago
+    assert problems(timedelta(hours=1)) == [
+        "no run is scheduled; see the server's log, and try `make deploy`"
+    ]
+    due(24, 48)
+    assert problems() == problems(timedelta(hours=23)) == []
+    (late,) = problems(timedelta(hours=25))
+    assert late.startswith("1 runs are late, the first was due at ")
+
+    run = client.create_flow_run_from_deployment(deployment.id)
+    client.set_flow_run_state(run.id, Running(), force=True)
+    due(72, 96)
+    assert problems(timedelta(hours=40)) == []  # it is still under way
+    client.set_flow_run_state(run.id, Completed(), force=True)
+    assert problems(timedelta(hours=23)) == []
+    (missing,) = problems(timedelta(hours=40))
+    assert missing.startswith("runs are missing: none began since ")
+
+    client.set_flow_run_state(run.id, Failed(message="The disk is full.\nmore"), force=True)
+    assert problems() == [f"its last run failed ({run.id}): The disk is full."]
+    due()
 
 
 def test_deployments_go_to_the_server_that_is_named(tmp_path, existing_server, capsys):
@@ -434,14 +645,92 @@ def test_shards_that_are_recorded_late_are_waited_for(monkeypatch):
 
 
 def test_long_lists_of_shards_are_cut(tmp_path):
-    from flows.hooks import FailedShard, failure_note
+    from flows.hooks import FailedShard, failure_note, resume_command
 
     shards = [FailedShard("render", f"episode_{number:03}", "Failed") for number in range(50)]
     state = SimpleNamespace(name="Crashed", message="Killed.")
     run = SimpleNamespace(name="fox", id="1")
-    text = failure_note("novelcraft", run, state, None, shards, tmp_path / "a b.yaml")
+    command = resume_command("novelcraft", {}, tmp_path / "a b.yaml")
+    text = failure_note("novelcraft", run, state, None, shards, command)
     assert text.count("shard: episode_") == 20 and "- and 30 shards more" in text
     assert f"--config '{tmp_path}/a b.yaml'" in text
+
+
+@contextlib.contextmanager
+def webhook():
+    """A server on loopback; gives its address and the messages that it got."""
+    got: list[dict] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *words: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/hook", got
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_failures_and_the_recovery_are_told_and_one_that_stays_has_one_note(
+    tmp_path, prefect_api, monkeypatch
+):
+    from flows.condda import build
+    from schemas.condda import Config
+
+    lake, tests = tmp_path / "lake", tmp_path / "tests"
+    tests.mkdir()
+    config = Config(tests=tests, lake=lake, **QUICK, max_reject_share=0.4)
+    with webhook() as (address, got):
+        monkeypatch.setenv("NOVELTY_NOTIFY", address)
+        for _ in range(3):
+            with pytest.raises(SourceError) as failure:
+                build(config)
+        (note,) = notes_in(lake)
+        assert "- Failed like this: 3 times since 20" in note.read_text()
+        assert [message["title"] for message in got] == ["novelty: condda failed"] * 2  # 1st, 2nd
+        for said in (
+            str(failure.value),
+            f"novelty build condda --config {note.with_suffix('.yaml')}",
+        ):
+            assert said in got[0]["message"]
+
+        with pytest.raises(SourceError):
+            build(config.model_copy(update={"max_reject_share": 0.3}))  # another failure
+        assert len(notes_in(lake)) == 2 and len(got) == 3
+
+        write_condda(tests, rows=192)
+        build(config)
+        assert got[-1]["title"] == "novelty: condda works again" and len(got) == 4
+        assert notes_in(lake)[-1].read_text().startswith("It works again: run ")
+        build(config)
+        assert len(got) == 4
+
+
+def test_a_message_that_cannot_be_sent_stops_nothing_and_shows_no_password(
+    monkeypatch, capsys, tmp_path, caplog
+):
+    from flows.notify import notify
+
+    address = f"http://me:secret@127.0.0.1:{free_port()}/hook"
+    monkeypatch.setenv("NOVELTY_NOTIFY", f"{address} nowhere://x:secret@y")
+    assert len(notify("title", "body")) == 2
+    assert "could not be sent" in caplog.text and "secret" not in caplog.text
+    monkeypatch.delenv("NOVELTY_NOTIFY")
+    with webhook() as (good, got):
+        path = service_file(tmp_path, notify=[good, address])
+        assert main(["service", "notify", "--file", str(path)]) == 1
+        printed = capsys.readouterr()
+        assert "sent to 1 of 2" in printed.out and "secret" not in printed.out + printed.err
+        assert got[0]["title"] == "novelty: test"
 
 
 # --- the whole service ----------------------------------------------------------------------------
@@ -500,19 +789,24 @@ def scheduled_run(root: Path, capsys, **database) -> None:
     try:
         assert main([*command, "start"]) == 0
         said = capsys.readouterr().out
-        assert "condda/weekly: every 15 s" in said and "kowl/weekly: paused" in said
+        assert "condda/every-15-seconds: every 15 s" in said and "kowl/weekly: paused" in said
         assert main([*command, "start"]) == 0
         assert capsys.readouterr().out.startswith("already running: server http://127.0.0.1:")
 
         assert wait_until(report.exists, 120), (state / "worker.log").read_text()
         assert current_version(lake, "condda", "sessions").read().height == 4
         assert main([*command, "status"]) == 0
-        assert "condda/weekly: scheduled, last run: " in capsys.readouterr().out
+        assert "condda/every-15-seconds: scheduled, last run: " in capsys.readouterr().out
+        with connected(read_service(path)) as client:
+            links = [made for made in client.read_artifacts() if made.key == "condda-report"]
+        address = f"{reports_address(read_service(path))}/condda.html"
+        assert f"({address})" in links[0].data
+        assert httpx.get(address, trust_env=False).content == report.read_bytes()
     finally:
         main([*command, "stop"])
     assert capsys.readouterr().out.endswith("stopped\n")
     assert left_behind(state) == []
-    assert not (state / "server.json").exists() and not (state / "worker.json").exists()
+    assert not list(state.glob("*.json"))
 
 
 def test_a_scheduled_run_from_a_fresh_state(tmp_path, capsys, monkeypatch):

@@ -141,7 +141,7 @@ def test_a_second_run_does_nothing_and_an_unused_mesh_costs_one_shard(built, cap
     build(config)
     shards = made(capsys)
     assert shards.pop("sample_shapes") == 1
-    fitted = ("train_network", "pass_clouds", "score_outputs", "evaluate_scores")
+    fitted = ("train_model", "pass_samples", "score_outputs", "evaluate_scores")
     assert [shards[name] for name in fitted] == [0] * 4
     assert "modelnet40/car_0999" in set(table(root / "lake", "samples")["sample_id"])
     assert table(root / "lake", "runs").equals(runs)
@@ -154,7 +154,7 @@ def test_a_later_command_keeps_the_runs_of_the_first(built, capsys):
     before = table(root / "lake", "metrics")
     changes = {"models": {"supcon": {"epochs": 1}}, "train": {}, "points": ()}
     build(config.model_copy(update={**changes, "protocols": ("MN1",), "scores": {"cosine": {}}}))
-    assert made(capsys)["train_network"] == 1
+    assert made(capsys)["train_model"] == 1
     metrics, runs = table(root / "lake", "metrics"), table(root / "lake", "runs")
     assert sorted(runs["model"]) == ["cross_entropy", "cross_entropy", "supcon"]
     assert metrics.filter(model="cross_entropy").equals(before)

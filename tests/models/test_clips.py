@@ -114,6 +114,13 @@ def test_it_is_saved_as_the_digest_of_its_weights(tmp_path):
         loaded.outputs(samples)
 
 
+def test_without_weights_nothing_is_put_out():
+    model = make_model("x3d", {"crops": 1})
+    model.prepare(device="cpu")
+    with pytest.raises(ConfigError, match="x3d needs its weights"):
+        model.outputs(clips("x3d", 1, crops=1))
+
+
 def test_clips_of_another_form_are_refused():
     model = make_model("efficientnet", {"crops": 2})
     model.prepare(device="cpu")

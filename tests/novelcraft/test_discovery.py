@@ -257,8 +257,8 @@ def test_the_paper_preset_is_the_papers():
     paper = PRESETS["paper"]
     assert (paper.epochs, paper.batch_size, paper.unlabelled_batch) == (200, 64, 64)
     assert (paper.supervised_weight, paper.temperature) == (0.35, 0.1)
-    assert paper.learning_rate * paper.final_rate == pytest.approx(0.001)
-    assert (paper.trained_blocks, paper.balanced) == (1, True)
+    assert paper.learning_rate * paper.final_factor == pytest.approx(0.001)
+    assert (paper.trained_blocks, paper.order) == (1, "balanced")
     with pytest.raises(ValueError, match="without momentum"):
         Configuration(momentum=0.9)
 
@@ -295,7 +295,7 @@ def test_the_labels_of_unlabelled_frames_are_not_used():
 
 def test_labels_decide_who_is_alike():
     """Each frame a class of its own, none drawn twice: nothing is alike."""
-    settings = TINY.model_copy(update={"epochs": 1, "balanced": False})
+    settings = TINY.model_copy(update={"epochs": 1, "order": "shuffled"})
     frames = pictures(np.arange(20) % 5, 0)
     for labels, nothing in ((np.arange(20), True), (frames.labels, False)):
         backbone, _ = new_backbone(settings, seed=0)

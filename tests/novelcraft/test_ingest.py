@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 from schemas.errors import RecordError, SourceError
-from schemas.novelcraft import IngestSettings
+from schemas.novelcraft import IngestSettings, SplitSettings
 from storage.raw import open_raw
 from tasks.ingest.png import check_png
 from tasks.novelcraft.ingest import (
@@ -18,6 +18,7 @@ from tasks.novelcraft.ingest import (
     folder_of_classes,
     ingest_episodes,
     plan_episode_shards,
+    warn_of_classes,
 )
 from tasks.novelcraft.label import states_of
 from tasks.novelcraft.worldstate import parse_world_state
@@ -291,3 +292,20 @@ def test_check_png_refuses_damage(cut):
     broken = data[:cut] + bytes([data[cut] ^ 0xFF]) + data[cut + 1 :]
     with pytest.raises(RecordError):
         check_png(broken)
+
+
+def test_classes_that_will_not_be_labelled_are_warned_of_before_the_work(tmp_path, caplog):
+    for name in ("normal", "item_tnt", "item_tntt", "mine", "described"):
+        write_frame(tmp_path, f"{name}/0/0", state())
+    (tmp_path / "described" / "novelty_description.json").write_text("{}")
+    source = open_raw(tmp_path)
+    roles = {"mine": "novel_test", "described": "novel_test", "item_tmt": "novel_valid"}
+    warn_of_classes(source, SplitSettings(roles=roles))
+    first, second, third = sorted(caplog.messages)
+    assert first.startswith("WARNING: --splits.roles names item_tmt, but the source has no such")
+    assert "class item_tntt has no role" in second and second.endswith("did you mean item_tnt?")
+    assert "class mine: no novel block is known, so all of its frames get novel fraction 0" in third
+    caplog.clear()
+    roles = {"mine": "novel_test", "described": "novel_test", "item_tntt": "normal"}
+    warn_of_classes(source, SplitSettings(roles=roles), labelled=True)
+    assert not caplog.messages

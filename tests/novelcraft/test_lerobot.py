@@ -263,7 +263,7 @@ def test_same_bytes_each_time(lake, out, tmp_path):
 
 
 def test_command_takes_classes(lake, tmp_path, capsys):
-    words = ["export", "lerobot", "--lake", str(lake), "--out", str(tmp_path / "out")]
+    words = ["novelcraft", "lerobot", "--lake", str(lake), "--out", str(tmp_path / "out")]
     assert main([*words, "--only", "normal"]) == 0
     assert "2 episodes, 5 frames, 1 files" in capsys.readouterr().out
     assert main(words) == 2
@@ -286,7 +286,7 @@ def test_frames_without_a_picture_are_counted_out(tmp_path, capsys):
     lake = make_lake(tmp_path / "lake", {"normal/0": 3})
     images = pl.read_parquet(lake / "novelcraft/images/current/*.parquet")
     put_table(lake, "novelcraft", "images", images.head(2))
-    assert main(["export", "lerobot", "--lake", str(lake), "--out", str(tmp_path / "out")]) == 0
+    assert main(["novelcraft", "lerobot", "--lake", str(lake), "--out", str(tmp_path / "out")]) == 0
     printed = capsys.readouterr().out
     assert "1 episodes, 2 frames" in printed and "1 frames left out: they have no pic" in printed
 

@@ -80,7 +80,8 @@ def test_render_command(tmp_path, capsys, kind):
         source = tmp_path / "states.jsonl"
         source.write_text("\n".join([*map(json.dumps, DOCUMENTS), "{"]))
     out = tmp_path / "out"
-    words = ["render", str(source), "--novel", TNT, "--rotation", "published", "--out", str(out)]
+    words = ["novelcraft", "render", str(source), "--novel", TNT, "--out", str(out)]
+    words += ["--rotation", "published"]
     assert main([*words, "--masks"]) == 0
     assert "4 states, 2 show novelty" in capsys.readouterr().out
     targets = pl.read_parquet(out / "targets.parquet")
@@ -95,8 +96,21 @@ def test_render_command(tmp_path, capsys, kind):
 
 def test_render_command_refuses_what_it_cannot_read(tmp_path, capsys):
     words = ["--novel", TNT, "--out", str(tmp_path / "out")]
-    assert main(["render", str(tmp_path / "none"), *words]) == 2
+    assert main(["novelcraft", "render", str(tmp_path / "none"), *words]) == 2
     assert "neither a folder" in capsys.readouterr().err
     (tmp_path / "bad.json").write_text("{")
-    assert main(["render", str(tmp_path / "bad.json"), *words]) == 2
+    assert main(["novelcraft", "render", str(tmp_path / "bad.json"), *words]) == 2
     assert "the first was refused" in capsys.readouterr().err
+
+
+def test_a_novel_name_that_no_state_has_is_warned_of_before_the_work(tmp_path, caplog):
+    source = tmp_path / "states.jsonl"
+    source.write_text("\n".join(map(json.dumps, DOCUMENTS)))
+    words = ["novelcraft", "render", str(source), "--out", str(tmp_path / "out"), "--novel"]
+    assert main([*words, TNT]) == 0
+    assert not caplog.messages
+    assert main([*words, f"{TNT},minecraft:tntt"]) == 0
+    assert caplog.messages == [
+        "WARNING: minecraft:tntt is in none of the 4 states, so it gives no novel pixel; did you "
+        "mean minecraft:tnt?"
+    ]

@@ -7,15 +7,10 @@ import pytest
 
 from schemas.errors import ConfigError, SourceError
 from schemas.novelcraft import Config
-from tasks.detectors import find_detector
-from tasks.novelcraft.runs import (
-    CONVENTIONS,
-    PlannedRun,
-    chosen_models,
-    fitting_scores,
-    plan_runs,
-    plan_window_runs,
-)
+from tasks import models
+from tasks.evaluation.model_runs import PlannedRun, plan_facts
+from tasks.evaluation.stages import check_scores
+from tasks.novelcraft.runs import CONVENTIONS, chosen_runs
 
 KEYS = {name: {"fit_key": f"{name} fit", "data_key": f"{name} all"} for name in CONVENTIONS}
 MODELS: dict[str, dict[str, Any]] = {
@@ -23,20 +18,20 @@ MODELS: dict[str, dict[str, Any]] = {
     "vgg_classifier": {},
     "odin": {},
     "ndcc": {},
-    "symbolic_mlp": {"orders": [2, 5]},
+    "symbolic_mlp": {"contexts": [2, 5]},
     "multimodal": {"visual": "colour_rarity"},
 }
 
 
 def planned(keys: Any = KEYS, **options: Any) -> list[PlannedRun]:
     config = Config(source=Path("x"), **({"models": MODELS} | options))
-    return plan_runs(chosen_models(config), config.seeds, keys)
+    return plan_facts("novelcraft", config, chosen_runs(config), keys)
 
 
 def ids(keys: Any = KEYS, **options: Any) -> dict[str, str]:
-    """run_id of each model, and order where it has one."""
+    """run_id of each model, and context where it has one."""
     return {
-        f"{run.facts.model} {run.facts.settings.get('order', '')}".strip(): run.mark.run_id
+        f"{run.facts.model} {run.facts.settings.get('context', '')}".strip(): run.mark.run_id
         for run in planned(keys, **options)
     }
 
@@ -80,7 +75,7 @@ def test_a_preset_a_version_and_rows_change_the_keys_of_exactly_their_runs(monke
     keys = KEYS | {"symbolic": {"fit_key": "other", "data_key": "other"}}
     assert changed(before, ids(keys)) == {"symbolic_mlp 2", "symbolic_mlp 5", FUSED}
     assert changed(before, ids(KEYS | {"visual": KEYS["visual"] | {"data_key": "more"}})) == set()
-    monkeypatch.setattr(find_detector("vgg_classifier"), "version", 2)
+    monkeypatch.setattr(models.find("vgg_classifier"), "version", 2)
     assert changed(before, ids()) == {"vgg_classifier", "odin"}
     assert "tasks" not in str([run.facts for run in planned()])
 
@@ -99,7 +94,9 @@ def test_weights_count_by_content_and_not_by_path(tmp_path):
 
 
 def test_what_a_model_builds_on_comes_first_and_is_named():
-    runs = planned(models={"odin": {}, "multimodal": {"visual": "odin", "order": 10}}, seeds=(0, 1))
+    runs = planned(
+        models={"odin": {}, "multimodal": {"visual": "odin", "context": 10}}, seeds=(0, 1)
+    )
     names = [run.facts.model for run in runs]
     assert names.index("vgg_classifier") < names.index("odin") < names.index("multimodal")
     by_id = {run.mark.run_id: run.facts for run in runs}
@@ -108,7 +105,7 @@ def test_what_a_model_builds_on_comes_first_and_is_named():
             continue
         visual, symbolic = (by_id[base] for base in run.facts.base_runs)
         assert (visual.model, visual.seed) == ("odin", run.facts.seed)
-        assert (symbolic.settings["order"], symbolic.seed) == (10, run.facts.seed)
+        assert (symbolic.settings["context"], symbolic.seed) == (10, run.facts.seed)
     assert len(runs) == 2 * (1 + 1 + 3 + 1)
 
 
@@ -119,22 +116,14 @@ def test_what_draws_nothing_has_one_run_without_a_seed():
     ]  # fmt: skip
 
 
-def test_windows_are_runs_of_their_own_on_those_of_frames():
-    runs = planned(models={"symbolic_mlp": {}})
-    windows = plan_window_runs(runs, KEYS)
-    assert [run.facts.settings["order"] for run in windows] == [2, 5, 10]
-    for run, frames in zip(windows, runs, strict=True):
-        assert run.facts.protocol == "symbolic_windows" and run.facts.model == "symbolic_mlp"
-        assert run.facts.base_runs == (frames.mark.run_id,)
-        assert run.mark.data_key == "symbolic_windows all"
-
-
 def test_all_are_all_that_fit():
     assert {run.facts.model for run in planned(models={"all": {}}, protocols=("symbolic",))} == {
         "symbolic_mlp"
     }
     everything = {run.facts.model for run in planned(models={"all": {}})}
-    assert everything == set(find_detector.__self__.names())  # type: ignore[attr-defined]
+    kinds = [models.find(name) for name in models.names()]
+    fitting = [kind for kind in kinds if kind.modality in ("image", "states", "runs")]
+    assert everything == {kind.name for kind in fitting if not kind.uses_network}
 
 
 @pytest.mark.parametrize(
@@ -144,13 +133,14 @@ def test_all_are_all_that_fit():
         ({"models": {"ndcc": {"epoch": 3}}}, "ndcc: wrong settings: epoch is not a setting"),
         ({"models": {"ndcc": {"epochs": "x"}}}, "ndcc: wrong settings: epochs: "),
         ({"models": {"ndcc": {}}, "preset": "huge"}, "ndcc has no preset 'huge'"),
-        ({"models": {"ndcc": {}}, "train": {"order": 3}}, "train.order: none of the models ndcc"),
+        ({"models": {"ndcc": {}}, "train": {"members": 3}}, "train.members: none of the models"),
         ({"models": {}, "train": {"epochs": 3}}, "train.epochs: there is no model"),
         ({"protocols": ("audio",)}, "novelcraft has no protocol 'audio'; there are: visual"),
         ({"models": {"ndcc": {}}, "protocols": ("fused",)}, "ndcc has protocol visual, which is"),
-        ({"models": {"symbolic_mlp": {"order": 7}}}, "order 7 has no windows: windows.contexts"),
-        ({"models": {"multimodal": {"order": 4}}}, "one run of symbolic_mlp with order 4, found 0"),
-        ({"networks": {"dgcnn": {}}}, "networks dgcnn do not fit novelcraft"),
+        ({"models": {"symbolic_mlp": {"context": 7}}}, "context 7 has no windows: windows"),
+        ({"models": {"multimodal": {"context": 4}}}, "one run of symbolic_mlp with context 4"),
+        ({"networks": {"nonsense": {}}}, "no network 'nonsense'"),
+        ({"models": {"odin": {"base": "multimodal"}}}, "base is multimodal, expected a classifier"),
         ({"predictors": {"evm": {}}}, "predictors evm do not fit novelcraft"),
     ],
 )  # fmt: skip
@@ -161,15 +151,32 @@ def test_what_is_wrong_is_one_sentence_before_any_work(options, said):
 
 
 def test_a_score_that_fits_no_model_is_refused():
-    config = Config(source=Path("x"), models={"colour_rarity": {}}, scores={"energy": {}})
+    def gives(*names: str) -> dict[str, frozenset[str]]:
+        config = Config(source=Path("x"), models={name: {} for name in names})
+        return {run.kind.name: run.kind.gives for run in chosen_runs(config)}
+
     with pytest.raises(ConfigError, match="score energy fits none of the models colour_rarity"):
-        fitting_scores(config, chosen_models(config))
-    both = config.model_copy(update={"models": {"colour_rarity": {}, "ndcc": {}}})
-    assert [choice.name for choice in fitting_scores(both, chosen_models(both))] == ["energy"]
+        check_scores(["energy"], gives("colour_rarity"))
+    check_scores(["energy"], gives("colour_rarity", "ndcc"))
+
+
+def test_what_only_novelcraft_asks_for_comes_from_its_offer():
+    runs = {run.facts.model: run.facts for run in planned()}
+    assert {runs[name].settings["item_bar_rows"] for name in ("ndcc", "colour_rarity")} == {22}
+    chosen = {name: runs["odin"].settings[name] for name in ("base", "temperature", "epsilon")}
+    assert chosen == {"base": "vgg_classifier", "temperature": 1000, "epsilon": 0}
+    assert not any(runs[name].changed for name in ("ndcc", "colour_rarity", "odin"))
+    own = planned(models={"odin": {"base": "ndcc", "epsilon": 0.002}, "ndcc": {}})
+    (odin,) = [run for run in own if run.facts.model == "odin"]
+    assert odin.facts.changed == {"base": "ndcc", "epsilon": 0.002}
+    assert [base.facts.model for base in odin.bases] == ["ndcc"]
+    both = planned(models={"odin": {"base": "all"}, "ndcc": {}, "vgg_classifier": {}})
+    bases = [run.bases[0].facts.model for run in both if run.facts.model == "odin"]
+    assert sorted(bases) == ["ndcc", "vgg_classifier"]
 
 
 def test_a_model_of_another_modality_is_refused(monkeypatch):
-    monkeypatch.setattr(find_detector("colour_rarity"), "modality", "cloud")
+    monkeypatch.setattr(models.find("colour_rarity"), "modality", "cloud")
     with pytest.raises(ConfigError, match="colour_rarity does not fit novelcraft"):
         planned(models={"colour_rarity": {}})
     names = {run.facts.model for run in planned(models={"all": {}})}

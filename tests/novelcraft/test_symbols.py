@@ -8,12 +8,11 @@ from hypothesis import strategies as st
 
 from schemas.errors import ConfigError, SourceError
 from schemas.novelcraft import FRAMES, INVENTORY
+from tasks.learning.encoding import column_groups, learn_vocabulary
 from tasks.novelcraft.symbols import (
     CATEGORIES,
     ITEM_LISTS,
     Contexts,
-    column_groups,
-    learn_vocabulary,
     symbol_sequences,
 )
 from tasks.novelcraft.worldstate import parse_world_state

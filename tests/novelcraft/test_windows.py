@@ -1,5 +1,6 @@
 """Windows against the released symbolic results and against a plain loop."""
 
+import numpy as np
 import polars as pl
 import pytest
 from hypothesis import given, settings
@@ -9,7 +10,7 @@ from schemas.errors import ConfigError
 from schemas.novelcraft import WINDOWS
 from tasks.novelcraft.classes import episode_is_novel
 from tasks.novelcraft.targets import read_targets
-from tasks.novelcraft.windows import cut_windows
+from tasks.novelcraft.windows import cut_windows, window_scores
 from tests.shared import shared_path
 
 
@@ -141,3 +142,44 @@ def test_plus_episodes_have_their_own_windows() -> None:
 def test_refused_settings(context: int, mode: str, length: int) -> None:
     with pytest.raises(ConfigError):
         cut_windows(frames_of([20]), context, mode, length)
+
+
+def scored_frames(lengths: list[int], seed: int) -> pl.DataFrame:
+    scores = np.random.default_rng(seed).random(sum(lengths))
+    return pl.DataFrame(
+        {
+            "class": "fence",
+            "episode": np.repeat(np.arange(len(lengths)), lengths),
+            "frame": np.concatenate([np.arange(n) for n in lengths]),
+            "novel": False,
+            "score": scores,
+        }
+    ).with_columns(
+        pl.format("fence/{}", "episode").alias("episode_id"), pl.col("frame").alias("position")
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=12),
+    st.sampled_from(["non_overlapping", "stride_1"]),
+    st.integers(1, 10),
+    st.integers(0, 99),
+)
+def test_window_scores_are_the_largest_of_their_frames(lengths, mode, context, seed):
+    frames = scored_frames(lengths, seed)
+    windows = cut_windows(frames, context, mode)
+    found = window_scores(frames.sample(fraction=1, shuffle=True, seed=seed), windows)
+    assert found.drop("score").equals(windows)
+    for row in found.iter_rows(named=True):
+        own = frames.filter(pl.col("episode_id") == row["episode_id"])["score"]
+        assert row["score"] == own[row["start"] : row["stop"]].max()
+
+
+def test_windows_without_scores_are_refused():
+    frames = scored_frames([20, 20], 0)
+    windows = cut_windows(frames, 2, "non_overlapping")
+    with pytest.raises(ConfigError, match="2 windows have frames without a score, first 1 to 11"):
+        window_scores(frames.filter(pl.col("episode") == 0), windows)
+    with pytest.raises(ConfigError, match="episode fence/0 has 19 scores up to position 19"):
+        window_scores(frames.filter((pl.col("episode") == 1) | (pl.col("frame") != 4)), windows)

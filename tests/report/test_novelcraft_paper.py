@@ -52,13 +52,14 @@ def test_ours_first_then_what_only_the_paper_has():
     assert wide["AUROC paper"].drop_nulls().len() == 6
 
 
-def test_symbolic_runs_are_told_apart_by_their_order():
-    settings = '{"order": 10}'
+@pytest.mark.parametrize("name", ["context", "order"])
+def test_symbolic_runs_are_told_apart_by_their_order(name):
+    settings = f'{{"{name}": 10}}'
     made = pl.DataFrame(rows("symbolic_mlp", settings, 0, SYMBOLIC, {"auroc": 0.5}))
     runs = pl.DataFrame([run("symbolic_mlp", settings, 0)])
     wide = beside(made, runs, SYMBOLIC)
     assert wide is not None and wide.height == 3
-    assert wide.row(0)[:5] == ("symbolic_mlp, order 10", "small, order: 10", 1, "50.00", "70.66")
+    assert wide.row(0)[:5] == ("symbolic_mlp, order 10", f"small, {name}: 10", 1, "50.00", "70.66")
     made_section = section(read_of({"metrics": made, "runs": runs}))
     assert made_section is not None and "Table 3" in made_section.parts[1]
     assert section(read_of({})) is None

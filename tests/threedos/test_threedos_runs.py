@@ -1,7 +1,8 @@
 """What is asked of the models is checked before they are trained, and decides their runs."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -11,22 +12,16 @@ from pydantic import ValidationError
 from schemas.errors import ConfigError, SourceError
 from schemas.runs import RunFacts
 from schemas.threedos import Config, ShapeSettings
-from storage.pieces import Part
+from tasks import models
+from tasks.engine.stage import Shard
+from tasks.evaluation.model_runs import ModelRun, PlannedRun, make_runs, model_of, plan_facts
 from tasks.evaluation.runs import run_id
-from tasks.threedos import methods, networks, training
-from tasks.threedos.clouds import load_clouds
-from tasks.threedos.methods.base import SMALL
-from tasks.threedos.methods.cross_entropy import CrossEntropy
-from tasks.threedos.methods.setups import Setup
-from tasks.threedos.networks.dgcnn import Dgcnn
-from tasks.threedos.runs import (
-    RunPlan,
-    plan_runs,
-    plan_training,
-    run_waves,
-    scan_splits,
-    trainable,
-)
+from tasks.learning.samples import Samples
+from tasks.models.clouds import SMALL
+from tasks.models.cross_entropy import CrossEntropy
+from tasks.networks.dgcnn import Dgcnn
+from tasks.threedos.runs import density_views, plan_runs, scan_splits, trainable
+from tasks.threedos.samples import load
 from tasks.threedos.splits import named_by_label
 from tasks.threedos.tracks import Track, built_in_tracks
 
@@ -35,20 +30,28 @@ MN = [TRACKS["MN1"], TRACKS["MN2"]]
 KEYS = {name: {"fit_key": f"rows of {name}", "data_key": "all"} for name in TRACKS}
 
 
-def plan(tracks: list[Track] = MN, **choices: Any) -> RunPlan:
+def configured(**choices: Any) -> Config:
     values = {"models": ["cross_entropy"], "device": "cpu", **choices}
-    return plan_runs(Config(source={"modelnet40": Path("x")}, **values), tracks)
+    return Config(source={"modelnet40": Path("x")}, **values)
 
 
-def setup(model: str, track: str = "MN1", **choices: Any) -> Setup:
-    network = "dgcnn" if methods.find(model).uses_network else None
-    made = plan([TRACKS[track]], models={model: choices.pop("own", {})}, **choices)
-    return made.setup(model, network, TRACKS[track])
+def plan(tracks: Sequence[Track] = MN, **choices: Any) -> list[ModelRun]:
+    return plan_runs(configured(**choices), tracks)
+
+
+def settings_of(model: str, track: str = "MN1", **choices: Any) -> Any:
+    runs = plan([TRACKS[track]], models={model: choices.pop("own", {})}, **choices)
+    return next(run.settings for run in runs if run.kind.name == model)
+
+
+def planned(**choices: Any) -> list[PlannedRun]:
+    config = configured(**choices)
+    return plan_facts("threedos", config, plan_runs(config, MN), KEYS)
 
 
 def runs(**choices: Any) -> dict[tuple[str | None, str, int | None], RunFacts]:
-    waves = run_waves(plan(**choices), MN, KEYS)
-    return {(f.protocol, f.model, f.seed): f for wave in waves for f in wave}
+    made = [run.facts for run in planned(**choices)]
+    return {(facts.protocol, facts.model, facts.seed): facts for facts in made}
 
 
 def ids(**choices: Any) -> dict[tuple[str | None, str, int | None], str]:
@@ -60,22 +63,31 @@ def ids(**choices: Any) -> dict[tuple[str | None, str, int | None], str]:
 
 @pytest.mark.parametrize("model", ["cross_entropy", "flow", "outlier_exposure"])
 def test_a_setting_for_all_models_reaches_those_that_have_it(model: str) -> None:
-    assert setup(model).model.smoothing == 0
-    changed = setup(model, "SR1", train={"smoothing": "0.2", "epochs": 3}, own={"epochs": "4"})
-    assert (changed.model.smoothing, changed.model.epochs) == (0.2, 4)
-    assert changed.model.augmentation == "rw"
+    assert settings_of(model).smoothing == 0
+    train = {"smoothing": "0.2", "epochs": 3}
+    changed = settings_of(model, "SR1", train=train, own={"epochs": "4"})
+    assert (changed.smoothing, changed.epochs) == (0.2, 4)
+    assert changed.augmentation == "rw"
 
 
 def test_a_setting_for_all_models_leaves_those_without_it_alone() -> None:
-    made = plan(models=["vae", "cross_entropy"], train={"smoothing": 0.2})
-    assert "smoothing" not in made.models["vae"]
-    assert made.models["cross_entropy"] == {"smoothing": 0.2}
+    made = {run.kind.name: run for run in plan(MN[:1], models="all", train={"smoothing": 0.2})}
+    assert made["vae"].changed == {} and made["cross_entropy"].changed == {"smoothing": 0.2}
+
+
+def test_a_setting_for_all_models_reaches_what_another_starts_from() -> None:
+    made = {run.kind.name: run for run in plan(MN[:1], models=["outlier_exposure"], seeds=(3,))}
+    assert made["cross_entropy"].settings.epochs == 60
+    train = {"epochs": 2}
+    made = {run.kind.name: run for run in plan(MN[:1], models=["outlier_exposure"], train=train)}
+    assert made["outlier_exposure"].bases == (made["cross_entropy"],)
+    assert {run.settings.epochs for run in made.values()} == {2}
 
 
 def test_what_the_user_sets_wins_over_what_the_track_asks_for() -> None:
-    assert setup("cross_entropy", "SR1").model.augmentation == "rw"
-    assert setup("cross_entropy", "SR1", train={"augmentation": "st"}).model.augmentation == "st"
-    assert setup("vae", "SR1").model.augmentation == "none"
+    assert settings_of("cross_entropy", "SR1").augmentation == "rw"
+    assert settings_of("cross_entropy", "SR1", train={"augmentation": "st"}).augmentation == "st"
+    assert settings_of("vae", "SR1").augmentation == "none"
 
 
 @pytest.mark.parametrize(
@@ -86,19 +98,20 @@ def test_scans_are_seen_whole_with_the_paper_s_settings(
     track: str, scans: list[str], points: int
 ) -> None:
     assert scan_splits(TRACKS[track]) == scans
-    settings = setup("cross_entropy", track, preset="paper").model
+    settings = settings_of("cross_entropy", track, preset="paper")
     assert (settings.points, settings.scan_points) == (points, 2048)
-    small = setup("cross_entropy", track).model
+    small = settings_of("cross_entropy", track)
     assert (small.points, small.scan_points) == (256, None)
-    assert setup("cross_entropy", track, preset="paper", train={"points": 64}).model.points == 64
+    changed = settings_of("cross_entropy", track, preset="paper", train={"points": 64})
+    assert changed.points == 64
 
 
 @pytest.mark.parametrize(
     "choices, message",
     [
-        ({"models": ["cross_entrop"]}, "no model of point clouds 'cross_entrop'; there are: arpl"),
-        ({"networks": ["dgcn"]}, "no point network 'dgcn'"),
-        ({"networks": []}, "models need a network"),
+        ({"models": ["cross_entrop"]}, "no model 'cross_entrop'; there are: arpl"),
+        ({"networks": ["dgcn"]}, "no network 'dgcn'"),
+        ({"networks": []}, "model cross_entropy needs a network: name one of dgcnn, pointnet2"),
         ({"scores": ["mls", "mps"]}, "no score 'mps'"),
         ({"models": ["supcon"], "scores": ["mls"]}, "score mls fits none of the models supcon"),
         ({"predictors": ["ann"]}, "predictor ann does not fit"),
@@ -106,11 +119,11 @@ def test_scans_are_seen_whole_with_the_paper_s_settings(
         ({"models": {"cross_entropy": {"epoch": 3}}}, "cross_entropy: .*epoch is not a setting"),
         ({"models": {"cross_entropy": {"epochs": 0}}}, "cross_entropy: .*epochs"),
         ({"networks": {"dgcnn": {"k": "many"}}}, "dgcnn: .*k: "),
-        ({"train": {"margin": 1}}, r"train.margin is a setting of none of the models \(cross_en"),
-        ({"models": [], "train": {"epochs": 1}}, "none is chosen"),
+        ({"train": {"margin": 1}}, "train.margin: none of the models cross_entropy has it"),
+        ({"models": [], "train": {"epochs": 1}}, "train.epochs: there is no model"),
         (
             {"models": {"outlier_exposure": {"hidden": 8}}},
-            "models.outlier_exposure.hidden is 8, expected 256 as cross_entropy has",
+            "outlier_exposure builds on one run of cross_entropy with hidden 8 .*, found 0 among 1",
         ),
     ],
 )
@@ -137,44 +150,32 @@ def test_more_points_than_a_cloud_has_are_refused(points: int) -> None:
         )
 
 
-def test_a_setting_means_one_thing() -> None:
-    """No method has a setting of the name that training or the run's facts use already."""
-    for name in methods.names():
-        fields = methods.find(name).configuration.model_fields
-        assert not {"network", "scan_splits"} & fields.keys()
-        for field in training.TrainingSettings.model_fields:
-            assert fields[field].annotation == (
-                training.TrainingSettings.model_fields[field].annotation
-            )
-
-
 # ---------------------------------------------------------------- runs
 
 
 def test_every_model_network_and_seed_is_a_run_and_bases_come_first() -> None:
-    made = plan(models="all", networks="all", seeds=(0, 1))
-    first, second = run_waves(made, MN, KEYS)
-    assert {facts.model for facts in second} == {"outlier_exposure"}
-    by_id = {run_id(facts): facts for facts in first}
-    assert len(by_id) == len(first) == 2 * 2 * (6 * 3 + 1)
-    for facts in second:
-        base = by_id[facts.base_runs[0]]
-        assert (base.model, base.protocol, base.network, base.seed) == (
-            "cross_entropy",
-            facts.protocol,
-            facts.network,
-            facts.seed,
-        )
-    assert {facts.network for facts in first if facts.model == "vae"} == {"none"}
+    made = planned(models="all", networks="all", seeds=(0, 1))
+    assert len({run.mark.run_id for run in made}) == len(made) == 2 * 2 * (7 * 3 + 1)
+    seen: dict[str, RunFacts] = {}
+    for run in made:
+        for base in run.facts.base_runs:
+            assert (seen[base].model, run.facts.model) == ("cross_entropy", "outlier_exposure")
+            for name in ("protocol", "network", "seed"):
+                assert getattr(seen[base], name) == getattr(run.facts, name)
+        seen[run.mark.run_id] = run.facts
+    assert sum(len(facts.base_runs) for facts in seen.values()) == 2 * 2 * 3
+    assert {facts.network for facts in seen.values() if facts.model == "vae"} == {"none"}
 
 
 def test_all_settings_are_in_the_facts() -> None:
+    unkept = {"checkpoint_every", "checkpoint_seconds"}
     for facts in runs(models="all", train={"epochs": 7, "checkpoint_every": 3}).values():
-        fields = methods.find(facts.model).configuration.model_fields
-        of_run = {"scan_splits", *(["network"] if facts.network != "none" else [])}
-        assert facts.settings.keys() - of_run == fields.keys() - {"checkpoint_every"}
-        assert facts.changed == ({"epochs": 7})
-        assert facts.versions.keys() >= {"model", "trainer"}
+        fields = models.find(facts.model).configuration.model_fields
+        of_run = {"loader", *(["network"] if facts.network != "none" else [])}
+        assert facts.settings.keys() - of_run == fields.keys() - unkept
+        assert facts.settings["loader"] == {"scan_splits": []}
+        assert facts.changed == {"epochs": 7}
+        assert facts.versions.keys() >= {"model", "loader", "trainer"}
 
 
 def test_a_setting_changes_the_runs_of_its_model_alone() -> None:
@@ -207,7 +208,10 @@ def test_a_changed_preset_or_version_changes_the_runs(monkeypatch: pytest.Monkey
             patch.setattr(kind, "version", 2)
             assert changed() == {"cross_entropy"}
     with monkeypatch.context() as patch:
-        patch.setattr("tasks.threedos.runs.TRAINER_VERSION", 2)
+        patch.setattr("tasks.evaluation.model_runs.TRAINER_VERSION", 2)
+        assert changed() == {"cross_entropy", "vae"}
+    with monkeypatch.context() as patch:
+        patch.setattr("tasks.threedos.samples.LOADER_VERSION", 2)
         assert changed() == {"cross_entropy", "vae"}
     assert changed() == set()
 
@@ -218,16 +222,38 @@ def test_a_changed_base_changes_what_starts_from_it() -> None:
     assert all(after[place] != before[place] for place in before)
 
 
+class FailingBuild:
+    """A build in which every training fails."""
+
+    def __init__(self) -> None:
+        self.dry, self.failures = None, []
+
+    def run_each(self, stage: Any, shards: list[Shard], settings: Any) -> list[Any]:
+        self.failures += [(shard, "diverged") for shard in shards]
+        return []
+
+    def run(self, stage: Any, shards: list[Shard], settings: Any) -> None:
+        self.recorded = shards
+
+    def table(self, name: str) -> tuple[()]:
+        return ()
+
+
 def test_what_starts_from_a_failed_run_fails_with_the_reason() -> None:
-    first, second = run_waves(plan(models=["outlier_exposure"]), MN, KEYS)
-    parts: dict[str, tuple[Part, ...]] = {track.name: () for track in MN}
-    shards, lost = plan_training(first, parts, KEYS, [])
-    assert len(shards) == 2 and not lost
-    assert [shard.depends for shard in shards] == [{"run": run_id(facts)} for facts in first]
-    shards, lost = plan_training(second, parts, KEYS, [])
-    assert not shards and {reason for _, reason in lost} == {
-        f"run {run_id(facts)}, which it starts from, failed" for facts in first
-    }
+    choices = {"models": ["outlier_exposure"], "networks": ["dgcnn"]}
+    made, build = planned(**choices), FailingBuild()
+    assert make_runs(build, made, lambda run: (), configured(**choices)) == []  # type: ignore[arg-type]
+    names = {run.facts.protocol: run.name for run in made if not run.bases}
+    reasons = {(s.run.protocol, reason) for s, reason in build.failures if s.run}
+    lost = {(track, f"it builds on {name}, which failed") for track, name in names.items()}
+    assert reasons == lost | {(track, "diverged") for track in names}
+    assert len(build.recorded) == len(made) == 4
+
+
+def test_each_density_is_a_view() -> None:
+    views = density_views((64, 512))
+    assert [view.name for view in views] == ["plain", "points_64", "points_512"]
+    assert [dict(view.settings) for view in views] == [{}, {"points": 64}, {"points": 512}]
 
 
 # ---------------------------------------------------------------- rows
@@ -263,19 +289,65 @@ def test_a_known_shape_has_the_class_of_its_label() -> None:
     assert named["sample_id"].to_list() == list("abcdg")
 
 
-def test_points_that_come_again_are_not_drawn() -> None:
+class Rows(NamedTuple):
+    """A table as a part of a shard has it."""
+
+    table: str
+    rows: pl.DataFrame
+
+    def read(self, columns: Sequence[str] | None = None) -> pl.DataFrame:
+        return self.rows.select(columns or pl.all())
+
+
+def shard_of(about: dict[str, Any] | None = None) -> Shard:
+    """Shapes of MN1 with two, one, four and four points; an unlearnt class has the fifth."""
+    points = np.arange(48, dtype=np.float32).reshape(4, 12)
+    clouds = pl.DataFrame({"sample_id": list("abcd"), "normalisation": "unit_cube"})
+    clouds = clouds.with_columns(
+        pl.Series("count", [2, 1, 4, 4]),
+        pl.Series("points", points, dtype=pl.Array(pl.Float32, 12)),
+    )
+    sources = ["scanobjectnn", "scanobjectnn", "modelnet40", "scanobjectnn", "scanobjectnn"]
+    shapes = pl.DataFrame({"sample_id": list("abcde"), "source": sources})
+    unlearnt = splits()[2:3].with_columns(sample_id=pl.lit("e"), label=pl.lit(2, pl.Int64))
+    rows = pl.concat([splits(), unlearnt])
+    labels = pl.col("label").replace_strict({0: 4, 1: 7, 2: 9}, default=None)
+    names = pl.col("label").replace_strict({0: "x", 1: "y"}, default="z", return_dtype=pl.String)
+    rows = rows.with_columns(labels, names.alias("class"))
+    parts = {"splits": rows, "shapes": shapes, "point_clouds": clouds}
+    return Shard("MN1", parts=tuple(Rows(*part) for part in parts.items()), about=about or {})
+
+
+def loaded(split: str, about: dict[str, Any] | None = None, **changes: Any) -> Samples:
+    """As a track with scans in its test split would have it."""
+    facts = planned(train=changes)[0].facts
+    settings = {**facts.settings, "loader": {"scan_splits": ["test"]}}
+    facts = facts.model_copy(update={"settings": settings})
+    return load(shard_of(about), facts, split, model_of(facts))
+
+
+def test_clouds_are_upright_and_points_that_come_again_are_not_drawn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A scan of 2 points in a table of 4 fills it by starting again."""
-    points = np.arange(24, dtype=np.float32).reshape(2, 12)
-    clouds = pl.DataFrame({"sample_id": ["a", "b"], "normalisation": "unit_cube", "count": [2, 1]})
-    clouds = clouds.with_columns(pl.Series("points", points, dtype=pl.Array(pl.Float32, 12)))
-    shapes = pl.DataFrame({"sample_id": ["a", "b"], "source": "scanobjectnn"})
-    rows = splits().filter(protocol="MN1").with_columns(pl.lit("x").alias("class"))
-    loaded = load_clouds(rows, shapes, clouds, {0: "x", 1: "x"}, "train")
-    assert loaded.normalisation == "unit_cube"
-    assert np.array_equal(loaded.clouds, points.reshape(2, 4, 3)[:, :2])
-    assert load_clouds(rows, shapes, clouds, {0: "x"}, "valid").clouds.shape[0] == 0
+    with pytest.raises(SourceError, match="2 training shapes have a cloud, too few to train on"):
+        loaded("train")
+    monkeypatch.setattr("tasks.threedos.samples.require_training", lambda *_: None)
+    train, test = loaded("train"), loaded("test")
+    points = np.arange(60, dtype=np.float32).reshape(5, 4, 3)
+    assert (train.ids, test.ids) == (["a", "b"], ["c", "d"])
+    assert np.array_equal(train.array("clouds"), points[:2, :2])
+    turned = np.stack([points[2, :, 0], points[2, :, 2], -points[2, :, 1]], -1)
+    assert np.array_equal(test.array("clouds"), [turned, points[3]])
+    # Labels count the trained classes; one of a class without training shapes is left out.
+    assert (train.labels.tolist(), test.labels.tolist()) == ([0, 1], [0, -1])
+    assert list(train.classes) == list(test.classes) == ["x", "y"]
+    assert len(loaded("valid")) == 0
 
 
-def test_names_are_those_of_the_files() -> None:
-    assert networks.names() == ("dgcnn", "pointnet2", "pointnext")
-    assert len(methods.names()) == 8
+def test_a_pass_sees_the_points_of_its_view_or_all_of_a_scan() -> None:
+    assert loaded("test").about == {"normalisation": "unit_cube", "points": 256}
+    assert loaded("test", scan_points=2048).about["points"] == 2048
+    assert loaded("valid", scan_points=2048).about["points"] == 256
+    density = {"view": "points_64", "view_settings": {"points": 64}}
+    assert loaded("test", density, scan_points=2048).about["points"] == 64

@@ -1,0 +1,68 @@
+"""The argument parser of `novelty`: groups in the help, and for a wrong word the one meant.
+
+A mistake is one sentence on stderr and exit code 2, as everywhere in the program.
+"""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from schemas.similar import did_you_mean
+
+OTHERS = "more"
+
+
+class Parser(argparse.ArgumentParser):
+    """`groups` of a parser with commands: title to the names in it; the rest is under `more`."""
+
+    def __init__(self, *args: Any, groups: Mapping[str, Sequence[str]] | None = None, **options):
+        super().__init__(*args, **options)
+        self.groups = groups or {}
+
+    def error(self, message: str) -> NoReturn:
+        print(f"{self.prog.split()[0]}: {message}; see `{self.prog} --help`", file=sys.stderr)
+        sys.exit(2)
+
+    def parse_known_args(self, args=None, namespace=None):  # type: ignore[override]
+        parsed, left = super().parse_known_args(args, namespace)
+        if left:
+            options = [option for action in self._actions for option in action.option_strings]
+            word = left[0].partition("=")[0]
+            known = options if word.startswith("-") else []
+            self.error(f"{word} is not known here{did_you_mean(word, known)}")
+        return parsed, left
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is None or value in action.choices:
+            return
+        names = [str(name) for name in action.choices]
+        what = action.metavar or action.dest or "value"
+        there = "" if isinstance(action, Commands) else f"; there are: {', '.join(names)}"
+        raise argparse.ArgumentError(
+            None, f"unknown {what} {value!r}{did_you_mean(str(value), names) or there}"
+        )
+
+    def commands(self) -> "dict[str, Parser]":
+        """The parsers of the commands below this one, by name."""
+        found = [action for action in self._actions if isinstance(action, Commands)]
+        return dict(found[0].choices) if found else {}
+
+    def format_help(self) -> str:
+        below = next((action for action in self._actions if isinstance(action, Commands)), None)
+        if below is None:
+            return super().format_help()
+        about = {choice.dest: choice.help or "" for choice in below._choices_actions}
+        named = {name for names in self.groups.values() for name in names}
+        groups = {**self.groups, OTHERS: [name for name in about if name not in named]}
+        width = max(map(len, about)) + 2
+        lines = [f"usage: {self.prog} COMMAND …", "", self.description or ""]
+        for title, names in groups.items():
+            if names := [name for name in names if name in about]:
+                heading = title if len(groups) > 1 and self.groups else "commands"
+                lines += ["", f"{heading}:", *(f"  {n:<{width}}{about[n]}" for n in names)]
+        return "\n".join([*lines, "", f"`{self.prog} COMMAND --help` has every option.", ""])
+
+
+Commands = argparse._SubParsersAction
+"""The action that argparse makes of a parser's commands; it has no public name."""

@@ -1,0 +1,142 @@
+"""A normalising flow beside the classifier (3DOS rule 11, "NF").
+
+The classifier is trained as `cross_entropy`; the flow learns the density of the first head layer's
+output (512) and passes no gradient to the network. It is trained at every step: in the release a
+condition is never true and the flow stays as it was drawn. Novelty = ||z||^2 / 2 - log |det J|.
+The flow: blocks of a fixed permutation and a GLOW coupling (each half changes in turn, by scale and
+shift made from the other), log scales bounded by `clamp`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import Field
+
+from tasks.learning.trainer import Batch, Losses, Optimizers, make_optimizer
+from tasks.models import cross_entropy
+from tasks.models.base import CLASSIFIER
+from tasks.networks.heads import SMALL
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+class Configuration(cross_entropy.Configuration):
+    """Sizes of the head and of the flow."""
+
+    blocks: int = Field(8, ge=1)
+    """Permutations with couplings."""
+    inner: int = Field(2048, ge=1)
+    """Hidden units of a coupling's networks."""
+    clamp: float = Field(3.0, gt=0)
+    """Bound of the log scales."""
+    flow_rate: float = Field(2e-4, gt=0)
+    """Size of the flow's steps."""
+    flow_decay: float = Field(1e-5, ge=0)
+    """L2 penalty of the flow."""
+
+
+class Flow(cross_entropy.CrossEntropy):
+    name: ClassVar[str] = "flow"
+    configuration: ClassVar[type[Configuration]] = Configuration
+    gives: ClassVar[frozenset[str]] = CLASSIFIER | {"novelty"}
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {},
+        "small": {**SMALL, "blocks": 4, "inner": 256, "flow_rate": 1e-3},
+    }
+
+    def build(self) -> dict[str, nn.Module]:
+        from torch import nn
+
+        couplings = [_coupling(self.settings) for _ in range(self.settings.blocks)]
+        return {**super().build(), "flow": nn.ModuleList(couplings)}
+
+    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        import torch
+
+        own = [layers for name, layers in self.layers.items() if name != "flow"]
+        flow = torch.optim.Adam(
+            self.layers["flow"].parameters(),
+            self.settings.flow_rate,
+            betas=(0.8, 0.8),
+            eps=1e-4,
+            weight_decay=self.settings.flow_decay,
+        )
+        parameters = [parameter for layers in own for parameter in layers.parameters()]
+        return {"main": make_optimizer(parameters, self.settings), "flow": flow}
+
+    def step(self, batches: Sequence[Batch], optimizers: Optimizers, phase: str) -> Losses:
+        losses = super().step(batches, optimizers, phase)
+        optimizers.descend("flow", losses["likelihood_loss"])
+        return losses
+
+    def cloud_losses(self, clouds: torch.Tensor, labels: torch.Tensor) -> Losses:
+        shared, g = self._shared_and_features(clouds)
+        logits = self.logits(g).float()
+        entropy = cross_entropy.smoothed_cross_entropy(logits, labels, self.settings.smoothing)
+        return {
+            "loss": entropy,
+            "likelihood_loss": self.novelty(shared.detach()).mean() / shared.shape[1],
+            "accuracy": (logits.argmax(1) == labels).float().mean(),
+        }
+
+    def _shared_and_features(self, clouds: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        layers = self.layers["embedding"]
+        shared = layers[:3](self.network.encode(clouds))
+        return shared, layers[3:](shared)
+
+    def novelty(self, shared: torch.Tensor) -> torch.Tensor:
+        """Minus the log-likelihood (N,), but for a constant."""
+        z, logdet = transform(self.layers["flow"], shared.float(), self.settings.clamp)
+        return z.square().sum(1) / 2 - logdet
+
+    def cloud_outputs(self, clouds: torch.Tensor) -> dict[str, torch.Tensor]:
+        shared, g = self._shared_and_features(clouds)
+        return {"features": g, "novelty": self.novelty(shared)}
+
+
+def transform(
+    blocks: Sequence[nn.Module], values: torch.Tensor, clamp: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """z (N, D) and log |det dz / dvalues| (N,)."""
+    import torch
+
+    logdet = values.new_zeros(len(values))
+    for number, networks in enumerate(blocks):
+        first, second = values[:, _order(values, number)].tensor_split(2, 1)
+        for network in networks:
+            # The half that stays makes the scale and shift of the other; then they change places.
+            scale, shift = network(second).chunk(2, 1)
+            scale = clamp * 2 / math.pi * scale.atan()
+            logdet = logdet + scale.sum(1)
+            first, second = second, first * scale.exp() + shift
+        values = torch.cat([first, second], 1)
+    return values, logdet
+
+
+def _order(values: torch.Tensor, block: int) -> torch.Tensor:
+    """The block's permutation, the same in every training."""
+    import torch
+
+    generator = torch.Generator().manual_seed(block)
+    return torch.randperm(values.shape[1], generator=generator).to(values.device)
+
+
+def _coupling(settings: Configuration) -> nn.ModuleList:
+    """Two networks, as the halves need them: (D - D // 2, D // 2) wide."""
+    from torch import nn
+
+    small = settings.hidden // 2
+    large = settings.hidden - small
+    return nn.ModuleList(
+        nn.Sequential(
+            nn.Linear(inside, settings.inner),
+            nn.ReLU(),
+            nn.Linear(settings.inner, 2 * outside),
+        )
+        for inside, outside in ((small, large), (large, small))
+    )

@@ -1,0 +1,228 @@
+"""ODIN with its step on the input, on top of a fitted classifier of pictures.
+
+x' = x - eps * sign(gradient) / std with sign(0) = +1 (docs/semantic.md, 13), where the gradient is
+that of the cross entropy of the predicted class at temperature T; the largest softmax probability
+of x' at T is the KNOWN score, novelty is minus it. At T = 1000 these numbers lie within a few
+thousandths of each other, so the softmax is taken in float64. Without a step (eps = 0) no gradient
+is needed; the score file tasks/scores/odin.py is that case for any logits.
+
+x is normalised, (pixel - mean) / std, and `std` is in the units of a SPACE that must be named:
+`pixel255` (CIFAR and STL code; a step of some 8e-7 of a normalised unit, so that little but the
+temperature is left), `pixel1` (CPC and NovelCraft code; some 1.9e-4), `normalised` (no division:
+eps itself).
+
+The classifier below is any model of pictures with `inputs(batch, whole=...)` (what its network
+takes), `classify(inputs)` (logits and features) and `input_deviation()` (std of pixels 0-255 by
+channel); the latter two need a fitted one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+import polars as pl
+from pydantic import Field
+
+from schemas.config import Settings
+from schemas.errors import ConfigError
+from tasks import models, networks
+from tasks.features.images import IMAGENET_MEAN
+from tasks.learning.devices import seeded
+from tasks.learning.samples import NOVEL, Samples
+from tasks.models.base import BaseRun, Fitting, Model, compute_in_batches
+from tasks.scores.base import Outputs
+
+if TYPE_CHECKING:
+    import torch
+
+    from tasks.learning.trainer import Batch
+
+# Normalised pictures -> logits, features
+Classify = Callable[["torch.Tensor"], "tuple[torch.Tensor, torch.Tensor]"]
+
+ALL = "all"
+METHODS = ("inputs", "classify", "input_deviation")
+"""What a model must have for ODIN to build on it."""
+
+
+class OdinSettings(Settings):
+    """The score; defaults are the CIFAR and STL code's."""
+
+    temperature: float = Field(1000.0, gt=0, description="Divisor of the logits.")
+    epsilon: float = Field(
+        5e-5, ge=0, description="Size of the input step, in the units of space; 0: none."
+    )
+    space: Literal["pixel255", "pixel1", "normalised"] = Field(
+        "pixel255",
+        description="Where epsilon is measured: pixels 0-255, pixels 0-1, normalised pixels.",
+    )
+    step: Literal["corrected", "released"] = Field(
+        "corrected",
+        description="released also subtracts ImageNet's mean from the sign (NovelCraft code).",
+    )
+    whole_picture: bool = Field(
+        False, description="Score the picture before it is cut to its middle (CPC code)."
+    )
+
+
+class Configuration(OdinSettings):
+    base: str = Field(
+        ALL, description="Classifier that it builds on; all: a run for each one that is chosen."
+    )
+    choose: Literal["fixed", "validation"] = Field(
+        "fixed", description="Take temperature and epsilon as given, or the best of the grid."
+    )
+    temperatures: tuple[float, ...] = Field(
+        (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000), description="Grid for choose = validation."
+    )
+    epsilons: tuple[float, ...] = Field(
+        tuple(round(i * 0.0002, 4) for i in range(21)), description="Grid for choose = validation."
+    )
+
+
+def step_size(settings: OdinSettings, std: torch.Tensor) -> torch.Tensor:
+    """Length of the step in normalised units, by channel; `std` (3,) is that of pixels 0-255."""
+    import torch
+
+    if settings.space == "normalised":
+        return torch.full_like(std, settings.epsilon)
+    return settings.epsilon / (std if settings.space == "pixel255" else std / 255)
+
+
+def perturbed(
+    pictures: torch.Tensor,
+    gradient: torch.Tensor,
+    step: torch.Tensor,
+    mean: Sequence[float] | None = None,
+) -> torch.Tensor:
+    """A step of `step` (3,) against the gradient's sign less `mean`; zero counts as positive."""
+    import torch
+
+    sign = torch.where(gradient >= 0, 1.0, -1.0).to(pictures)
+    if mean is not None:
+        sign = sign - sign.new_tensor(mean)[None, :, None, None]
+    return pictures - sign * step.to(pictures)[None, :, None, None]
+
+
+def odin(
+    classify: Classify, pictures: torch.Tensor, std: torch.Tensor, settings: OdinSettings
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Logits, features and novelty (float64) of normalised pictures (B, 3, H, W)."""
+    import torch
+    from torch.nn import functional
+
+    with torch.set_grad_enabled(settings.epsilon > 0):
+        leaf = pictures.detach().requires_grad_(settings.epsilon > 0)
+        logits, features = classify(leaf)
+    moved = logits.detach()
+    if settings.epsilon > 0:
+        with torch.enable_grad():
+            scaled = logits.float() / settings.temperature
+            loss = functional.cross_entropy(scaled, scaled.argmax(1), reduction="sum")
+            (gradient,) = torch.autograd.grad(loss, leaf)
+        mean = IMAGENET_MEAN if settings.step == "released" else None
+        with torch.no_grad():
+            moved, _ = classify(perturbed(pictures, gradient, step_size(settings, std), mean))
+    novelty = -(moved.double() / settings.temperature).softmax(1).amax(1)
+    return logits.detach(), features.detach(), novelty
+
+
+class Odin(Model):
+    name: ClassVar[str] = "odin"
+    modality: ClassVar[str] = "image"
+    configuration: ClassVar[type[Settings]] = Configuration
+    temperature: float
+    epsilon: float
+
+    @classmethod
+    def preset_values(cls, preset: str, network: str | None) -> dict[str, Any]:
+        """What models on its base's network have as `odin`."""
+        below = {} if network is None else networks.find(network).training(preset)
+        return dict(below.get("odin", {}))
+
+    @classmethod
+    def variants(
+        cls, preset: str, changes: Mapping[str, Any], network: str | None, asked: Sequence[str]
+    ) -> list[Mapping[str, Any]]:
+        """One for each base; with `all` and no classifier chosen, `classifier` is the one."""
+        base = cls.resolve(preset, changes, network).base
+        bases = [base] if base != ALL else [name for name in asked if _fits(name)] or ["classifier"]
+        return [{**changes, "base": name} for name in bases]
+
+    @classmethod
+    def bases_of(cls, settings: Any) -> tuple[BaseRun, ...]:
+        if not _fits(settings.base):
+            raise ConfigError(
+                f"{cls.name}: base is {settings.base}, expected a classifier of pictures"
+            )
+        return (BaseRun(settings.base),)
+
+    def _fit(self, train: Samples, valid: Samples | None, fitting: Fitting) -> pl.DataFrame:
+        self.temperature, self.epsilon = self.settings.temperature, self.settings.epsilon
+        rows = []
+        if self.settings.choose == "validation":
+            novel = novel_rows(valid, self.name)
+            assert valid is not None
+            grid = [(t, e) for e in self.settings.epsilons for t in self.settings.temperatures]
+            for number, (self.temperature, self.epsilon) in enumerate(grid, 1):
+                auroc = area(novel, self._outputs(valid).novelty)
+                row = {
+                    "temperature": self.temperature,
+                    "epsilon": self.epsilon,
+                    "valid_auroc": auroc,
+                }
+                rows.append(row)
+                if fitting.progress is not None:
+                    fitting.progress(number, len(grid), row)
+            best = max(rows, key=lambda row: row["valid_auroc"])
+            self.temperature, self.epsilon = best["temperature"], best["epsilon"]
+        columns = ("temperature", "epsilon", "valid_auroc")
+        return pl.DataFrame(rows, schema=dict.fromkeys(columns, pl.Float64))
+
+    def _outputs(self, samples: Samples) -> Outputs:
+        base: Any = self.bases[0]
+        settings = self.settings.model_copy(
+            update={"temperature": self.temperature, "epsilon": self.epsilon}
+        )
+        whole = {"whole": True} if settings.whole_picture else {}
+        deviation = base.input_deviation()
+
+        def compute(batch: Batch) -> dict[str, torch.Tensor]:
+            logits, _, novelty = odin(
+                base.classify, base.inputs(batch, **whole), deviation, settings
+            )
+            return {"predicted": logits.argmax(1), "novelty": novelty}
+
+        with seeded([0], self.device, base.settings.cpu_threads):
+            found = compute_in_batches(compute, samples, self.device, base.scoring_batch())
+        return Outputs(novelty=found["novelty"], predicted=found["predicted"])
+
+    def state(self) -> dict[str, np.ndarray | torch.Tensor]:
+        return {"temperature": np.array([self.temperature]), "epsilon": np.array([self.epsilon])}
+
+    def restore(self, state: Mapping[str, torch.Tensor]) -> None:
+        self.temperature, self.epsilon = float(state["temperature"]), float(state["epsilon"])
+
+
+def _fits(name: str) -> bool:
+    """Whether ODIN can build on the model of that name."""
+    return name in models.names() and all(hasattr(models.find(name), m) for m in METHODS)
+
+
+def novel_rows(valid: Samples | None, model: str) -> np.ndarray:
+    """Which validation samples are novel; choosing by validation needs some of each."""
+    novel = np.zeros(0, bool) if valid is None or valid.labels is None else valid.labels == NOVEL
+    if novel.all() or not novel.any():
+        raise ConfigError(
+            f"model {model}: choose = validation needs known and novel validation samples, "
+            f"found {int((~novel).sum())} and {int(novel.sum())}; set choose to fixed"
+        )
+    return novel
+
+
+def area(novel: np.ndarray, scores: np.ndarray | None) -> float:
+    from sklearn.metrics import roc_auc_score
+
+    return float(roc_auc_score(novel, scores))
