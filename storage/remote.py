@@ -172,6 +172,12 @@ def put_version(
         step("version_manifest_put")
 
 
+def renew_version(bucket: Bucket, benchmark: str, table: str, key: str) -> None:
+    """Put the manifest once more, so that the version is young."""
+    name = f"{version_prefix(benchmark, table, key)}/{MANIFEST}"
+    bucket.put(name, _required(bucket, name).data)
+
+
 def read_pointer(found: Found | None) -> dict[str, Any]:
     """What a pointer says; nothing if it is absent or broken, so that a build can mend it."""
     try:

@@ -36,6 +36,7 @@ from storage.remote import (
     pull_version,
     push_lost_pieces,
     put_version,
+    renew_version,
     version_prefix,
 )
 from storage.snapshots import (
@@ -181,9 +182,9 @@ def publish(
 
 def _renew_version(lake: Path, benchmark: str, table: str, key: str) -> None:
     """An old version becomes current again: other machines' `gc` must not take it meanwhile."""
-    version = find_version(lake, benchmark, table, key)
+    find_version(lake, benchmark, table, key)  # a sentence if it is gone
     if (bucket := bucket_of(lake)) is not None:
-        put_version(bucket, lake, version.manifest, {}, is_current=False)
+        renew_version(bucket, benchmark, table, key)
 
 
 def _shows(old: Snapshot, new: Snapshot) -> bool:

@@ -712,14 +712,17 @@ class Build:
 
         return outdated
 
-    def carried(self, made: Sequence[Piece], old: Snapshot | None = None) -> list[Piece]:
-        """Pieces of runs that are not among those made and that are still true.
+    def carried(
+        self, made: Sequence[Piece] | None = None, old: Snapshot | None = None
+    ) -> list[Piece]:
+        """Pieces of runs that are not among those made in this build and that are still true.
 
         A run stays as long as its protocol has the rows that the run was made on; splits,
         protocols and outputs of frozen models that this build did not make stay as long as the
         tables that they were made from are there. What an older version of a stage or table made
         is left out, and so is a run that lacks a piece which `old` lists; that is said.
         """
+        made = self.pieces if made is None else made
         register = old.runs if old is not None else {}
         names = {(piece.manifest.stage, piece.shard) for piece in made}
         addresses = {piece.manifest.address for piece in made}

@@ -7,10 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import duckdb
 import pytest
 
-from storage.catalog import catalog_path
+from storage.catalog import open_catalog
 from storage.damage import drop, restorable, restore, verify_lake, verify_version
 from storage.tables import current_versions
 from storage.tombstones import discard
@@ -190,7 +189,7 @@ def test_killed_restore_goes_on_where_it_was(tmp_path, damaged, step, number):
 def test_killed_catalogue_and_report_stay_old_or_new(rebuilt, action, step):
     lake, _ = rebuilt
     killed(action, lake, step, 1)
-    with duckdb.connect(str(catalog_path(lake)), read_only=True) as connection:
+    with open_catalog(lake) as connection:
         assert connection.execute("select count(*) from toy.readings").fetchone() == (21,)
     assert (lake / "reports" / "toy.html").exists() == (step == "bytes_replaced")
     assert not verify_lake(lake).damage

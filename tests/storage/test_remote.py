@@ -17,7 +17,7 @@ import pytest
 
 from flows.cli import main
 from schemas.errors import ConfigError, LakeError
-from storage.catalog import CATALOG_SQL, catalog_for
+from storage.catalog import CATALOG_SQL, catalog_for, open_catalog
 from storage.damage import drop, restorable, restore, verify_lake, verify_version
 from storage.layout import lake_address, lake_root
 from storage.objects import Bucket, bucket_of
@@ -187,7 +187,8 @@ def test_catalogue_in_the_cache_and_in_the_bucket(strict, raw):
     build_toy(strict.use("here"), raw)
     lake = strict.use("there")
     sql = "select count(*) from toy.readings"
-    with duckdb.connect(str(catalog_for(lake, sql)), read_only=True) as connection:
+    catalog_for(lake, sql)
+    with open_catalog(lake) as connection:
         assert connection.sql(sql).fetchall() == [(21,)]
     text = bucket_of(lake).get(CATALOG_SQL).data.decode()
     assert text.count("CREATE OR REPLACE VIEW") == len(TABLES) + 1  # lake.quarantine
