@@ -415,6 +415,7 @@ def _gc(parsed: argparse.Namespace) -> int:
 
 
 def _collect(lake: Path, sure: bool, grace_hours: float, keep: int) -> int:
+    from storage.catalog import refresh_catalog
     from storage.layout import lake_address
     from storage.tombstones import discard
     from storage.upkeep import (
@@ -442,6 +443,7 @@ def _collect(lake: Path, sure: bool, grace_hours: float, keep: int) -> int:
             return 0
     remove_remote_garbage(lake, objects)
     discard(lake, garbage)
+    refresh_catalog(lake)
     print(f"removed {count}")
     return 0
 

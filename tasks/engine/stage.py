@@ -14,6 +14,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
@@ -463,17 +464,19 @@ class Build:
             shards = [replace(shard, earlier=earlier.get(shard.name)) for shard in shards]
         if missing:
             self._publish_finished()
-        evaluates = METRICS.name in {table.name for table in stage.writes(settings)}
+        self._tables |= {table.name: table for table in stage.writes(settings)}
+        evaluates = any(table.name == METRICS.name for table in stage.writes(settings))
+        left = Counter(mark.run_id for number in missing if (mark := shards[number].run))
         run = self._run_with_prefect if _inside_flow() else self._run_plainly
         for number, piece in run(stage, shards, missing, settings):
             found[number] = piece
-            if evaluates and piece.manifest.run is not None:
-                self._unpublished = True
-                self._publish_finished(shards, found, PUBLISH_SECONDS)
+            if evaluates and (mark := shards[number].run) is not None:
+                left[mark.run_id] -= 1
+                self._unpublished |= not left[mark.run_id]
+                self._publish_finished(found, +left, PUBLISH_SECONDS)
         pieces = [piece for piece in found if piece is not None]
         self._check_rejects(stage, pieces)
         self._say(stage, pieces, len(missing))
-        self._tables |= {table.name: table for table in stage.writes(settings)}
         self.pieces += pieces
         return pieces
 
@@ -622,18 +625,16 @@ class Build:
 
     def _publish_finished(
         self,
-        shards: Sequence[Shard] = (),
         found: Sequence[Piece | None] = (),
+        pending: Iterable[str] = (),
         seconds: float = 0.0,
     ) -> None:
         """Publish runs that are finished now, unless it was done just before.
 
-        Of a stage that is under way: its shards, and the pieces made so far.
+        Of a stage that is under way: the pieces found so far, and runs that wait for more.
         """
         wait = max(seconds, self._publish_cost / PUBLISH_SHARE)
         if self._unpublished and time.monotonic() >= self._published_at + wait:
-            pairs = zip(shards, found, strict=True)
-            pending = {shard.run.run_id for shard, p in pairs if p is None and shard.run}
             self._publish_partial([*self.pieces, *filter(None, found)], pending)
 
     def _publish_partial(self, pieces: Sequence[Piece], pending: Iterable[str] = ()) -> None:
