@@ -158,6 +158,8 @@ class Snapshot(Sealed):
     made: datetime
     partial: bool = False
     """A build was still going on: finished runs are in it, the others not yet."""
+    finished: datetime | None = None
+    """When the last build ended that did end; younger pieces are of one that did not."""
     restored: str | None = None
     """The older snapshot that was made current again by it."""
     settings: dict[str, Any] = {}

@@ -224,9 +224,10 @@ def garbage_of(
             folders.setdefault(match[1], {})[name] = entry
 
     def is_old(folder: str, modified: datetime) -> bool:
-        if not _PIECE.match(f"{folder}/"):
+        address = folder.removeprefix(f"{PIECES}/")
+        if not _PIECE.match(f"{folder}/") or address in pieces:  # of a machine that came second
             return modified < young
-        end = finished.get(folder.removeprefix(f"{PIECES}/").partition("/")[0])
+        end = finished.get(address.partition("/")[0])
         return modified < young and end is not None and modified < end
 
     return [

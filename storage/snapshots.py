@@ -132,7 +132,7 @@ def _before_snapshots(lake: Path, benchmark: str, targets: Mapping[str, str]) ->
     places = [versions_path(lake, benchmark, table) / key for table, key in tables.items()]
     ages = [place.stat().st_mtime for place in places if place.exists()]
     made = datetime.fromtimestamp(max(ages), UTC) if ages else datetime.now(UTC)
-    return Snapshot(benchmark=benchmark, number=0, made=made, tables=tables)
+    return Snapshot(benchmark=benchmark, number=0, made=made, finished=made, tables=tables)
 
 
 def _mended(lake: Path, benchmark: str) -> Base:
@@ -141,8 +141,12 @@ def _mended(lake: Path, benchmark: str) -> Base:
     if (bucket := bucket_of(lake)) is not None:
         pointer = bucket.get(pointer_name(benchmark))
         said = read_pointer(pointer)
-        targets = {str(table): str(path) for table, path in said.get("tables", {}).items()}
-        number = int(said.get("number", 0))
+        named, count = said.get("tables"), said.get("number")
+        targets = (
+            {str(t): str(path) for t, path in named.items()} if isinstance(named, dict) else {}
+        )
+        number = count if isinstance(count, int) else 0
+        require_inside(bucket, *targets)
     else:
         folder = pointer_path(lake, benchmark).resolve()
         links = [path for path in folder.glob("*") if path.is_symlink()]
@@ -331,12 +335,6 @@ def retained(
         for snapshot, end in zip(snapshots, replaced, strict=True)
         if end is None or end > young or snapshot.name in pinned or snapshot.name in last
     ]
-
-
-def last_finished(lake: Path, benchmark: str) -> datetime | None:
-    """When the last build ended; what is younger belongs to one that did not."""
-    made = [s.made for s in history(lake, benchmark) if not s.partial]
-    return made[-1] if made else None
 
 
 def version_folders(lake: Path, snapshots: Iterable[Snapshot]) -> set[Path]:

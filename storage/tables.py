@@ -133,6 +133,7 @@ def publish(
     plan: Callable[[Snapshot | None], Contents],
     *,
     partial: bool = False,
+    finished: bool = False,
     restored: str | None = None,
     settings: Mapping[str, Any] | None = None,
     lock_wait: float = 60.0,
@@ -140,7 +141,7 @@ def publish(
     """Make a snapshot of what is planned the current one; a no-op if it shows that already.
 
     `plan` is told the current snapshot. If another machine publishes meanwhile, it is asked again
-    with that one, so that the runs of both are in the end.
+    with that one, so that the runs of both are in the end. A build that ends says `finished`.
     """
     with locked(lake, f"{benchmark}.snapshot", lock_wait):
         for _ in range(SWAPS):
@@ -156,11 +157,13 @@ def publish(
                 tables[table.name] = _commit_version(
                     lake, benchmark, table, contents.pieces, before.get(table.name)
                 )
+            now = datetime.now(UTC)
             snapshot = Snapshot(
                 benchmark=benchmark,
                 number=old.number + 1 if old is not None else 1,
                 previous=old.name if old is not None else None,
-                made=datetime.now(UTC),
+                made=now,
+                finished=now if finished else old.finished if old is not None else None,
                 partial=partial,
                 restored=restored,
                 settings=dict(settings or {}),

@@ -27,8 +27,8 @@ from storage.snapshots import (
     GRACE_HOURS,
     KEEP,
     benchmarks_in,
+    current_snapshot,
     is_whole_snapshot,
-    last_finished,
     retained,
     version_folders,
 )
@@ -226,7 +226,7 @@ class Kept:
     versions: list[TableManifest]
     pieces: dict[str, PieceManifest]
     finished: dict[str, datetime | None]
-    """When each benchmark was last published whole; younger pieces are of an unfinished build."""
+    """When the last build of each ended; younger pieces are of one that did not."""
 
 
 def _kept(lake: Path, grace_hours: float, keep: int) -> Kept:
@@ -240,7 +240,8 @@ def _kept(lake: Path, grace_hours: float, keep: int) -> Kept:
     named = {address for manifest in manifests.values() for address in _gathered_from(manifest)}
     named |= {address for s in snapshots for pieces in s.runs.values() for address in pieces}
     pieces = {piece.address: piece for piece in _with_ancestors(lake, named)}
-    finished = {name: last_finished(lake, name) for name in benchmarks}
+    current = {name: current_snapshot(lake, name) for name in benchmarks}
+    finished = {name: snapshot.finished if snapshot else None for name, snapshot in current.items()}
     return Kept(snapshots, list(manifests.values()), pieces, finished)
 
 

@@ -654,6 +654,7 @@ class Build:
             self.benchmark,
             lambda old: self._contents(old, made, tables),
             partial=partial,
+            finished=not partial,
             settings=self._record().settings,
         )
         versions = versions_of(self.lake, snapshot)

@@ -87,7 +87,7 @@ def content(lake: Path) -> dict[str, Any]:
     bucket = bucket_of(lake)
     found = {name: bucket.get(name).data for name in bucket.listing("") if name != CATALOG_SQL}
     return {
-        name: Snapshot.unsealed(data).model_dump(exclude={"made"})
+        name: Snapshot.unsealed(data).model_dump(exclude={"made", "finished"})
         if name.endswith(SNAPSHOT)
         else data
         for name, data in found.items()

@@ -287,6 +287,7 @@ def test_gc_keeps_the_pieces_of_an_unfinished_build(lake: Path, raw: Path) -> No
         shards = [Shard(f.name, files=(f,), source=source.root) for f in source.files()]
         build.run(read_lines, shards, ReadSettings(scale=3.0))
         raise RuntimeError("killed")
+    restore_snapshot(lake, find_snapshot(lake, "toy@s1"))  # a publication, but no build
     discard(lake, find_garbage(lake, grace_hours=-1, keep=1))
     again = build_toy(lake, raw, scale=3.0)
     made = [piece.manifest.stage for piece in again.pieces if piece.made_now]
