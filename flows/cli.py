@@ -25,7 +25,7 @@ FLOWS = Path(__file__).parent
 GROUPS = {
     "essentials": ("demo", "build", "status", "query", "report"),
     "models and their numbers": ("models", "networks", "scores", "predictors", "runs", "evaluate"),
-    "the lake": ("diff", "lineage", "verify", "restore", "gc"),
+    "the lake": ("history", "path", "diff", "lineage", "verify", "restore", "gc"),
     "data in and out": ("sample", "fetch", "publish", "check-published"),
     "one benchmark": ("novelcraft", "kowl", "condda"),
     "operating": ("service", "doctor", "completion", "dictionary"),
@@ -146,18 +146,31 @@ def _parser() -> Parser:
     verify.add_argument(
         "--drop", action="store_true", help="remove what is damaged so that a build remakes it"
     )
-    restore = with_lake(command("restore", _restore, "undo a removal, or list those there are"))
-    restore.add_argument("removal", nargs="?", help="the beginning of its name")
+    restore = with_lake(
+        command("restore", _restore, "undo a removal (alone: list them), or go back to a snapshot")
+    )
+    restore.add_argument(
+        "removal", nargs="?", help="the beginning of its name, or a snapshot such as kowl@s12"
+    )
+    history = with_lake(command("history", _history, "snapshots of all tables: list, pin"))
+    history.add_argument("benchmark", nargs="?", help="benchmark (default: all in the lake)")
+    history.add_argument("--pin", metavar="SNAPSHOT", help="keep it for ever, such as kowl@s12")
+    history.add_argument("--unpin", metavar="SNAPSHOT", help="let `gc` take it when it is old")
+    path = with_lake(command("path", _path, "the folder of a snapshot, to read all its tables"))
+    path.add_argument("name", help="benchmark[/table][@snapshot], such as kowl or kowl/clips@s12")
     lineage = with_lake(command("lineage", _lineage, "the chain from a table to its raw files"))
     lineage.add_argument("table", help="benchmark/table")
-    gc = with_lake(command("gc", _gc, "remove versions that nothing current refers to"))
+    gc = with_lake(command("gc", _gc, "remove old snapshots and what nothing needs any more"))
     gc.add_argument("--yes", action="store_true", help="remove without asking")
     gc.add_argument(
         "--grace",
         type=float,
         default=24.0,
-        help="hours that dropped things stay, and objects in a bucket for builds elsewhere "
-        "(default: 24)",
+        help="hours that replaced snapshots and dropped things stay, and objects in a bucket for "
+        "builds elsewhere (default: 24)",
+    )
+    gc.add_argument(
+        "--keep", type=int, default=5, help="snapshots that stay however old (default: 5)"
     )
     report = with_lake(command("report", _report, "write the HTML report again"))
     report.add_argument("benchmark", nargs="?", help="benchmark (default: all in the lake)")
@@ -419,12 +432,45 @@ def _restore(parsed: argparse.Namespace) -> None:
             for path in paths:
                 print(f"    {path}")
         return
+    if "@" in parsed.removal:
+        from tasks.operations.history import restore as restore_snapshot
+
+        with all_locked(lake):
+            made = restore_snapshot(lake, parsed.removal)
+        print(f"{parsed.removal} is current again, as {made.name}")
+        return
     with all_locked(lake):
         restored, newer = restore(lake, parsed.removal)
         for path in newer:
             print(f"{path} was made anew meanwhile and stays as it is")
         print(f"restored {len(restored)}")
         refresh_catalog(lake)
+
+
+def _history(parsed: argparse.Namespace) -> None:
+    from storage.layout import lake_root
+    from storage.upkeep import require_lake
+    from tasks.operations.history import history_rows, set_pin
+    from tasks.operations.summary import show_frame
+
+    lake = lake_root(parsed.lake)
+    require_lake(lake)
+    for text, pinned in ((parsed.pin, True), (parsed.unpin, False)):
+        if text:
+            snapshot = set_pin(lake, text, pinned)
+            print(f"{snapshot.name} of {snapshot.benchmark} is {'' if pinned else 'not '}pinned")
+    if not (parsed.pin or parsed.unpin):
+        show_frame(history_rows(lake, parsed.benchmark))
+
+
+def _path(parsed: argparse.Namespace) -> None:
+    from storage.layout import lake_root
+    from storage.upkeep import require_lake
+    from tasks.operations.history import folder_of
+
+    lake = lake_root(parsed.lake)
+    require_lake(lake)
+    print(folder_of(lake, parsed.name))
 
 
 def _lineage(parsed: argparse.Namespace) -> None:
@@ -444,10 +490,11 @@ def _gc(parsed: argparse.Namespace) -> int:
     lake = lake_root(parsed.lake)
     require_lake(lake)
     with all_locked(lake):
-        return _collect(lake, parsed.yes, parsed.grace)
+        return _collect(lake, parsed.yes, parsed.grace, parsed.keep)
 
 
-def _collect(lake: Path, sure: bool, grace_hours: float) -> int:
+def _collect(lake: Path, sure: bool, grace_hours: float, keep: int) -> int:
+    from storage.catalog import refresh_catalog
     from storage.layout import lake_address
     from storage.tombstones import discard
     from storage.upkeep import (
@@ -457,8 +504,8 @@ def _collect(lake: Path, sure: bool, grace_hours: float) -> int:
         size_of,
     )
 
-    garbage = find_garbage(lake, grace_hours)
-    objects = find_remote_garbage(lake, grace_hours)
+    garbage = find_garbage(lake, grace_hours, keep)
+    objects = find_remote_garbage(lake, grace_hours, keep)
     for path in garbage:
         print(f"{size_of(path):>14,} bytes  {path.relative_to(lake)}")
     for entry in objects:
@@ -475,6 +522,7 @@ def _collect(lake: Path, sure: bool, grace_hours: float) -> int:
             return 0
     remove_remote_garbage(lake, objects)
     discard(lake, garbage)
+    refresh_catalog(lake)
     print(f"removed {count}")
     return 0
 

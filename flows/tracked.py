@@ -156,7 +156,8 @@ def run_tracked(flow: Any, config: Any, address: str) -> None:
     )
 
     # An error comes out of the call below; Prefect must not print it a second and third time.
-    for name in ("prefect.flow_runs", "prefect.task_runs", "prefect.engine", "EventsWorker"):
+    loggers = ("flow_runs", "task_runs", "engine", "events.clients")
+    for name in (*(f"prefect.{each}" for each in loggers), "EventsWorker"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     before = latest_run()
     asked = {

@@ -1,6 +1,8 @@
-"""What a manifest records beside its Parquet files. No clock: age is a file's mtime."""
+"""What the records of a lake say. No clock but that of a snapshot: else age is a file's mtime."""
 
 import hashlib
+import json
+from datetime import datetime
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict
@@ -148,3 +150,32 @@ class BuildRecord(Sealed):
     benchmark: str
     settings: dict[str, Any]
     sources: list[SourceListing]
+
+
+class Snapshot(Sealed):
+    """All tables of a benchmark as they were published together, and the runs in them."""
+
+    benchmark: str
+    number: int
+    """Counts the publications of the benchmark; 0 is a lake of the time before snapshots."""
+    previous: str | None = None
+    """The snapshot that it replaced."""
+    made: datetime
+    partial: bool = False
+    """A build was still going on: finished runs are in it, the others not yet."""
+    finished: datetime | None = None
+    """When the last build ended that did end; younger pieces are of one that did not."""
+    restored: str | None = None
+    """The older snapshot that was made current again by it."""
+    settings: dict[str, Any] = {}
+    """Of the build that published it."""
+    tables: dict[str, str]
+    """The key of each table's version."""
+    runs: dict[str, list[str]] = {}
+    """Addresses of the pieces of each run."""
+
+    @property
+    def name(self) -> str:
+        said = [self.benchmark, self.previous, self.partial, self.tables, self.runs]
+        data = json.dumps(said, sort_keys=True).encode()
+        return f"s{self.number:06d}-{hashlib.sha256(data).hexdigest()[:10]}"

@@ -94,7 +94,8 @@ def new_directory(final: Path) -> Iterator[Path]:
         try:
             yield temporary
             for file in sorted(temporary.iterdir()):
-                fsync_path(file)
+                if not file.is_symlink():
+                    fsync_path(file)
             fsync_path(temporary)
             step("before_rename")
             try:

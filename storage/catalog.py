@@ -1,35 +1,64 @@
 """`catalog.duckdb`: a schema per benchmark, a view per table, descriptions as comments.
 
-The schema `lake` has a view over all benchmarks of every table that they share.
+The schema `lake` has a view over all benchmarks of every table that they share, and two tables:
+`builds` (every snapshot that `gc` left, and which of them the views show) and `versions` (the
+tables in each). Its view `metrics_by_build` has the metrics of all these snapshots.
 
-Views name the immutable version folders, so a query never sees half of a swap; the file itself is
-replaced whole after each build. An analyst needs DuckDB and nothing of ours.
+Views name the immutable version folders of one snapshot, so a query never sees half of a swap; the
+file itself is replaced whole after each build. Paths are relative to the lake, so that a moved or
+copied lake never shows the rows of the original: an analyst says `SET file_search_path = 'lake'`,
+or works in the lake's folder, and needs DuckDB (from 1.1 on) and nothing of ours.
 
 A lake in a bucket has `catalog.sql` instead: the same views over s3:// addresses, to be read by any
 DuckDB that has the bucket's credentials. Its `catalog.duckdb` stays in the cache and shows the
 tables that were fetched.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import duckdb
+import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from schemas.errors import LakeError
-from schemas.tables import SHARED
-from storage.atomic import explained, step, temporary_name
+from schemas.manifest import Snapshot
+from schemas.tables import METRICS, SHARED
+from storage.atomic import explained, fsync_path, step, temporary_name
 from storage.layout import catalog_path
 from storage.locks import locked
 from storage.objects import Bucket, bucket_of
 from storage.remote import SWAPS, at_once, version_prefix
-from storage.tables import TableVersion, current_versions
+from storage.snapshots import benchmarks_in, current_snapshot, history
+from storage.tables import TableVersion, current_versions, find_version, versions_of
 from storage.verified import problem_of, verified
 
 CATALOG_SQL = "catalog.sql"
 FOOTER_BYTES = 1 << 16
+STORAGE_VERSION = "v1.0.0"  # DuckDB 1.0 and later read it
+BUILDS = {
+    "benchmark": ("VARCHAR", "Benchmark"),
+    "snapshot": ("VARCHAR", "Snapshot, as `novelty history` names it"),
+    "number": ("BIGINT", "Counts the publications of the benchmark"),
+    "made": ("TIMESTAMP", "When it was published, in UTC"),
+    "partial": ("BOOLEAN", "Whether the build was still going on"),
+    "current": ("BOOLEAN", "Whether the views of the catalogue show it"),
+    "settings": ("VARCHAR", "Settings of the build, as JSON"),
+}
+VERSIONS = {
+    "benchmark": ("VARCHAR", "Benchmark"),
+    "snapshot": ("VARCHAR", "Snapshot"),
+    "number": ("BIGINT", "Number of the snapshot"),
+    "table_name": ("VARCHAR", "Table"),
+    "version": ("VARCHAR", "Key of the version that the snapshot shows"),
+    "schema_version": ("BIGINT", "Version of the table's declaration"),
+    "row_count": ("BIGINT", "Rows"),
+    "bytes": ("BIGINT", "Bytes of its files"),
+}
+Row = tuple[object, ...]
 
 
 def _quoted(text: str) -> str:
@@ -87,28 +116,145 @@ def _unions(versions: Sequence[TableVersion]) -> list[str]:
     return statements
 
 
+@dataclass(frozen=True)
+class Past:
+    """Finished snapshots that `gc` left, the current ones, and the versions that they show."""
+
+    snapshots: list[Snapshot]
+    versions: dict[tuple[str, str, str], TableVersion]
+    """By benchmark, table and key; without those that are damaged or gone."""
+
+    def build_rows(self, current: set[tuple[str, str]]) -> list[Row]:
+        return [
+            (
+                *(s.benchmark, s.name, s.number, s.made.replace(tzinfo=None), s.partial),
+                (s.benchmark, s.name) in current,
+                orjson.dumps(s.settings, option=orjson.OPT_SORT_KEYS).decode(),
+            )
+            for s in self.snapshots
+        ]
+
+    def version_rows(self) -> list[Row]:
+        return [
+            (s.benchmark, s.name, s.number, table, key, m.schema_version, m.rows, m.bytes)
+            for s in self.snapshots
+            for table, key in s.tables.items()
+            if (version := self.versions.get((s.benchmark, table, key))) is not None
+            for m in (version.manifest,)
+        ]
+
+
+def _past(lake: Path, benchmarks: Iterable[str]) -> Past:
+    snapshots = []
+    for benchmark in benchmarks:
+        found = history(lake, benchmark)
+        snapshots += [one for one in found[:-1] if not one.partial] + found[-1:]
+    versions: dict[tuple[str, str, str], TableVersion] = {}
+    for snapshot in snapshots:
+        for table, key in snapshot.tables.items():
+            name = (snapshot.benchmark, table, key)
+            with suppress(LakeError):
+                if name not in versions:
+                    versions[name] = find_version(lake, *name)
+    return Past(snapshots, versions)
+
+
+def _metrics_by_build(past: Past, place: Callable[[TableVersion], list[str]]) -> list[str]:
+    """A view of the metrics of every snapshot, so that builds can be compared by one query."""
+    selects = [
+        f"SELECT {_quoted(key)} AS version, * FROM read_parquet([{', '.join(files)}])"
+        for (_, table, key), version in past.versions.items()
+        if table == METRICS.name and version.manifest.schema_version == METRICS.version
+        for files in ([_quoted(file) for file in place(version)],)
+    ]
+    if not selects:
+        return []
+    comment = "Metrics of every snapshot that `gc` left, with the number of the snapshot."
+    return [
+        "CREATE OR REPLACE VIEW lake.metrics_by_build AS "
+        "SELECT benchmark, snapshot, number, made, partial, metrics.* EXCLUDE (version) "
+        "FROM lake.versions JOIN lake.builds USING (benchmark, snapshot, number) "
+        f"JOIN ({' UNION ALL '.join(selects)}) AS metrics USING (version) "
+        f"WHERE table_name = {_quoted(METRICS.name)}",
+        f"COMMENT ON VIEW lake.metrics_by_build IS {_quoted(comment)}",
+    ]
+
+
+def _tables(past: Past, current: set[tuple[str, str]]) -> list[str]:
+    """Statements that make `lake.builds` and `lake.versions`."""
+    statements = []
+    for name, columns, rows, comment in (
+        (
+            "builds",
+            BUILDS,
+            past.build_rows(current),
+            "Finished snapshots that `gc` left, and the current.",
+        ),
+        ("versions", VERSIONS, past.version_rows(), "The tables in each snapshot."),
+    ):
+        types = ", ".join(f"{column} {kind}" for column, (kind, _) in columns.items())
+        statements.append(f"CREATE OR REPLACE TABLE lake.{name} ({types})")
+        if rows:
+            values = ", ".join(f"({', '.join(map(_literal, row))})" for row in rows)
+            statements.append(f"INSERT INTO lake.{name} VALUES {values}")
+        statements.append(f"COMMENT ON TABLE lake.{name} IS {_quoted(comment)}")
+        statements += [
+            f"COMMENT ON COLUMN lake.{name}.{column} IS {_quoted(meaning)}"
+            for column, (_, meaning) in columns.items()
+        ]
+    return statements
+
+
+def _literal(value: object) -> str:
+    return str(value) if isinstance(value, bool | int) else _quoted(str(value))
+
+
+def _all_statements(
+    versions: Sequence[TableVersion],
+    schemas: Sequence[pa.Schema],
+    current: Sequence[Snapshot],
+    past: Past,
+    place: Callable[[TableVersion], list[str]],
+) -> list[str]:
+    """The whole catalogue; `place` says how the files of a version are named in it."""
+    statements = []
+    for version, schema in zip(versions, schemas, strict=True):
+        statements += _statements(version, schema, place(version))
+    statements += _unions(versions)
+    statements += _tables(past, {(snapshot.benchmark, snapshot.name) for snapshot in current})
+    return statements + _metrics_by_build(past, place)
+
+
 def refresh_catalog(lake: Path) -> Path:
     """Write the catalogue of every current table anew."""
     final = catalog_path(lake)
     with locked(lake, "catalog", 60.0), explained(final):
-        if (bucket := bucket_of(lake)) is None:
-            versions = current_versions(lake)
-        else:
-            versions = [
-                version
-                for version in _push_sql(bucket, lake)
-                if all(place.exists() for place in version.places)
-            ]
+        bucket = bucket_of(lake)
+        current, versions, past = _state(lake) if bucket is None else _push_sql(bucket, lake)
+        if bucket is not None:
+            versions = [v for v in versions if _is_fetched(v)]
+            fetched = {name: v for name, v in past.versions.items() if _is_fetched(v)}
+            past = Past(past.snapshots, fetched)
         temporary = temporary_name(final)
         try:
-            with duckdb.connect(str(temporary)) as connection:
-                for version in versions:
-                    schema = _local_schema(version)
-                    files = [str(file) for file in version.places]
-                    for statement in _statements(version, schema, files):
-                        connection.execute(statement)
-                for statement in _unions(versions):
+            schemas = [_local_schema(version) for version in versions]
+            statements = _all_statements(
+                versions, schemas, current, past, lambda version: _relative(lake, version)
+            )
+            with duckdb.connect() as connection:
+                _search_in(connection, lake)
+                connection.execute(
+                    f"ATTACH {_quoted(str(temporary))} AS catalog "
+                    f"(STORAGE_VERSION {_quoted(STORAGE_VERSION)})"
+                )
+                connection.execute("USE catalog")
+                connection.execute("BEGIN")
+                for statement in statements:
                     connection.execute(statement)
+                connection.execute("COMMIT")
+                connection.execute("USE memory")
+                connection.execute("DETACH catalog")
+            fsync_path(temporary)
             step("catalog_written")
             temporary.replace(final)
             step("catalog_replaced")
@@ -120,6 +266,35 @@ def refresh_catalog(lake: Path) -> Path:
         finally:
             temporary.unlink(missing_ok=True)
     return final
+
+
+def open_catalog(lake: Path) -> duckdb.DuckDBPyConnection:
+    """The catalogue, read-only, with the one setting that its relative paths need."""
+    connection = duckdb.connect(str(catalog_path(lake)), read_only=True)
+    _search_in(connection, lake)
+    return connection
+
+
+def _search_in(connection: duckdb.DuckDBPyConnection, lake: Path) -> None:
+    if "," in str(lake):
+        raise LakeError(f"DuckDB takes a comma for the end of a path; move {lake} to another name")
+    connection.execute(f"SET file_search_path = {_quoted(str(lake))}")
+
+
+def _relative(lake: Path, version: TableVersion) -> list[str]:
+    return [str(place.relative_to(lake)) for place in version.places]
+
+
+def _is_fetched(version: TableVersion) -> bool:
+    return all(place.exists() for place in version.places)
+
+
+def _state(lake: Path) -> tuple[list[Snapshot], list[TableVersion], Past]:
+    """Current snapshots, the versions in them, and what came before."""
+    names = benchmarks_in(lake)
+    current = [s for name in names if (s := current_snapshot(lake, name)) is not None]
+    versions = [version for snapshot in current for version in versions_of(lake, snapshot)]
+    return current, versions, _past(lake, names)
 
 
 def catalog_for(lake: Path, sql: str) -> Path:
@@ -138,27 +313,27 @@ def catalog_for(lake: Path, sql: str) -> Path:
     return refresh_catalog(lake)
 
 
-def _push_sql(bucket: Bucket, lake: Path) -> list[TableVersion]:
-    """Put `catalog.sql` and give the versions in it.
+def _push_sql(bucket: Bucket, lake: Path) -> tuple[list[Snapshot], list[TableVersion], Past]:
+    """Put `catalog.sql` and give what is in it.
 
     Whoever wrote it since we read the pointers makes us read them again: it never goes back.
     """
+
+    def place(version: TableVersion) -> list[str]:
+        manifest = version.manifest
+        prefix = version_prefix(manifest.benchmark, manifest.table, manifest.key)
+        return [f"{bucket.address}/{prefix}/{part.file}" for part in manifest.parts]
+
     for _ in range(SWAPS):
         before = bucket.get(CATALOG_SQL)
-        versions = current_versions(lake)
+        current, versions, past = _state(lake)
         schemas = at_once(lambda version: _schema(bucket, version), versions)
-        said = []
-        for version, schema in zip(versions, schemas, strict=True):
-            manifest = version.manifest
-            prefix = version_prefix(manifest.benchmark, manifest.table, manifest.key)
-            files = [f"{bucket.address}/{prefix}/{part.file}" for part in manifest.parts]
-            said += _statements(version, schema, files)
-        said += _unions(versions)
-        data = "".join(f"{line};\n" for line in said).encode()
+        statements = _all_statements(versions, schemas, current, past, place)
+        data = "".join(f"{line};\n" for line in statements).encode()
         if before is not None and before.data == data:
-            return versions
+            return current, versions, past
         if bucket.replace(CATALOG_SQL, data, before):
-            return versions
+            return current, versions, past
     raise LakeError(
         f"{bucket.address}/{CATALOG_SQL} is written by others all the time; run the same command "
         "again. The tables themselves are committed."

@@ -1,12 +1,14 @@
 """Is every byte of a lake still what was written? Names what is not, and takes it out.
 
 Enters: a lake, or one table of it. Leaves: damage in words; after `drop`, a lake in which the next
-build makes anew what is gone. All pieces, versions, manifests and build records are read, published
-or not. What is derived (catalogue, reports, digests of raw files) is not: it is made again at will.
+build makes anew what is gone. All pieces, versions, snapshots, manifests and build records are
+read, published or not. What is derived (catalogue, reports, digests of raw files) is not: it is
+made again at will.
 """
 
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePath, PurePosixPath
 
@@ -14,22 +16,42 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from schemas.errors import ConfigError, LakeError
-from schemas.manifest import BuildRecord, PieceManifest
-from storage.layout import MANIFEST, build_record_path, current_path, inner, pieces_path
+from schemas.manifest import BuildRecord, PieceManifest, Snapshot
+from storage.layout import (
+    MANIFEST,
+    SNAPSHOT,
+    build_record_path,
+    inner,
+    pieces_path,
+    versions_path,
+)
 from storage.objects import bucket_of
 from storage.pieces import piece_manifest
 from storage.remote import files_of, piece_prefix, version_prefix
 from storage.remote_upkeep import (
+    delete_tombstone,
     drop_objects,
     object_tombstones,
     piece_manifests,
     restore_objects,
     verify_objects,
 )
-from storage.tables import TableVersion, current_version, read_manifest
+from storage.snapshots import current_snapshot, history, is_whole_snapshot, publication_base
+from storage.tables import (
+    Contents,
+    TableVersion,
+    current_version,
+    find_version,
+    no_table,
+    pieces_by_run,
+    pieces_of,
+    publish,
+    read_manifest,
+    versions_of,
+)
 from storage.tombstones import bury, discard, new_name, tombstones, unbury
 from storage.upkeep import ancestors_of
-from storage.verified import File, Known, problem_of
+from storage.verified import CURE, File, Known, problem_of
 
 
 @dataclass(frozen=True)
@@ -55,22 +77,20 @@ def verify_lake(lake: Path, table: str | None = None) -> Checked:
     if table is None:
         versions = sorted(lake.glob("[!.]*/*/versions/[!.]*"))
         pieces = sorted(pieces_path(lake).glob("*/*/[!.]*"))
-        damage = [*_verify_records(lake), *_verify_links(lake)]
+        damage = [*_verify_records(lake), *_verify_snapshots(lake)]
         prefixes = None
     else:
         benchmark, _, name = table.partition("/")
-        damage = _verify_links(lake, f"{benchmark}/{name}")
-        try:
+        damage = []
+        snapshot = current_snapshot(lake, benchmark)
+        key = snapshot.tables.get(name) if snapshot is not None else None
+        if key is None:
+            raise no_table(lake, benchmark, name)
+        versions, pieces = [versions_path(lake, benchmark, name) / key], []
+        with suppress(LakeError):  # else its manifest is named as damaged
             version = current_version(lake, benchmark, name)
-        except LakeError:
-            link = current_path(lake, benchmark, name)
-            if not link.is_symlink():
-                raise
-            version, versions, pieces = None, [link.parent / os.readlink(link)], []
-        if version is not None:
             addresses = [piece.address for piece in ancestors_of(lake, version)]
             addresses += [part.piece for part in version.manifest.parts if part.piece]
-            versions = [version.folder]
             pieces = [pieces_path(lake) / address for address in sorted(set(addresses))]
         prefixes = [version_prefix(benchmark, name, folder.name) for folder in versions]
         prefixes += [piece_prefix(str(path.relative_to(pieces_path(lake)))) for path in pieces]
@@ -161,14 +181,20 @@ def _verify_records(lake: Path) -> list[Damage]:
     return damage
 
 
-def _verify_links(lake: Path, tables: str = "[!.]*/*") -> list[Damage]:
-    """A killed removal may leave a link to nothing; in a cache the next reader mends it."""
+def _verify_snapshots(lake: Path) -> list[Damage]:
+    """Records that are not what was written, and links to nothing; a cache's come from a bucket."""
     if bucket_of(lake) is not None:
         return []
-    links = [folder / "current" for folder in sorted(lake.glob(tables))]
-    return [
-        Damage("/".join(link.parts[-3:-1]), link, "leads nowhere", link)
-        for link in links
+    damage = [
+        Damage(f"snapshot of {folder.parts[-3]}", folder / SNAPSHOT, "is damaged", folder)
+        for folder in sorted(lake.glob("[!.]*/snapshots/[!.]*"))
+        if not is_whole_snapshot(folder)
+    ]
+    folders = [*lake.glob("[!.]*"), *lake.glob("[!.]*/*")]
+    links = [folder / "current" for folder in folders] + [*lake.glob("[!.]*/current/*")]
+    return damage + [
+        Damage("/".join(link.relative_to(lake).parts[:2]), link, "leads nowhere", link)
+        for link in sorted(links)
         if link.is_symlink() and not link.exists()
     ]
 
@@ -180,7 +206,13 @@ def drop(lake: Path, damage: Sequence[Damage]) -> None:
     those read good bytes. Whatever gives the reason for another removal goes after it, so that a
     killed drop finds the rest again.
     """
-    objects = {str(entry.owner) for entry in damage if not isinstance(entry.owner, Path)}
+    _publish_without(lake, damage)
+    # What is no folder or prefix is a link or pointer, which the publication replaced.
+    objects = {
+        str(entry.owner)
+        for entry in damage
+        if not isinstance(entry.owner, Path) and entry.file != entry.owner
+    }
     if objects and (bucket := bucket_of(lake)) is not None:
         top = piece_prefix("")
         damaged = [name.removeprefix(top) for name in objects if name.startswith(top)]
@@ -189,7 +221,11 @@ def drop(lake: Path, damage: Sequence[Damage]) -> None:
         drop_objects(bucket, [*children, *sorted(objects)], new_name())
         copies = [lake / name for name in (*children, *objects)]
         discard(lake, [path for path in copies if path.exists()])
-    owners = {entry.owner for entry in damage if isinstance(entry.owner, Path)}
+    owners = {
+        entry.owner
+        for entry in damage
+        if isinstance(entry.owner, Path) and not entry.owner.is_symlink()
+    }
     if bucket_of(lake) is not None:
         # Damage in the cache alone is no reason to drop objects: they are fetched again.
         discard(lake, sorted(owners))
@@ -201,16 +237,49 @@ def drop(lake: Path, damage: Sequence[Damage]) -> None:
     manifests = [piece_manifest(folder) for folder in home.glob("*/*/[!.]*")] if pieces else []
     suspects = _suspects(pieces, [manifest for manifest in manifests if manifest is not None])
     descendants = [home / address for address in suspects]
-    versions = [owner for owner in owners if owner.parent.name == "versions"]
-    links = [
-        link
-        for version in versions
-        if (link := version.parents[1] / "current").is_symlink()
-        and os.readlink(link) == f"versions/{version.name}"
-    ]
-    first = [*links, *versions, *descendants]
+    first = [owner for owner in owners if owner.parent.name == "versions"] + descendants
     rest = [owner for owner in owners if owner not in first]
     bury(lake, [*first, *sorted(rest)], f"{damage[0].file.name} {damage[0].problem}")
+
+
+def _publish_without(lake: Path, damage: Sequence[Damage]) -> None:
+    """Publish snapshots without the tables whose versions go, and new ones for damaged ones."""
+    remote = bucket_of(lake) is not None
+    paths = [
+        PurePosixPath(
+            os.path.relpath(entry.owner, lake) if isinstance(entry.owner, Path) else entry.owner
+        )
+        for entry in damage
+        if not (remote and isinstance(entry.owner, Path))  # the cache is fetched again
+    ]
+    paths = [path for path in paths if not str(path).startswith(".novelty")]
+    for benchmark in sorted({path.parts[0] for path in paths}):
+        gone = {
+            (path.parts[1], path.parts[3])
+            for path in paths
+            if path.match(f"{benchmark}/*/versions/*")
+        }
+        lost = {path.name for path in paths if path.match(f"{benchmark}/current/*")}
+        lost |= {path.parts[1] for path in paths if path.match(f"{benchmark}/*/current")}
+
+        def plan(
+            old: Snapshot | None, gone: set[tuple[str, str]] = gone, lost: set[str] = lost
+        ) -> Contents:
+            if old is None:
+                return Contents()
+            kept = {
+                t: key for t, key in old.tables.items() if (t, key) not in gone and t not in lost
+            }
+            return Contents(kept=kept, runs=old.runs or _register(lake, old, kept))
+
+        current = publication_base(lake, benchmark).snapshot
+        if current is not None:
+            publish(lake, benchmark, plan, partial=current.partial)
+
+
+def _register(lake: Path, snapshot: Snapshot, tables: Iterable[str]) -> dict[str, list[str]]:
+    """The pieces of each run once more, from the tables that a snapshot shows."""
+    return pieces_by_run(pieces_of(lake, versions_of(lake, snapshot, list(tables))))
 
 
 def _suspects(damaged: Iterable[str], manifests: Iterable[PieceManifest]) -> list[str]:
@@ -251,6 +320,55 @@ def restore(lake: Path, begin: str) -> tuple[list[str], list[str]]:
             f"{len(names)} removals begin with {begin!r}; `novelty restore` lists what there is"
         )
     if (bucket := bucket_of(lake)) is not None:
-        return restore_objects(bucket, names[0])
+        paths = object_tombstones(bucket)[names[0]]
+        restored, newer = restore_objects(bucket, names[0])
+        _publish_again(lake, paths)
+        delete_tombstone(bucket, names[0])
+        return restored, newer
     (buried,) = (buried for buried in tombstones(lake) if buried.name == names[0])
-    return unbury(lake, buried)
+    restored, newer = unbury(lake, buried)
+    _publish_again(lake, buried.record.paths)
+    discard(lake, [buried.folder])
+    return restored, newer
+
+
+def _publish_again(lake: Path, restored: Iterable[str]) -> None:
+    """Tables that came back, and that no build made anew meanwhile, are shown again.
+
+    Of several versions of a table, the one that was shown last.
+    """
+    paths = [PurePosixPath(path) for path in restored]
+    back = {path.parts[:4] for path in paths if path.parts[2:3] == ("versions",)}
+    for benchmark in sorted({benchmark for benchmark, *_ in back}):
+        last: dict[str, str] = {}
+        for snapshot in history(lake, benchmark):
+            last |= snapshot.tables
+        versions = {}
+        for table, key in last.items():
+            with suppress(LakeError):  # its manifest is what was damaged
+                if (benchmark, table, "versions", key) in back:
+                    versions[table] = find_version(lake, benchmark, table, key).manifest.key
+
+        def plan(old: Snapshot | None, versions: dict[str, str] = versions) -> Contents:
+            kept = versions | (old.tables if old is not None else {})
+            return Contents(kept=kept, runs=old.runs if old is not None else {})
+
+        current = publication_base(lake, benchmark).snapshot
+        publish(lake, benchmark, plan, partial=current is not None and current.partial)
+
+
+def restore_snapshot(lake: Path, snapshot: Snapshot) -> Snapshot:
+    """Make the tables and runs of an older snapshot current again, as a new one."""
+    versions = versions_of(lake, snapshot)  # a sentence if one is gone
+    for version in versions:
+        if verify_version(version):
+            raise LakeError(f"{version.name} of {snapshot.name} is damaged; {CURE}")
+    contents = Contents(kept=snapshot.tables, runs=snapshot.runs)
+    return publish(
+        lake,
+        snapshot.benchmark,
+        lambda old: contents,
+        partial=snapshot.partial,
+        restored=snapshot.name,
+        settings=snapshot.settings,
+    )

@@ -2,7 +2,10 @@
 
 <lake>/catalog.duckdb                                views and comments for analysts
 <lake>/reports/<benchmark>.html                      what was built, for people
-<lake>/<benchmark>/<table>/current                   symlink to the version to read
+<lake>/<benchmark>/current                           symlink to the snapshot to read: the one swap
+<lake>/<benchmark>/snapshots/<name>/<table>          symlink to the table's version in it
+<lake>/<benchmark>/snapshots/<name>/_snapshot.json   all versions, and the pieces of each run
+<lake>/<benchmark>/<table>/current                   symlink through <benchmark>/current
 <lake>/<benchmark>/<table>/versions/<key>/*.parquet  immutable, with _manifest.json beside
 <lake>/.novelty/pieces/<benchmark>/<stage>/<key>/    what one stage made from one shard
 <lake>/.novelty/work/<benchmark>/<stage>/<key>/      checkpoints of unfinished shards
@@ -13,8 +16,8 @@
 <lake>/.novelty/remote.json                          only in the cache of a lake in a bucket
 
 A lake in a bucket (s3://bucket/prefix) is worked on through a local cache folder of this same
-layout. In the bucket `current` is the object `current.json`, and there are no locks, hashes or
-checkpoints; `storage/remote.py` says how the two agree.
+layout. In the bucket `<benchmark>/current` is the object `current.json`, and there are no links,
+locks, hashes or checkpoints; `storage/remote.py` says how the two agree.
 """
 
 import hashlib
@@ -30,6 +33,8 @@ from schemas.errors import ConfigError, LakeError
 from storage.atomic import write_bytes
 
 MANIFEST = "_manifest.json"  # readers of whole folders skip names with an underscore
+SNAPSHOT = "_snapshot.json"
+PINNED = "_pinned"
 DEFAULT_LAKE = "lake"
 
 
@@ -139,6 +144,18 @@ def versions_path(lake: Path, benchmark: str, table: str) -> Path:
 
 def current_path(lake: Path, benchmark: str, table: str) -> Path:
     return table_path(lake, benchmark, table) / "current"
+
+
+def snapshots_path(lake: Path, benchmark: str) -> Path:
+    return lake / benchmark / "snapshots"
+
+
+def snapshot_path(lake: Path, benchmark: str, name: str) -> Path:
+    return snapshots_path(lake, benchmark) / name
+
+
+def pointer_path(lake: Path, benchmark: str) -> Path:
+    return lake / benchmark / "current"
 
 
 def catalog_path(lake: Path) -> Path:

@@ -6,12 +6,14 @@ objects in the bucket, or files in the cache. S3 has no rename, so a manifest is
 - A piece: its files are put first, under names that carry their hash; then its manifest, only if
   there is none. If another machine was first, its piece counts and ours is forgotten. Only then
   does the piece appear in the cache, so what the cache has was committed to the bucket.
-- A table version: parts are copied inside the store, then the manifest is put, then the pointer
-  `current.json` is swapped if it still is what was read (compare-and-swap on the e-tag).
+- A table version: parts are copied inside the store, then the manifest is put.
+- A snapshot of a benchmark: once all its versions are there its record is put, then the pointer
+  `<benchmark>/current.json` is swapped if it still is what was read (compare-and-swap on the
+  e-tag). Who is too late reads the new snapshot, adds what it has, and tries again.
 
 There is no lock object. Whatever a builder writes before the swap has a name made of its content,
 so two builders write the same bytes or different names; and the swap is one object, so a reader
-sees one builder's version or the other's, never a mixture. A lock would only add a holder that
+sees one builder's tables or the other's, never a mixture. A lock would only add a holder that
 dies. A store that ignores the conditions keeps all this but the order of two swaps.
 
 Manifests are fetched when they are asked for, files when they are read (`fetch_files`), each
@@ -19,8 +21,6 @@ checked by its SHA-256. `step` marks where the crash tests kill.
 """
 
 import os
-import random
-import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,12 +29,12 @@ from typing import Any, TypeVar
 import orjson
 
 from schemas.errors import LakeError
-from schemas.manifest import PieceManifest, TableManifest
-from storage.atomic import explained, new_directory, step, swap_symlink, temporary_name, write_bytes
+from schemas.manifest import PieceManifest, Snapshot, TableManifest
+from storage.atomic import explained, new_directory, step, temporary_name, write_bytes
 from storage.layout import (
     MANIFEST,
+    SNAPSHOT,
     build_record_path,
-    current_path,
     piece_path,
     versions_path,
 )
@@ -73,8 +73,12 @@ def version_prefix(benchmark: str, table: str, key: str) -> str:
     return f"{benchmark}/{table}/versions/{key}"
 
 
-def pointer_name(benchmark: str, table: str) -> str:
-    return f"{benchmark}/{table}/current.json"
+def pointer_name(benchmark: str) -> str:
+    return f"{benchmark}/current.json"
+
+
+def snapshot_object(benchmark: str, name: str, file: str = SNAPSHOT) -> str:
+    return f"{benchmark}/snapshots/{name}/{file}"
 
 
 def commit_piece(bucket: Bucket, folder: Path, manifest: PieceManifest) -> None:
@@ -97,7 +101,7 @@ def commit_piece(bucket: Bucket, folder: Path, manifest: PieceManifest) -> None:
 
 def pull_piece(bucket: Bucket, lake: Path, benchmark: str, stage: str, key: str) -> bool:
     """Bring a piece's manifest to the cache; False if there is none. One request."""
-    _inside(bucket, benchmark, stage, key)
+    require_inside(bucket, benchmark, stage, key)
     found = bucket.get(f"{piece_prefix(f'{benchmark}/{stage}/{key}')}/{MANIFEST}")
     if found is None:
         return False
@@ -127,10 +131,14 @@ def forget_piece(lake: Path, address: str) -> None:
         discard(lake, [folder])
 
 
-def publish_version(
-    bucket: Bucket, lake: Path, manifest: TableManifest, pieces: dict[str, PieceManifest]
+def put_version(
+    bucket: Bucket,
+    lake: Path,
+    manifest: TableManifest,
+    pieces: dict[str, PieceManifest],
+    is_current: bool,
 ) -> None:
-    """Put a version and make it the current one."""
+    """Put the parts and the manifest of a version, unless they are there."""
     prefix = version_prefix(manifest.benchmark, manifest.table, manifest.key)
     folder = versions_path(lake, manifest.benchmark, manifest.table) / manifest.key
     data = (folder / MANIFEST).read_bytes()
@@ -157,17 +165,17 @@ def publish_version(
         step("version_part_put")
 
     at_once(place, missing)
-    if f"{prefix}/{MANIFEST}" not in there or _current(bucket, manifest) != manifest.key:
+    if f"{prefix}/{MANIFEST}" not in there or not is_current:
         # An old version that becomes current again gets a young manifest: other machines' `gc`
         # must not take it before the swap.
         bucket.put(f"{prefix}/{MANIFEST}", data)
         step("version_manifest_put")
-    swap_pointer(bucket, manifest.benchmark, manifest.table, manifest.key)
 
 
-def _current(bucket: Bucket, manifest: TableManifest) -> Any:
-    found = bucket.get(pointer_name(manifest.benchmark, manifest.table))
-    return read_pointer(found).get("version")
+def renew_version(bucket: Bucket, benchmark: str, table: str, key: str) -> None:
+    """Put the manifest once more, so that the version is young."""
+    name = f"{version_prefix(benchmark, table, key)}/{MANIFEST}"
+    bucket.put(name, _required(bucket, name).data)
 
 
 def read_pointer(found: Found | None) -> dict[str, Any]:
@@ -179,86 +187,66 @@ def read_pointer(found: Found | None) -> dict[str, Any]:
     return said if isinstance(said, dict) else {}
 
 
-def swap_pointer(bucket: Bucket, benchmark: str, table: str, key: str) -> None:
-    """Make `key` the current version. `number` counts the swaps, `previous` is what it replaced."""
-    name = pointer_name(benchmark, table)
-    for _ in range(SWAPS):
-        before = bucket.get(name)
-        old = read_pointer(before)
-        if old.get("version") == key:
-            return
-        pointer = {
-            "version": key,
-            "previous": old.get("version"),
-            "number": old.get("number", 0) + 1,
-            "path": f"versions/{key}",
-        }
-        step("before_pointer")
-        if bucket.replace(name, orjson.dumps(pointer, option=orjson.OPT_INDENT_2), before):
-            step("after_pointer")
-            return
-        time.sleep(random.uniform(0.01, 0.1))
-    raise LakeError(
-        f"{bucket.address}/{name} is swapped by others all the time; run the same command again"
-    )
+def put_snapshot(bucket: Bucket, snapshot: Snapshot) -> None:
+    """Put its record, unless a publication that was killed left it."""
+    bucket.create(snapshot_object(snapshot.benchmark, snapshot.name), snapshot.sealed())
+    step("snapshot_put")
 
 
-def pull_version(bucket: Bucket, lake: Path, benchmark: str, table: str) -> bool:
-    """Bring the current version's manifest to the cache; False if the table is not there."""
-    name = pointer_name(benchmark, table)
-    found = bucket.get(name)
-    if found is None:
+def pull_snapshot(bucket: Bucket, benchmark: str, name: str) -> bytes:
+    return _required(bucket, snapshot_object(benchmark, name)).data
+
+
+def swap_pointer(bucket: Bucket, snapshot: Snapshot, before: Found | None) -> bool:
+    """Make it the current snapshot; False if the pointer is not any more what was read `before`."""
+    benchmark = snapshot.benchmark
+    pointer = {
+        "snapshot": snapshot.name,
+        "number": snapshot.number,
+        "partial": snapshot.partial,
+        "tables": {table: f"{table}/versions/{key}" for table, key in snapshot.tables.items()},
+    }
+    data = orjson.dumps(pointer, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS)
+    step("before_pointer")
+    if not bucket.replace(pointer_name(benchmark), data, before):
         return False
-    key = read_pointer(found).get("version")
-    if not isinstance(key, str):
-        raise LakeError(
-            f"{bucket.address}/{name} is no pointer; `novelty verify --drop` removes it, and "
-            f"building {benchmark} mends it"
-        )
-    _inside(bucket, key)
+    step("after_pointer")
+    if before is None:
+        # Of the time when each table had a pointer of its own.
+        old = [_table_pointer(benchmark, table) for table, _ in old_pointers(bucket, benchmark)]
+        bucket.delete(old)
+    return True
+
+
+def old_pointers(bucket: Bucket, benchmark: str) -> list[tuple[str, dict[str, Any]]]:
+    """Tables with a pointer of their own: a bucket of the time before snapshots."""
+    tables = bucket.folders(benchmark)
+    found = at_once(lambda table: bucket.get(_table_pointer(benchmark, table)), tables)
+    pointers = zip(tables, found, strict=True)
+    return [(table, read_pointer(pointer)) for table, pointer in pointers if pointer is not None]
+
+
+def _table_pointer(benchmark: str, table: str) -> str:
+    return f"{benchmark}/{table}/current.json"
+
+
+def pull_version(bucket: Bucket, lake: Path, benchmark: str, table: str, key: str) -> bool:
+    """Bring a version's manifest to the cache; False if it has none, or nobody finished it."""
+    require_inside(bucket, benchmark, table, key)
     folder = versions_path(lake, benchmark, table) / key
-    if not (folder / MANIFEST).exists():
-        manifest = bucket.get(f"{version_prefix(benchmark, table, key)}/{MANIFEST}")
-        if manifest is None:
-            raise LakeError(
-                f"version {key} of {benchmark}/{table} is missing in {bucket.address}; build "
-                f"{benchmark} again to mend it"
-            )
-        _keep_manifest(folder, manifest)
-    swap_symlink(current_path(lake, benchmark, table), f"versions/{key}")
+    if (folder / MANIFEST).exists():
+        return True
+    manifest = bucket.get(f"{version_prefix(benchmark, table, key)}/{MANIFEST}")
+    if manifest is None:
+        return False
+    _keep_manifest(folder, manifest)
     return True
 
 
 def pull_manifests(bucket: Bucket, lake: Path, benchmark: str, table: str) -> None:
     """Bring the manifests of a table's versions, old ones too, to the cache."""
-
-    def pull(key: str) -> None:
-        folder = versions_path(lake, benchmark, table) / key
-        name = f"{version_prefix(benchmark, table, key)}/{MANIFEST}"
-        # Without a manifest it is a version that someone is putting now.
-        if not (folder / MANIFEST).exists() and (found := bucket.get(name)) is not None:
-            _keep_manifest(folder, found)
-
     keys = bucket.folders(f"{benchmark}/{table}/versions")
-    _inside(bucket, *keys)
-    at_once(pull, keys)
-
-
-def pull_versions(
-    bucket: Bucket, lake: Path, benchmark: str | None = None
-) -> list[tuple[str, str]]:
-    """Bring every current manifest and build record to the cache; names the tables."""
-    chosen = [benchmark] if benchmark else bucket.folders("")
-    chosen = [name for name in chosen if not name.startswith(".")]
-    names = [
-        (chosen[number], table)
-        for number, tables in enumerate(at_once(bucket.folders, chosen))
-        for table in tables
-    ]
-    there = at_once(lambda name: pull_version(bucket, lake, *name), names)
-    tables = [name for name, found in zip(names, there, strict=True) if found]
-    at_once(lambda name: pull_record(bucket, lake, name), sorted({name for name, _ in tables}))
-    return tables
+    at_once(lambda key: pull_version(bucket, lake, benchmark, table, key), keys)
 
 
 def pull_record(bucket: Bucket, lake: Path, benchmark: str) -> None:
@@ -284,7 +272,7 @@ def pull_folder(lake: Path, name: str, suffix: str) -> None:
     for found in bucket.listing(name):
         if not found.endswith(suffix):
             continue
-        _inside(bucket, *found.split("/"))
+        require_inside(bucket, *found.split("/"))
         if (content := bucket.get(found)) is not None:
             write_bytes(lake / found, content.data)
 
@@ -294,7 +282,7 @@ def fetch_files(bucket: Bucket, folder: Path, wanted: Sequence[tuple[File, str]]
 
     What is damaged in the cache is fetched again.
     """
-    _inside(bucket, *(file.file for file, _ in wanted))
+    require_inside(bucket, *(file.file for file, _ in wanted))
     missing = [(file, name) for file, name in wanted if problem_of(folder / file.file, file)]
     at_once(lambda pair: _fetch(bucket, folder / pair[0].file, *pair), missing)
 
@@ -337,7 +325,7 @@ def _fetch(bucket: Bucket, path: Path, file: File, name: str) -> None:
             temporary.unlink(missing_ok=True)
 
 
-def _inside(bucket: Bucket, *names: str) -> None:
+def require_inside(bucket: Bucket, *names: str) -> None:
     """Names from a bucket become names of files here: none may lead out of the cache."""
     for name in names:
         if name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:

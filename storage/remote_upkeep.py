@@ -1,8 +1,8 @@
 """Looking after a lake's bucket: read back what was committed, find what nothing needs.
 
 Enters: manifests. Leaves: problems in words, or objects to remove. Another machine may be building
-while this one looks, and nothing tells us so: what is younger than a grace period stays. The
-version that a pointer replaced stays as long too, for readers who still read it.
+while this one looks, and nothing tells us so: what is younger than a grace period stays, and so
+does what was made since the benchmark was last published whole.
 """
 
 import re
@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from schemas.manifest import PieceManifest, TableManifest
+from schemas.manifest import PieceManifest, Snapshot, TableManifest
 from storage.atomic import step
-from storage.layout import MANIFEST
+from storage.layout import MANIFEST, SNAPSHOT
 from storage.objects import Bucket, Listed
 from storage.remote import (
     LARGEST_COPY,
@@ -21,18 +21,19 @@ from storage.remote import (
     files_of,
     piece_object,
     piece_prefix,
-    pointer_name,
     read_pointer,
     version_prefix,
 )
 from storage.verified import File
 
-GRACE_HOURS = 24.0
 TOMBSTONES = ".novelty/tombstones"
 _VERSION = re.compile(r"([^./][^/]*/[^/]+/versions/[^/]+)/")
 _PIECE = re.compile(rf"({re.escape(PIECES)}/[^/]+/[^/]+/[^/]+)/")
-_POINTER = re.compile(r"([^./][^/]*)/([^/]+)/current\.json")
+_SNAPSHOT = re.compile(r"([^./][^/]*/snapshots/[^/]+)/")
+_POINTER = re.compile(r"([^./][^/]*)/current\.json")
 _TOMBSTONE = re.compile(rf"({re.escape(TOMBSTONES)}/[^/]+)/")
+_REMOVABLE = (_VERSION, _PIECE, _SNAPSHOT, _TOMBSTONE)
+COMMIT_MARKS = (f"/{MANIFEST}", f"/{SNAPSHOT}")
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,12 @@ def verify_objects(bucket: Bucket, prefixes: Sequence[str] | None = None) -> Che
     folders: dict[str, set[str]] = {prefix: set() for prefix in prefixes or _committed(there)}
     problems: list[tuple[str, str, str]] = []
     if prefixes is None:
-        for pointer, prefix in _pointed_at(bucket, there).items():
-            if prefix is None:
+        for pointer, versions in _pointed_at(bucket, there).items():
+            if versions is None:
                 problems.append((pointer, pointer, "is no pointer"))
-            else:
+            for prefix in versions or ():
                 folders.setdefault(prefix, set())
+        problems += _damaged_snapshots(bucket, there)
     for name in there:
         match = _VERSION.match(name) or _PIECE.match(name)
         if match is not None and match[1] in folders:
@@ -87,15 +89,30 @@ def _committed(there: Iterable[str]) -> list[str]:
     return [match[1] for match in matches if match and match.string == f"{match[1]}/{MANIFEST}"]
 
 
-def _pointed_at(bucket: Bucket, there: Iterable[str]) -> dict[str, str | None]:
-    """The version that each pointer names; None if it names none."""
+def _pointed_at(bucket: Bucket, there: Iterable[str]) -> dict[str, list[str] | None]:
+    """The versions that each benchmark's pointer names; None if it is no pointer."""
     names = [match for name in there if (match := _POINTER.fullmatch(name))]
-    pointers = at_once(lambda match: bucket.get(match.string), names)
-    keys = [read_pointer(pointer).get("version") for pointer in pointers]
+    pointers = at_once(lambda match: read_pointer(bucket.get(match.string)), names)
     return {
-        match.string: version_prefix(match[1], match[2], key) if isinstance(key, str) else None
-        for match, key in zip(names, keys, strict=True)
+        match.string: [f"{match[1]}/{path}" for path in pointer.get("tables", {}).values()]
+        if isinstance(pointer.get("snapshot"), str)
+        else None
+        for match, pointer in zip(names, pointers, strict=True)
     }
+
+
+def _damaged_snapshots(bucket: Bucket, there: Iterable[str]) -> list[tuple[str, str, str]]:
+    names = [name for name in there if _SNAPSHOT.match(name) and name.endswith(f"/{SNAPSHOT}")]
+    problems = []
+    for name, found in zip(names, at_once(bucket.get, names), strict=True):
+        owner = name.rpartition("/")[0]
+        try:
+            fits = Snapshot.unsealed(found.data if found else b"").name == owner.split("/")[-1]
+        except ValueError:
+            fits = False
+        if not fits:
+            problems.append((owner, name, "is damaged"))
+    return problems
 
 
 def _listed_files(bucket: Bucket, prefix: str) -> dict[str, File] | str:
@@ -126,27 +143,16 @@ def piece_manifests(bucket: Bucket) -> list[PieceManifest]:
 
 
 def drop_objects(bucket: Bucket, prefixes: Iterable[str], tombstone: str) -> None:
-    """Copy pieces and versions to a tombstone and delete them, in this order: pointers first.
+    """Copy pieces, versions and snapshots to a tombstone and delete them, in this order.
 
     What is too large to be copied inside the store is deleted for good.
     """
     for prefix in prefixes:
-        if _POINTER.fullmatch(prefix):
-            bucket.copy(prefix, f"{TOMBSTONES}/{tombstone}/{prefix}")
-            bucket.delete([prefix])
-            continue
         objects = bucket.listing(prefix)
         small = [name for name, entry in objects.items() if entry.bytes < LARGEST_COPY]
-        if _VERSION.match(f"{prefix}/"):
-            benchmark, table, _, key = prefix.split("/")
-            pointer = pointer_name(benchmark, table)
-            if read_pointer(bucket.get(pointer)).get("version") == key:
-                bucket.copy(pointer, f"{TOMBSTONES}/{tombstone}/{pointer}")
-                bucket.delete([pointer])
-                step("pointer_deleted")
         at_once(lambda name: bucket.copy(name, f"{TOMBSTONES}/{tombstone}/{name}"), small)
         step("objects_copied")
-        bucket.delete([name for name in objects if name == f"{prefix}/{MANIFEST}"])
+        bucket.delete([name for name in objects if name.endswith(COMMIT_MARKS)])
         step("manifest_deleted")
         bucket.delete(objects)
 
@@ -161,7 +167,10 @@ def object_tombstones(bucket: Bucket) -> dict[str, list[str]]:
 
 
 def restore_objects(bucket: Bucket, tombstone: str) -> tuple[list[str], list[str]]:
-    """Undo a drop: (what came back, what was made anew meanwhile); manifests and pointers last."""
+    """Undo a drop: (what came back, what was made anew meanwhile); manifests last.
+
+    The tombstone stays, so that an undoing that is killed can be done again.
+    """
     objects = object_tombstones(bucket)[tombstone]
     there = bucket.listing("")
     owners = {match[1] for name in there if (match := _VERSION.match(name) or _PIECE.match(name))}
@@ -172,16 +181,15 @@ def restore_objects(bucket: Bucket, tombstone: str) -> tuple[list[str], list[str
         return match[1] in committed if match else name in there
 
     newer = [name for name in objects if is_newer(name)]
-    back = sorted(set(objects) - set(newer), key=lambda name: (_order(name), name))
+    back = sorted(set(objects) - set(newer), key=lambda name: (name.endswith(COMMIT_MARKS), name))
     for name in back:
         bucket.copy(f"{TOMBSTONES}/{tombstone}/{name}", name)
         step("object_restored")
-    bucket.delete([f"{TOMBSTONES}/{tombstone}/{name}" for name in objects])
     return back, newer
 
 
-def _order(name: str) -> int:
-    return name.endswith(f"/{MANIFEST}") + 2 * name.endswith("/current.json")
+def delete_tombstone(bucket: Bucket, tombstone: str) -> None:
+    bucket.delete(bucket.listing(f"{TOMBSTONES}/{tombstone}"))
 
 
 @dataclass(frozen=True)
@@ -195,39 +203,43 @@ class Garbage:
 
 def garbage_of(
     bucket: Bucket,
+    snapshots: Sequence[Snapshot],
     versions: Sequence[TableManifest],
     pieces: Mapping[str, PieceManifest],
+    finished: Mapping[str, datetime | None],
     grace_hours: float,
 ) -> list[Garbage]:
-    """What is neither a current version, nor one of the pieces they need, nor young."""
+    """What is not one of these, nor young, nor a piece made since its benchmark was `finished`."""
     young = datetime.now(UTC) - timedelta(hours=grace_hours)
     kept = {version_prefix(v.benchmark, v.table, v.key) for v in versions}
-    kept |= {prefix for v in versions for prefix in _just_replaced(bucket, v, young)}
+    kept |= {f"{s.benchmark}/snapshots/{s.name}" for s in snapshots}
+    kept |= {version_prefix(s.benchmark, t, key) for s in snapshots for t, key in s.tables.items()}
     listed = {f"{piece_prefix(address)}/{MANIFEST}" for address in pieces} | {
         piece_object(address, file) for address, piece in pieces.items() for file in files_of(piece)
     }
     folders: dict[str, dict[str, Listed]] = {}
     for name, entry in bucket.listing("").items():
-        match = _VERSION.match(name) or _PIECE.match(name) or _TOMBSTONE.match(name)
+        match = next((m for pattern in _REMOVABLE if (m := pattern.match(name))), None)
         if match is not None and match[1] not in kept and name not in listed:
             folders.setdefault(match[1], {})[name] = entry
+
+    def is_old(folder: str, modified: datetime) -> bool:
+        address = folder.removeprefix(f"{PIECES}/")
+        if not _PIECE.match(f"{folder}/") or address in pieces:  # of a machine that came second
+            return modified < young
+        end = finished.get(address.partition("/")[0])
+        return modified < young and end is not None and modified < end
+
     return [
         Garbage(folder, sum(entry.bytes for entry in entries.values()), tuple(sorted(entries)))
         for folder, entries in sorted(folders.items())
-        if all(entry.modified < young for entry in entries.values())
+        if all(is_old(folder, entry.modified) for entry in entries.values())
     ]
 
 
-def _just_replaced(bucket: Bucket, version: TableManifest, young: datetime) -> list[str]:
-    """The version before the current one, while the swap is young."""
-    pointer = bucket.get(pointer_name(version.benchmark, version.table))
-    if pointer is None or pointer.modified < young:
-        return []
-    previous = read_pointer(pointer).get("previous")
-    return [version_prefix(version.benchmark, version.table, previous)] if previous else []
-
-
 def remove_objects(bucket: Bucket, garbage: Sequence[Garbage]) -> None:
-    """Manifests first: what is half removed must not look committed."""
-    bucket.delete([o for entry in garbage for o in entry.objects if o.endswith(f"/{MANIFEST}")])
-    bucket.delete([o for entry in garbage for o in entry.objects if not o.endswith(f"/{MANIFEST}")])
+    """Snapshots first, then manifests: what is half removed must not look committed."""
+    objects = [name for entry in garbage for name in entry.objects]
+    for marks in (f"/{SNAPSHOT}", COMMIT_MARKS, ""):
+        bucket.delete([name for name in objects if name.endswith(marks)])
+        step("garbage_deleted")

@@ -1,43 +1,50 @@
 """Table versions: parts of pieces gathered under one immutable, content-keyed folder.
 
-A version hard-links the parts it shares with earlier ones, so committing costs what changed. The
-`current` symlink is swapped last; part names carry their hash, so a reader who listed the old
-version can never open a file of the new one under the same name. Of a lake in a bucket the pointer
-is asked for each time; the cache has the manifest, and a part when it is read.
+A version hard-links the parts it shares with earlier ones, so committing costs what changed. Part
+names carry their hash, so a reader who listed the old version can never open a file of the new one
+under the same name. `publish` makes versions and then one snapshot that names them all. Of a lake
+in a bucket the pointer is asked for each time; the cache has the manifest, and a part when it is
+read.
 """
 
 import itertools
-import os
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import random
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import polars as pl
 
 from schemas.errors import LakeError
-from schemas.manifest import PartFile, TableManifest, VersionPart
+from schemas.manifest import PartFile, Snapshot, TableManifest, VersionPart
 from schemas.table import Table
-from storage.atomic import link_or_copy, new_directory, step, swap_symlink
-from storage.layout import (
-    MANIFEST,
-    content_key,
-    current_path,
-    file_slug,
-    lake_address,
-    versions_path,
-)
+from storage.atomic import link_or_copy, new_directory, step
+from storage.layout import MANIFEST, content_key, file_slug, lake_address, versions_path
 from storage.locks import locked
 from storage.objects import bucket_of
 from storage.parquet import WRITER_VERSION, read_parquet, write_parquet
-from storage.pieces import Piece
+from storage.pieces import Piece, find_piece
 from storage.remote import (
+    SWAPS,
+    at_once,
     fetch_files,
-    publish_version,
     pull_manifests,
+    pull_record,
     pull_version,
-    pull_versions,
     push_lost_pieces,
+    put_version,
+    renew_version,
     version_prefix,
+)
+from storage.snapshots import (
+    benchmarks_in,
+    commit_snapshot,
+    current_snapshot,
+    link_tables,
+    publication_base,
 )
 from storage.tombstones import bury, tombstones
 from storage.verified import CURE, verified_all
@@ -107,14 +114,114 @@ def _in_key_order(
     return parts
 
 
-def commit_table(
+@dataclass(frozen=True)
+class Contents:
+    """What a snapshot is to show: tables gathered from pieces, and versions that stay as they are.
+
+    `runs` are the pieces of each run.
+    """
+
+    tables: Sequence[Table] = ()
+    pieces: Sequence[Piece] = ()
+    kept: Mapping[str, str] = field(default_factory=dict)
+    runs: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+
+def publish(
     lake: Path,
     benchmark: str,
-    table: Table,
-    pieces: Sequence[Piece],
+    plan: Callable[[Snapshot | None], Contents],
+    *,
+    partial: bool = False,
+    finished: bool = False,
+    restored: str | None = None,
+    settings: Mapping[str, Any] | None = None,
     lock_wait: float = 60.0,
-) -> TableVersion:
-    """Make the parts of `table` in `pieces` its current version; a no-op if they are it."""
+) -> Snapshot:
+    """Make a snapshot of what is planned the current one; a no-op if it shows that already.
+
+    `plan` is told the current snapshot. If another machine publishes meanwhile, it is asked again
+    with that one, so that the runs of both are in the end. A build that ends says `finished`.
+    """
+    with locked(lake, f"{benchmark}.snapshot", lock_wait):
+        for _ in range(SWAPS):
+            base = publication_base(lake, benchmark)
+            old = base.snapshot
+            contents = plan(old)
+            before = old.tables if old is not None else {}
+            tables = dict(contents.kept)
+            for name, key in tables.items():
+                if before.get(name) != key:
+                    _renew_version(lake, benchmark, name, key)
+            for table in contents.tables:
+                tables[table.name] = _commit_version(
+                    lake, benchmark, table, contents.pieces, before.get(table.name)
+                )
+            now = datetime.now(UTC)
+            snapshot = Snapshot(
+                benchmark=benchmark,
+                number=old.number + 1 if old is not None else 1,
+                previous=old.name if old is not None else None,
+                made=now,
+                finished=now if finished else old.finished if old is not None else None,
+                partial=partial,
+                restored=restored,
+                settings=dict(settings or {}),
+                tables=dict(sorted(tables.items())),
+                runs={run: sorted(set(pieces)) for run, pieces in sorted(contents.runs.items())},
+            )
+            stays = old is not None and old.number and not base.damaged
+            if old is not None and stays and _shows(old, snapshot):
+                link_tables(lake, old)
+                return old
+            if commit_snapshot(lake, snapshot, base):
+                return snapshot
+            time.sleep(random.uniform(0.01, 0.1))
+    raise LakeError(
+        f"{benchmark} in {lake_address(lake)} is published by others all the time; run the same "
+        "command again"
+    )
+
+
+def _renew_version(lake: Path, benchmark: str, table: str, key: str) -> None:
+    """An old version becomes current again: other machines' `gc` must not take it meanwhile."""
+    find_version(lake, benchmark, table, key)  # a sentence if it is gone
+    if (bucket := bucket_of(lake)) is not None:
+        renew_version(bucket, benchmark, table, key)
+
+
+def _shows(old: Snapshot, new: Snapshot) -> bool:
+    """Nothing new to see: a finished publication of the same rows is not replaced by a partial."""
+    return (old.tables, old.runs) == (new.tables, new.runs) and (new.partial or not old.partial)
+
+
+def commit_table(lake: Path, benchmark: str, table: Table, pieces: Sequence[Piece]) -> TableVersion:
+    """Publish one table of these pieces; the other tables stay as they are."""
+
+    def plan(old: Snapshot | None) -> Contents:
+        kept = old.tables if old else {}
+        runs = {run: list(addresses) for run, addresses in (old.runs if old else {}).items()}
+        for run, addresses in pieces_by_run(pieces).items():
+            runs[run] = [*runs.get(run, []), *addresses]
+        return Contents([table], pieces, kept, runs)
+
+    snapshot = publish(lake, benchmark, plan)
+    return find_version(lake, benchmark, table.name, snapshot.tables[table.name])
+
+
+def pieces_by_run(pieces: Iterable[Piece]) -> dict[str, list[str]]:
+    """The register of a snapshot: addresses of the pieces of each run."""
+    runs: dict[str, list[str]] = {}
+    for piece in pieces:
+        if piece.manifest.run is not None:
+            runs.setdefault(piece.manifest.run.run_id, []).append(piece.manifest.address)
+    return runs
+
+
+def _commit_version(
+    lake: Path, benchmark: str, table: Table, pieces: Sequence[Piece], current: str | None
+) -> str:
+    """Gather the parts of `table` in `pieces`; the key of the version."""
     chosen = [
         (piece, part)
         for piece in pieces
@@ -131,18 +238,15 @@ def commit_table(
         }
     )
     folder = versions_path(lake, benchmark, table.name) / key
-    bucket = bucket_of(lake)
-    with locked(lake, f"{benchmark}.{table.name}", lock_wait):
-        if folder.exists() and not _is_whole(lake, folder):
-            bury(lake, [folder], "was no whole version when it was to be published")
-        if not folder.exists():
-            _write_version(folder, benchmark, table, key, parts, pieces)
-        if bucket is not None:
-            used = {p.manifest.address: p.manifest for p in pieces if p.has(table.name)}
-            push_lost_pieces(bucket, lake, list(used.values()))
-            publish_version(bucket, lake, read_manifest(folder), used)
-        swap_symlink(current_path(lake, benchmark, table.name), f"versions/{key}")
-    return TableVersion(folder, read_manifest(folder))
+    if folder.exists() and not _is_whole(lake, folder):
+        bury(lake, [folder], "was no whole version when it was to be published")
+    if not folder.exists():
+        _write_version(folder, benchmark, table, key, parts, pieces)
+    if (bucket := bucket_of(lake)) is not None:
+        used = {p.manifest.address: p.manifest for p in pieces if p.has(table.name)}
+        push_lost_pieces(bucket, lake, list(used.values()))
+        put_version(bucket, lake, read_manifest(folder), used, key == current)
+    return key
 
 
 def _write_version(
@@ -219,24 +323,52 @@ def read_manifest(folder: Path) -> TableManifest:
 
 
 def current_version(lake: Path, benchmark: str, table: str) -> TableVersion:
-    bucket = bucket_of(lake)
-    there = bucket is None or pull_version(bucket, lake, benchmark, table)
-    if there and current_path(lake, benchmark, table).is_symlink():
-        return _local_version(lake, benchmark, table)
-    raise LakeError(
+    snapshot = current_snapshot(lake, benchmark)
+    if snapshot is not None and table in snapshot.tables:
+        return versions_of(lake, snapshot, [table])[0]
+    raise no_table(lake, benchmark, table)
+
+
+def no_table(lake: Path, benchmark: str, table: str) -> LakeError:
+    return LakeError(
         f"no table {benchmark}/{table} in {lake_address(lake)}; `novelty status` lists what there "
         f"is, `novelty build {benchmark}` makes it"
     )
 
 
 def current_versions(lake: Path, benchmark: str | None = None) -> list[TableVersion]:
-    """The current version of every table in the lake, by name."""
+    """The current version of every table in the lake, by name; those of a benchmark belong
+    together.
+    """
+    names = [benchmark] if benchmark else benchmarks_in(lake)
     if (bucket := bucket_of(lake)) is not None:
-        names = pull_versions(bucket, lake, benchmark)
-    else:
-        links = sorted(lake.glob(f"{benchmark or '[!.]*'}/*/current"))
-        names = [(link.parts[-3], link.parts[-2]) for link in links]
-    return [_local_version(lake, *name) for name in names]
+        at_once(lambda name: pull_record(bucket, lake, name), names)
+    found = [snapshot for name in names if (snapshot := current_snapshot(lake, name)) is not None]
+    return [version for snapshot in found for version in versions_of(lake, snapshot)]
+
+
+def versions_of(
+    lake: Path, snapshot: Snapshot, tables: Sequence[str] | None = None
+) -> list[TableVersion]:
+    """The tables that a snapshot shows, or some of them, by name."""
+    names = sorted(snapshot.tables if tables is None else tables)
+
+    def find(name: str) -> TableVersion:
+        return find_version(lake, snapshot.benchmark, name, snapshot.tables[name])
+
+    return at_once(find, names) if bucket_of(lake) is not None else [find(n) for n in names]
+
+
+def find_version(lake: Path, benchmark: str, table: str, key: str) -> TableVersion:
+    """A version by its key; of a bucket its manifest is fetched."""
+    bucket = bucket_of(lake)
+    if bucket is not None and not pull_version(bucket, lake, benchmark, table, key):
+        raise LakeError(
+            f"version {key} of {benchmark}/{table} is missing in {bucket.address}; build "
+            f"{benchmark} again to mend it"
+        )
+    folder = versions_path(lake, benchmark, table) / key
+    return TableVersion(folder, read_manifest(folder))
 
 
 def last_versions(lake: Path, benchmark: str | None = None) -> list[TableVersion]:
@@ -274,7 +406,10 @@ def all_versions(lake: Path, benchmark: str, table: str) -> list[TableVersion]:
     return [TableVersion(path.parent, read_manifest(path.parent)) for path in manifests]
 
 
-def _local_version(lake: Path, benchmark: str, table: str) -> TableVersion:
-    link = current_path(lake, benchmark, table)
-    folder = link.parent / os.readlink(link)
-    return TableVersion(folder, read_manifest(folder))
+def pieces_of(lake: Path, versions: Iterable[TableVersion]) -> list[Piece]:
+    """The pieces that versions were gathered from, as far as they are there."""
+    addresses = {
+        part.piece for version in versions for part in version.manifest.parts if part.piece
+    }
+    found = at_once(lambda address: find_piece(lake, *address.split("/")), sorted(addresses))
+    return [piece for piece in found if piece is not None]

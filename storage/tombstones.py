@@ -3,7 +3,7 @@
 <lake>/.novelty/tombstones/<name>/_tombstone.json lists the paths before the first one goes, and
 <lake>/.novelty/tombstones/<name>/<path in the lake> is where each goes. One rename takes manifest
 and files together, so nothing half removed ever looks committed. `unbury` renames back what was
-not made anew meanwhile; `discard` hides the tombstone before its files are deleted.
+not made anew meanwhile; `discard` hides things before their files are deleted.
 """
 
 import os
@@ -54,12 +54,14 @@ def bury(lake: Path, paths: Sequence[Path], reason: str) -> Buried:
 
 
 def unbury(lake: Path, buried: Buried) -> tuple[list[str], list[str]]:
-    """Undo a removal: (what came back, what was made anew meanwhile and stays as it is now)."""
+    """Undo a removal: (what came back, what was made anew meanwhile and stays as it is now).
+
+    The tombstone stays, so that an undoing that is killed can be done again; discard it at the end.
+    """
     back = [path for path in reversed(buried.record.paths) if os.path.lexists(buried.folder / path)]
     newer = [path for path in back if os.path.lexists(lake / path)]
     restored = [path for path in back if path not in newer]
     _move([(buried.folder / path, lake / path) for path in restored], "restored")
-    discard(lake, [buried.folder])
     return restored, newer
 
 

@@ -4,26 +4,52 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 
 from schemas.errors import LakeError, NoveltyError
-from schemas.manifest import BuildRecord, PieceManifest, SourceListing
+from schemas.manifest import (
+    BuildRecord,
+    PieceManifest,
+    Snapshot,
+    SourceListing,
+    TableManifest,
+)
 from storage.atomic import write_bytes
 from storage.layout import build_record_path, content_key, inner, pieces_path
 from storage.objects import bucket_of
 from storage.pieces import find_piece
 from storage.remote import at_once, push_file
-from storage.remote_upkeep import GRACE_HOURS, Garbage, garbage_of, remove_objects
-from storage.tables import TableVersion, current_versions, last_versions
+from storage.remote_upkeep import Garbage, garbage_of, remove_objects
+from storage.snapshots import (
+    GRACE_HOURS,
+    KEEP,
+    benchmarks_in,
+    current_snapshot,
+    is_whole_snapshot,
+    retained,
+    version_folders,
+)
+from storage.tables import TableVersion, current_versions, last_versions, versions_of
 from storage.tombstones import tombstones
 from storage.verified import CURE
 
 
 def ancestors_of(lake: Path, version: TableVersion) -> list[PieceManifest]:
     """Manifests of all pieces a version was made from, directly or not."""
+    return _with_ancestors(lake, _gathered_from(version.manifest))
+
+
+def _gathered_from(manifest: TableManifest) -> set[str]:
+    return {part.piece for part in manifest.parts if part.piece}
+
+
+def _with_ancestors(lake: Path, addresses: set[str]) -> list[PieceManifest]:
+    """Manifests of these pieces and of all that they were made from."""
     found: dict[str, PieceManifest] = {}
-    waiting = {part.piece for part in version.manifest.parts if part.piece}
+    waiting = addresses
     while waiting:
         pieces = at_once(lambda address: find_piece(lake, *address.split("/")), waiting)
         manifests = [piece.manifest for piece in pieces if piece is not None]
@@ -35,7 +61,7 @@ def ancestors_of(lake: Path, version: TableVersion) -> list[PieceManifest]:
 
 def _lost_pieces(version: TableVersion, ancestors: list[PieceManifest]) -> set[str]:
     """Pieces that a version was made from and that are not there, or not whole."""
-    named = {part.piece for part in version.manifest.parts if part.piece}
+    named = _gathered_from(version.manifest)
     named |= {source.piece for piece in ancestors for source in piece.inputs if source.piece}
     return named - {piece.address for piece in ancestors}
 
@@ -192,34 +218,77 @@ def trace_lineage(lake: Path, version: TableVersion) -> dict[str, Lineage]:
     return tree
 
 
-def find_garbage(lake: Path, grace_hours: float = GRACE_HOURS) -> list[Path]:
-    """What nothing current needs: old versions, unused pieces, checkpoints, dead leftovers.
+@dataclass(frozen=True)
+class Kept:
+    """What `gc` leaves: snapshots, the versions in them, and the pieces behind these."""
 
-    What a drop or a build put aside can be restored for the grace period.
+    snapshots: list[Snapshot]
+    versions: list[TableManifest]
+    pieces: dict[str, PieceManifest]
+    finished: dict[str, datetime | None]
+    """When the last build of each ended; younger pieces are of one that did not."""
+
+
+def _kept(lake: Path, grace_hours: float, keep: int) -> Kept:
+    benchmarks = benchmarks_in(lake)
+    snapshots = [s for name in benchmarks for s in retained(lake, name, grace_hours, keep)]
+    manifests = {version.folder: version.manifest for version in last_versions(lake)}
+    for snapshot in snapshots:
+        with suppress(LakeError):  # of an old one a version may be damaged
+            versions = versions_of(lake, snapshot)
+            manifests |= {version.folder: version.manifest for version in versions}
+    named = {address for manifest in manifests.values() for address in _gathered_from(manifest)}
+    named |= {address for s in snapshots for pieces in s.runs.values() for address in pieces}
+    pieces = {piece.address: piece for piece in _with_ancestors(lake, named)}
+    current = {name: current_snapshot(lake, name) for name in benchmarks}
+    finished = {name: snapshot.finished if snapshot else None for name, snapshot in current.items()}
+    return Kept(snapshots, list(manifests.values()), pieces, finished)
+
+
+def find_garbage(lake: Path, grace_hours: float = GRACE_HOURS, keep: int = KEEP) -> list[Path]:
+    """What nothing needs: old snapshots, their versions, unused pieces, dead leftovers.
+
+    Snapshots come first: what is half removed must show no table with a hole. What a drop or a
+    build put aside can be restored for the grace time. Pieces and checkpoints that are younger than
+    the last finished build belong to one that did not end, and stay.
     """
+    kept = _kept(lake, grace_hours, keep)
+    names = {(snapshot.benchmark, snapshot.name) for snapshot in kept.snapshots}
+    folders = version_folders(lake, kept.snapshots)
     versions = last_versions(lake)
-    kept_folders = {version.folder.resolve() for version in versions}
-    ancestors = [ancestors_of(lake, version) for version in versions]
-    kept_pieces = {piece.address for pieces in ancestors for piece in pieces}
+    folders |= {version.folder for version in versions}
     # What a lost piece was made from is unknown, or what a table without a readable version was
     # gathered from: the next build may need any piece of the benchmark.
-    lost = [_lost_pieces(*pair) for pair in zip(versions, ancestors, strict=True)]
+    lost = [_lost_pieces(version, ancestors_of(lake, version)) for version in versions]
     unsure = {address.partition("/")[0] for addresses in lost for address in addresses}
-    named = {version.name for version in versions}
-    tables = [folder.parts[-3:-1] for folder in lake.glob("[!.]*/*/versions")]
-    unsure |= {benchmark for benchmark, table in tables if f"{benchmark}/{table}" not in named}
+    tables = {version.name for version in versions}
+    there = [folder.parts[-3:-1] for folder in lake.glob("[!.]*/*/versions")]
+    unsure |= {benchmark for benchmark, table in there if f"{benchmark}/{table}" not in tables}
+
+    def is_unfinished(benchmark: str, path: Path) -> bool:
+        finished = kept.finished.get(benchmark)
+        return finished is None or path.stat().st_mtime > finished.timestamp()
+
     garbage = [
         folder
-        for folder in sorted(lake.glob("[!.]*/*/versions/[!.]*"))
-        if folder.resolve() not in kept_folders
+        for folder in sorted(lake.glob("[!.]*/snapshots/[!.]*"))
+        if (folder.parts[-3], folder.name) not in names and is_whole_snapshot(folder)
+    ]
+    garbage += [
+        folder for folder in sorted(lake.glob("[!.]*/*/versions/[!.]*")) if folder not in folders
     ]
     garbage += [
         folder
         for folder in sorted(pieces_path(lake).glob("*/*/[!.]*"))
-        if str(folder.relative_to(pieces_path(lake))) not in kept_pieces
+        if str(folder.relative_to(pieces_path(lake))) not in kept.pieces
         and folder.parts[-3] not in unsure
+        and not is_unfinished(folder.parts[-3], folder)
     ]
-    garbage += sorted((inner(lake) / "work").glob("*/*/*"))
+    garbage += [
+        folder
+        for folder in sorted((inner(lake) / "work").glob("*/*/*"))
+        if not is_unfinished(folder.parts[-3], folder)
+    ]
     garbage += [
         buried.folder for buried in tombstones(lake) if buried.age_seconds > grace_hours * 3600
     ]
@@ -240,13 +309,16 @@ def _owner_lives(path: Path) -> bool:
     return True
 
 
-def find_remote_garbage(lake: Path, grace_hours: float = GRACE_HOURS) -> list[Garbage]:
-    """What nothing current needs in the lake's bucket; nothing for a lake that is a folder."""
+def find_remote_garbage(
+    lake: Path, grace_hours: float = GRACE_HOURS, keep: int = KEEP
+) -> list[Garbage]:
+    """What nothing needs in the lake's bucket; nothing for a lake that is a folder."""
     if (bucket := bucket_of(lake)) is None:
         return []
-    versions = current_versions(lake)
-    kept = {piece.address: piece for v in versions for piece in ancestors_of(lake, v)}
-    return garbage_of(bucket, [version.manifest for version in versions], kept, grace_hours)
+    kept = _kept(lake, grace_hours, keep)
+    return garbage_of(
+        bucket, kept.snapshots, kept.versions, kept.pieces, kept.finished, grace_hours
+    )
 
 
 def remove_remote_garbage(lake: Path, garbage: list[Garbage]) -> None:

@@ -13,6 +13,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
@@ -32,9 +33,17 @@ from schemas.errors import (
     TooManyRejects,
     TrainingError,
 )
-from schemas.manifest import BuildRecord, Input, PieceManifest, RunMark, SourceListing
+from schemas.manifest import BuildRecord, Input, PieceManifest, RunMark, Snapshot, SourceListing
 from schemas.table import Table
-from schemas.tables import PROTOCOLS, QUARANTINE, RUNS, SCORE_SETTINGS, SPLITS, tables_of
+from schemas.tables import (
+    METRICS,
+    PROTOCOLS,
+    QUARANTINE,
+    RUNS,
+    SCORE_SETTINGS,
+    SPLITS,
+    tables_of,
+)
 from storage.catalog import refresh_catalog
 from storage.filehash import HashCache
 from storage.layout import content_key, hash_cache_path, lake_root, work_path
@@ -43,7 +52,16 @@ from storage.parquet import WRITER_VERSION
 from storage.pieces import Part, Piece, find_piece, find_pieces, write_piece
 from storage.raw import RawFile, RawSource, open_raw
 from storage.remote import at_once
-from storage.tables import TableVersion, commit_table, current_version, last_versions
+from storage.tables import (
+    Contents,
+    TableVersion,
+    current_version,
+    last_versions,
+    pieces_by_run,
+    pieces_of,
+    publish,
+    versions_of,
+)
 from storage.unchanged import read_unchanged
 from storage.upkeep import read_build_record, write_build_record
 from tasks.engine.estimates import DryRun, DryRunEnds, current_dry_run, note_time
@@ -56,6 +74,10 @@ FAILURES = "record_failure"
 """Stage whose pieces say that a run failed; a run that succeeds later takes their place."""
 GROWTH_SECONDS = 5.0
 """How often a build looks whether its cluster has grown while no shard gets done."""
+PUBLISH_SECONDS = 10.0
+"""Finished runs of one stage are published together unless so much time has passed."""
+PUBLISH_SHARE = 0.05
+"""Share of a build's time that may be spent on showing what is finished."""
 
 
 @dataclass(frozen=True)
@@ -340,6 +362,8 @@ class Build:
         self._tolerate: set[str] | None = None
         self._tables: dict[str, Table] = {}
         self._stack = ExitStack()
+        self._unpublished = False
+        self._published_at = self._publish_cost = 0.0
 
     def __enter__(self) -> "Build":
         if self.dry is not None:
@@ -433,12 +457,20 @@ class Build:
         if stage.reuses and missing:
             earlier = self._earlier(stage, settings)
             shards = [replace(shard, earlier=earlier.get(shard.name)) for shard in shards]
+        if missing:
+            self._publish_finished()
+        self._tables |= {table.name: table for table in stage.writes(settings)}
+        evaluates = any(table.name == METRICS.name for table in stage.writes(settings))
+        left = Counter(mark.run_id for number in missing if (mark := shards[number].run))
         for number, piece in self._make_missing(stage, shards, missing, settings):
             found[number] = piece
+            if evaluates and (mark := shards[number].run) is not None:
+                left[mark.run_id] -= 1
+                self._unpublished |= not left[mark.run_id]
+                self._publish_finished(found, +left, PUBLISH_SECONDS)
         pieces = [piece for piece in found if piece is not None]
         self._check_rejects(stage, pieces)
         self._say(stage, pieces, len(missing))
-        self._tables |= {table.name: table for table in stage.writes(settings)}
         self.pieces += pieces
         return pieces
 
@@ -543,41 +575,126 @@ class Build:
             run.note(key, table, stage.__doc__)
 
     def publish(self) -> dict[str, TableVersion]:
-        """Commit every table that the stages run so far write, with runs of earlier builds.
+        """Show what is finished while the build goes on: data, and each run with all its tables.
 
-        Call it early to show what is finished while a long build goes on.
+        The snapshot is marked as partial. A run is finished once it is evaluated, or has failed;
+        runs of earlier builds stay. Runs that finish later are published by themselves.
         """
-        if self.dry is not None:
-            return {}
-        carried = self.carried()
-        pieces = [*self.pieces, *carried]
-        declared = tables_of(self.benchmark)
-        tables = {
-            part.table: declared[part.table]
-            for piece in carried
-            for part in piece.manifest.parts
-            if part.table in declared
-        }
-        tables |= self._tables | {QUARANTINE.name: QUARANTINE}
-        for name, table in tables.items():
-            self.versions[name] = commit_table(self.lake, self.benchmark, table, pieces)
+        if self.dry is None:
+            self._publish_partial(self.pieces)
         return self.versions
 
-    def carried(self) -> list[Piece]:
-        """Pieces of runs that this build did not ask for and that are still true.
+    def _publish_finished(
+        self,
+        found: Sequence[Piece | None] = (),
+        pending: Iterable[str] = (),
+        seconds: float = 0.0,
+    ) -> None:
+        """Publish runs that are finished now, unless it was done just before.
+
+        Of a stage that is under way: the pieces found so far, and runs that wait for more.
+        """
+        wait = max(seconds, self._publish_cost / PUBLISH_SHARE)
+        if self._unpublished and time.monotonic() >= self._published_at + wait:
+            self._publish_partial([*self.pieces, *filter(None, found)], pending)
+
+    def _publish_partial(self, pieces: Sequence[Piece], pending: Iterable[str] = ()) -> None:
+        start = time.monotonic()
+        visible = _finished(pieces, pending)
+        self._publish(visible, partial=True)
+        refresh_catalog(self.lake)
+        self._unpublished = False
+        self._published_at = time.monotonic()
+        self._publish_cost = self._published_at - start
+
+    def _publish(self, made: Sequence[Piece], partial: bool) -> None:
+        there = {part.table for piece in made for part in piece.manifest.parts}
+        tables = {n: table for n, table in self._tables.items() if n in there or not partial}
+        snapshot = publish(
+            self.lake,
+            self.benchmark,
+            lambda old: self._contents(old, made, tables),
+            partial=partial,
+            finished=not partial,
+            settings=self._record().settings,
+        )
+        versions = versions_of(self.lake, snapshot)
+        self.versions = {version.manifest.table: version for version in versions}
+
+    def _contents(
+        self, old: Snapshot | None, made: Sequence[Piece], tables: Mapping[str, Table]
+    ) -> Contents:
+        """The tables of these pieces, with earlier pieces that are still true.
+
+        Other tables of the last snapshot stay as they are, unless they were made from something
+        that this build made anew.
+        """
+        carried = self.carried(made, old)
+        pieces = [*made, *carried]
+        declared = tables_of(self.benchmark)
+        names = {part.table for piece in carried for part in piece.manifest.parts}
+        tables = {name: declared[name] for name in sorted(names & declared.keys())} | dict(tables)
+        tables[QUARANTINE.name] = QUARANTINE
+        kept = {}
+        outdated = self._outdated(pieces)
+        others = set(old.tables if old is not None else ()) - tables.keys()
+        for version in versions_of(self.lake, old, sorted(others)) if old is not None else []:
+            name, gathered = version.manifest.table, pieces_of(self.lake, [version])
+            if name in declared and any(piece.manifest.run is not None for piece in gathered):
+                tables[name] = declared[name]  # none of its runs is true any more
+            elif not any(outdated(piece.manifest.address) for piece in gathered):
+                kept[name] = version.manifest.key
+            else:
+                print(
+                    f"{version.name}: left out, as it was made from what is another now; a build "
+                    "that asks for it makes it anew",
+                    file=sys.stderr,
+                )
+        return Contents(list(tables.values()), pieces, kept, pieces_by_run(pieces))
+
+    def _outdated(self, pieces: Iterable[Piece]) -> Callable[[str], bool]:
+        """Whether a piece was made from something that this build made anew or found changed."""
+        addresses = {piece.manifest.address for piece in pieces}
+        stages = {piece.manifest.stage for piece in self.pieces}
+        known: dict[str, bool] = dict.fromkeys(addresses, False)
+
+        def outdated(address: str) -> bool:
+            if address not in known:
+                piece = find_piece(self.lake, *address.split("/"))
+                known[address] = address.split("/")[1] in stages or (
+                    piece is not None and _is_outdated(piece.manifest)
+                )
+            return known[address]
+
+        def _is_outdated(manifest: PieceManifest) -> bool:
+            raw = {given.digest for given in manifest.inputs if given.piece is None}
+            seen = manifest.source in self._sources
+            return (seen and not raw <= self._raw_digests) or any(
+                outdated(given.piece) for given in manifest.inputs if given.piece is not None
+            )
+
+        return outdated
+
+    def carried(
+        self, made: Sequence[Piece] | None = None, old: Snapshot | None = None
+    ) -> list[Piece]:
+        """Pieces of runs that are not among those made in this build and that are still true.
 
         A run stays as long as its protocol has the rows that the run was made on; splits,
         protocols and outputs of frozen models that this build did not make stay as long as the
         tables that they were made from are there. What an older version of a stage or table made
-        is left out, and that is said.
+        is left out, and so is a run that lacks a piece which `old` lists; that is said.
         """
-        made = {(piece.manifest.stage, piece.shard) for piece in self.pieces}
-        addresses = {piece.manifest.address for piece in self.pieces}
+        made = self.pieces if made is None else made
+        register = old.runs if old is not None else {}
+        names = {(piece.manifest.stage, piece.shard) for piece in made}
+        addresses = {piece.manifest.address for piece in made}
         try:
             published = _addresses(last_versions(self.lake, self.benchmark))
         except LakeError as error:
             print(f"{self.benchmark}: earlier runs are left out: {error}", file=sys.stderr)
             published = set()
+        published |= {address for pieces in register.values() for address in pieces}
         found = at_once(
             lambda address: find_piece(self.lake, *address.split("/")),
             sorted(published - addresses),
@@ -585,11 +702,21 @@ class Build:
         earlier = [
             piece
             for piece in found
-            if piece is not None and (piece.manifest.stage, piece.shard) not in made
+            if piece is not None and (piece.manifest.stage, piece.shard) not in names
         ]
         declared = tables_of(self.benchmark)
+        mended = {piece.manifest.run.run_id for piece in made if piece.manifest.run}
+        there = addresses | {piece.manifest.address for piece in found if piece is not None}
+        broken = {run for run, pieces in register.items() if not there.issuperset(pieces)} - mended
+        if broken:
+            print(
+                f"{self.benchmark}: {len(broken)} runs lack a piece and leave the tables; name "
+                f"them in a build to make what is lost ({', '.join(sorted(broken))})",
+                file=sys.stderr,
+            )
+        earlier = [p for p in earlier if not p.manifest.run or p.manifest.run.run_id not in broken]
         fresh = [piece for piece in earlier if _made_by_todays_code(piece.manifest, declared)]
-        digests = {part.sha256 for piece in self.pieces for part in piece.manifest.parts}
+        digests = {part.sha256 for piece in made for part in piece.manifest.parts}
         digests |= self._raw_digests
         kept: list[Piece] = []
         # Protocols are made from splits, so splits come first.
@@ -600,9 +727,8 @@ class Build:
                     kept.append(piece)
                     digests |= {part.sha256 for part in piece.manifest.parts}
         kept += [piece for piece in fresh if piece.has(SCORE_SETTINGS.name)]
-        keys = self._data_keys([*self.pieces, *kept])
+        keys = self._data_keys([*made, *kept])
         kept += _frozen(fresh, digests)
-        mended = {piece.manifest.run.run_id for piece in self.pieces if piece.manifest.run}
         current = [
             piece
             for piece in fresh
@@ -656,7 +782,7 @@ class Build:
 
     def finish(self) -> None:
         """Publish everything, with the quarantine table and the catalogue."""
-        self.publish()
+        self._publish(self.pieces, partial=False)
         write_build_record(self.lake, self._record())
         refresh_catalog(self.lake)
 
@@ -673,6 +799,24 @@ class Build:
             settings=self.settings.model_dump(mode="json") if self.settings is not None else {},
             sources=sorted(self._sources.values(), key=lambda source: source.root),
         )
+
+
+def _finished(pieces: Sequence[Piece], pending: Iterable[str]) -> list[Piece]:
+    """Pieces of no run, and those of runs that are evaluated or failed and have nothing pending.
+
+    A run without a protocol (a frozen model) is finished with its row of `runs`.
+    """
+    done = {
+        piece.manifest.run.run_id
+        for piece in pieces
+        if piece.manifest.run is not None
+        and (
+            piece.has(METRICS.name)
+            or piece.manifest.stage == FAILURES
+            or (piece.manifest.run.protocol is None and piece.has(RUNS.name))
+        )
+    } - set(pending)
+    return [p for p in pieces if p.manifest.run is None or p.manifest.run.run_id in done]
 
 
 def _addresses(versions: Iterable[TableVersion]) -> set[str]:

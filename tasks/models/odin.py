@@ -193,6 +193,8 @@ class Odin(Model):
             logits, _, novelty = odin(
                 base.classify, base.inputs(batch, **whole), deviation, settings
             )
+            if settings.whole_picture:
+                logits, _ = base.classify(base.inputs(batch))  # the class is its base's
             return {"predicted": logits.argmax(1), "novelty": novelty}
 
         with seeded([0], self.device, base.settings.cpu_threads):

@@ -1,8 +1,8 @@
 """What a person names on the command line becomes one side of a comparison (see `diff.py`).
 
-Enter: `benchmark/table`, `benchmark/table@key` of a lake, `another/lake:benchmark/table` (a folder
-or s3://bucket/prefix), or the path of a Parquet file or of a folder of them. Leaves: a `Side`,
-files with their SHA-256 digests.
+Enter: `benchmark/table`, `benchmark/table@key` or `benchmark/table@s12` (a snapshot) of a lake,
+`another/lake:benchmark/table` (a folder or s3://bucket/prefix), or the path of a Parquet file or of
+a folder of them. Leaves: a `Side`, files with their SHA-256 digests.
 """
 
 import re
@@ -14,9 +14,18 @@ import pyarrow.parquet as pq
 from schemas.errors import ConfigError, LakeError, SourceError
 from storage.filehash import sha256_file
 from storage.layout import MANIFEST, lake_root, versions_path
-from storage.tables import TableVersion, all_versions, current_version, read_manifest
+from storage.snapshots import find_snapshot
+from storage.tables import (
+    TableVersion,
+    all_versions,
+    current_version,
+    read_manifest,
+    versions_of,
+)
 
-_NAMED = re.compile(r"(?:(?P<lake>.+):)?(?P<benchmark>[\w-]+)/(?P<table>[\w-]+)(?:@(?P<key>\w+))?")
+_NAMED = re.compile(
+    r"(?:(?P<lake>.+):)?(?P<benchmark>[\w-]+)/(?P<table>[\w-]+)(?:@(?P<key>[\w-]+))?"
+)
 
 
 @dataclass(frozen=True)
@@ -75,6 +84,11 @@ def _version(lake: Path, benchmark: str, table: str, key: str | None) -> TableVe
     current = current_version(lake, benchmark, table)
     if key is None:
         return current
+    if key.startswith("s"):  # no key of a version does
+        snapshot = find_snapshot(lake, f"{benchmark}@{key}")
+        if table not in snapshot.tables:
+            raise ConfigError(f"{snapshot.name} of {benchmark} has no table {table!r}")
+        return versions_of(lake, snapshot, [table])[0]
     versions = all_versions(lake, benchmark, table)
     found = [version for version in versions if version.manifest.key.startswith(key)]
     if len(found) != 1:

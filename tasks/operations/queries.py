@@ -10,7 +10,7 @@ from pathlib import Path
 import polars as pl
 
 from schemas.errors import ConfigError
-from storage.layout import catalog_path
+from storage.catalog import open_catalog
 
 CHECKOUT = Path(__file__).parents[2] / "docs" / "queries"
 QUERIES = CHECKOUT if CHECKOUT.is_dir() else Path(sys.prefix) / "share" / "novelty" / "queries"
@@ -50,7 +50,7 @@ def show_query(lake: Path, sql: str) -> None:
     import duckdb
 
     try:
-        with duckdb.connect(str(catalog_path(lake)), read_only=True) as connection:
+        with open_catalog(lake) as connection:
             result = connection.sql(sql)
             if result is not None:
                 result.show(max_width=200, max_rows=100)

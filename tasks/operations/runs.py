@@ -11,11 +11,12 @@ from pathlib import Path
 import polars as pl
 
 from schemas.errors import ConfigError, LakeError
+from schemas.manifest import Snapshot
 from schemas.tables import METRICS, RUNS, tables_of
 from storage.catalog import refresh_catalog
 from storage.locks import locked
-from storage.pieces import Piece, find_piece
-from storage.tables import TableVersion, commit_table, current_versions
+from storage.snapshots import current_snapshot
+from storage.tables import Contents, current_versions, pieces_of, publish, versions_of
 
 HEADLINE = ("auroc", "fpr95", "average_precision", "acc")
 
@@ -129,15 +130,18 @@ def drop_runs(lake: Path, names: Sequence[str], wait: float = 60.0) -> list[str]
 
 def _publish_without(lake: Path, benchmark: str, run_ids: set[str]) -> None:
     declared = tables_of(benchmark)
-    for version in current_versions(lake, benchmark):
-        pieces = _pieces(lake, version)
-        kept = [p for p in pieces if p.manifest.run is None or p.manifest.run.run_id not in run_ids]
-        table = declared.get(version.manifest.table)
-        if len(kept) < len(pieces) and table is not None:
-            commit_table(lake, benchmark, table, kept)
 
+    def plan(old: Snapshot | None) -> Contents:
+        tables, pieces = [], {}
+        for version in versions_of(lake, old) if old is not None else []:
+            found = pieces_of(lake, [version])
+            left = [p for p in found if not p.manifest.run or p.manifest.run.run_id not in run_ids]
+            if len(left) < len(found) and version.manifest.table in declared:
+                tables.append(declared[version.manifest.table])
+                pieces |= {piece.manifest.address: piece for piece in left}
+        kept, runs = (old.tables, old.runs) if old is not None else ({}, {})
+        runs = {run: addresses for run, addresses in runs.items() if run not in run_ids}
+        return Contents(tables, list(pieces.values()), kept, runs)
 
-def _pieces(lake: Path, version: TableVersion) -> list[Piece]:
-    addresses = {part.piece for part in version.manifest.parts if part.piece}
-    found = [find_piece(lake, *address.split("/")) for address in sorted(addresses)]
-    return [piece for piece in found if piece is not None]
+    current = current_snapshot(lake, benchmark)
+    publish(lake, benchmark, plan, partial=current is not None and current.partial)

@@ -2,17 +2,22 @@
 
 Enters: parts (or files) of the table. Leaves: uint8 RGB arrays (N, H, W, 3) in the order asked for.
 Small sets (CIFAR-10 has 184 MB, STL-10 360 MB of pixels) are better held: decoded only once.
+Indexed like an array (`tasks.learning.samples.Rows`) it does so by itself.
 """
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
 from schemas.errors import ConfigError, LakeError
+
+# Sets with more bytes of pixels are decoded batch by batch.
+HOLD_BYTES = 4 << 30
 
 
 class PictureCache:
@@ -47,6 +52,23 @@ class PictureCache:
 
     def __len__(self) -> int:
         return self.sample_ids.len()
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        width, height = self.size() if len(self) else (0, 0)
+        return len(self), height, width, 3
+
+    @property
+    def dtype(self) -> np.dtype:
+        return np.dtype(np.uint8)
+
+    def __getitem__(self, rows: Any) -> NDArray[np.uint8]:
+        if self._held is None and np.prod(self.shape) <= HOLD_BYTES:
+            self.hold()
+        if self._held is not None:
+            return self._held[rows]
+        chosen = np.arange(len(self))[rows]
+        return self.decode(chosen) if chosen.ndim else self.decode([int(chosen)])[0]
 
     def size(self) -> tuple[int, int]:
         """(width, height), which all pictures must share."""

@@ -15,11 +15,12 @@ import numpy as np
 import polars as pl
 
 from schemas.semantic import LAST_EPOCHS, ODIN_MEASURES, TEST_MEASURES
+from tasks.evaluation.model_runs import NETWORK
+from tasks.models.odin import Odin
+from tasks.models.pictures import PictureTraining
+from tasks.models.pixel_gaussian import PixelGaussian
 from tasks.report import Html, Read, Section, counted, folded, heading, paragraph, table
 from tasks.semantic import training_report
-from tasks.semantic.models.odin import Odin
-from tasks.semantic.models.pixel_gaussian import PixelGaussian
-from tasks.semantic.presets import Setup
 from tasks.semantic.trials import trials_of
 
 CONVENTION = "semantic"
@@ -85,11 +86,13 @@ def named_runs(runs: pl.DataFrame, protocols: pl.DataFrame) -> pl.DataFrame:
         base, score = run, None
         if run["model"] == Odin.name:
             base = by_id.get(run["base_runs"][0])
-            score = ", ".join([ODIN_STEP, *_told(json.loads(run["changed"]))])
+            own = {n: v for n, v in json.loads(run["changed"]).items() if n != "base"}
+            score = ", ".join([ODIN_STEP, *_told(own)])
         if base is None:
             continue
         changed = json.loads(base["changed"])
-        shared = {name: value for name, value in changed.items() if name in Setup.model_fields}
+        every = {*PictureTraining.model_fields, NETWORK}
+        shared = {name: value for name, value in changed.items() if name in every}
         own = {name: value for name, value in changed.items() if name not in shared}
         trial = trials[run["protocol"]]
         rows.append(

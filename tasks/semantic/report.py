@@ -8,6 +8,7 @@ import io
 import numpy as np
 import polars as pl
 
+from tasks.models.pixel_gaussian import PixelGaussian
 from tasks.report import (
     Html,
     Picture,
@@ -22,7 +23,6 @@ from tasks.report import (
 )
 from tasks.report import figure as shown_figure
 from tasks.semantic import detection_report
-from tasks.semantic.models.pixel_gaussian import PixelGaussian
 from tasks.semantic.trials import trials_of
 
 SHOWN = 6

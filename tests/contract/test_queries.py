@@ -6,13 +6,12 @@ The rows are small enough to know each answer by heart, or to compute it with an
 import re
 from pathlib import Path
 
-import duckdb
 import numpy as np
 import polars as pl
 import pytest
 
 from flows.cli import main
-from storage.layout import catalog_path
+from storage.catalog import open_catalog
 from tasks.operations.queries import QUERIES, example_queries
 from tests.contract.query_lake import NOVEL, make_query_lake
 
@@ -25,7 +24,7 @@ def lake(tmp_path_factory) -> Path:
 
 
 def ask(lake: Path, name: str) -> pl.DataFrame:
-    with duckdb.connect(str(catalog_path(lake)), read_only=True) as connection:
+    with open_catalog(lake) as connection:
         return connection.sql((QUERIES / f"{name}.sql").read_text()).pl()
 
 

@@ -32,6 +32,7 @@ def test_every_reader_sees_the_same_rows(lake, table, tmp_path):
     assert len(pd.read_parquet(folder)) == rows
     assert duckdb.sql(f"select count(*) from '{pattern}'").fetchall() == [(rows,)]
     with duckdb.connect(str(lake / "catalog.duckdb"), read_only=True) as connection:
+        connection.sql(f"SET file_search_path = '{lake}'")
         assert connection.sql(f"select count(*) from toy.{table}").fetchall() == [(rows,)]
 
 

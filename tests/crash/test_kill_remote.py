@@ -7,16 +7,19 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from schemas.manifest import Snapshot
 from storage.catalog import CATALOG_SQL
 from storage.damage import drop, restorable, restore, verify_lake, verify_version
-from storage.layout import MANIFEST, lake_root
+from storage.layout import MANIFEST, SNAPSHOT, lake_root
 from storage.objects import bucket_of
 from storage.remote import piece_object, version_prefix
-from storage.tables import current_versions
-from storage.upkeep import find_remote_garbage
+from storage.snapshots import history
+from storage.tables import current_versions, versions_of
+from storage.upkeep import find_remote_garbage, remove_remote_garbage
 from tests.crash.test_kill import STEPS as LOCAL_STEPS
 from tests.s3 import BUCKET, moto, settings
 from tests.toy import build_toy, write_raw
@@ -27,15 +30,17 @@ STEPS = [
     "piece_manifest_put",
     "version_part_put",
     "version_manifest_put",
+    "snapshot_put",
     "before_pointer",
     "after_pointer",
 ]
 REMOVALS = [
-    ("drop", "pointer_deleted"),
     ("drop", "objects_copied"),
     ("drop", "manifest_deleted"),
     ("restore", "object_restored"),
 ]
+GARBAGE = "garbage_deleted"
+CURRENT = "/current.json"
 FAST = {("piece_file_put", 3), ("piece_manifest_put", 1), ("before_pointer", 1)}
 KILLS = [(step, number) for step in STEPS + LOCAL_STEPS for number in (1, 3, 8)]
 
@@ -43,7 +48,7 @@ KILLS = [(step, number) for step in STEPS + LOCAL_STEPS for number in (1, 3, 8)]
 def test_every_step_of_the_code_is_killed_at():
     code = "".join(path.read_text() for path in (ROOT / "storage").glob("remote*.py"))
     found = set(re.findall(r'step\("(\w+)"\)', code))
-    assert found == {*STEPS, *(step for _, step in REMOVALS)}
+    assert found == {*STEPS, *(step for _, step in REMOVALS), GARBAGE}
 
 
 @pytest.fixture(scope="module")
@@ -77,10 +82,16 @@ def undisturbed(url, tmp_path_factory):
         return root / "raw", content(lake)
 
 
-def content(lake: Path) -> dict[str, bytes]:
-    """Every object; the catalogue names its own address, so it is left out."""
+def content(lake: Path) -> dict[str, Any]:
+    """Every object; the catalogue names its own address, so it is left out, and so are clocks."""
     bucket = bucket_of(lake)
-    return {name: bucket.get(name).data for name in bucket.listing("") if name != CATALOG_SQL}
+    found = {name: bucket.get(name).data for name in bucket.listing("") if name != CATALOG_SQL}
+    return {
+        name: Snapshot.unsealed(data).model_dump(exclude={"made", "finished"})
+        if name.endswith(SNAPSHOT)
+        else data
+        for name, data in found.items()
+    }
 
 
 def killed(lake: Path, raw: Path, step: str, number: int, action: str = "build") -> int:
@@ -110,7 +121,7 @@ def test_killed_build_ends_as_if_it_never_was(machine, undisturbed, step, number
     # The machine itself goes on, or another one whose cache is empty.
     build_toy(machine("killed" if number == 1 else "other"), raw)
     assert content(lake) == expected
-    assert find_remote_garbage(lake, grace_hours=-1) == []
+    assert find_remote_garbage(lake, grace_hours=-1, keep=1) == []
 
 
 @pytest.mark.parametrize(
@@ -162,8 +173,31 @@ def test_a_killed_removal_goes_on_where_it_was(machine, undisturbed, action, ste
     drop(lake, verify_lake(lake).damage)
     assert not verify_lake(lake).damage
     build_toy(machine("other"), raw)
-    now = {name: data for name, data in content(lake).items() if "tombstones" not in name}
-    assert {n: d for n, d in now.items() if not n.endswith(("current.json", MANIFEST))} == {
-        n: d for n, d in expected.items() if not n.endswith(("current.json", MANIFEST))
-    }
-    assert now.keys() == expected.keys()
+
+    def comparable(objects: dict[str, Any]) -> dict[str, Any]:
+        """Without what counts publications, and records of the build that first made a version."""
+        counted = (CURRENT, MANIFEST, SNAPSHOT)
+        there = {name: data for name, data in objects.items() if "tombstones" not in name}
+        return {name: data for name, data in there.items() if not name.endswith(counted)}
+
+    assert comparable(content(lake)) == comparable(expected)
+    tables = {version.name: version.manifest.key for version in current_versions(lake)}
+    assert tables == {version.name: version.manifest.key for version in build.versions.values()}
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_a_killed_gc_leaves_every_table_whole(machine, undisturbed, tmp_path, number):
+    raw = tmp_path / "raw"
+    shutil.copytree(undisturbed[0], raw)
+    lake = machine("killed")
+    build_toy(lake, raw)
+    (raw / "f0.txt").write_text("a,1\n")
+    build_toy(lake, raw)
+    assert killed(lake, raw, GARBAGE, number, "gc") == -signal.SIGKILL
+    reader = machine("reader")
+    assert not verify_lake(reader).damage
+    for snapshot in history(reader, "toy"):
+        assert versions_of(reader, snapshot)
+    remove_remote_garbage(reader, find_remote_garbage(reader, -1, keep=1))
+    assert find_remote_garbage(reader, -1, keep=1) == []
+    assert not any(piece.made_now for piece in build_toy(machine("other"), raw).pieces)

@@ -1,14 +1,17 @@
 """Runs: their keys, and that they stay in the lake as long as their rows do."""
 
-from itertools import permutations
+from itertools import pairwise, permutations
 from pathlib import Path
 
 import polars as pl
 import pytest
 
 from schemas.errors import RunsFailed
+from schemas.manifest import Snapshot
 from schemas.runs import RunFacts
-from storage.tables import current_version
+from storage.snapshots import current_snapshot, history
+from storage.tables import current_version, versions_of
+from tasks.engine.stage import Build
 from tasks.evaluation.protocols import rows_key
 from tasks.evaluation.runs import config_id, run_id
 from tasks.evaluation.stages import numbered_labels
@@ -189,3 +192,68 @@ def test_labels_are_numbered_among_those_with_training_rows() -> None:
     )
     numbered, classes = numbered_labels(rows)
     assert numbered["label"].to_list() == [1, 0, 0, None] and classes == {0: "c", 1: "e"}
+
+
+def snapshot_runs(lake: Path, snapshot: Snapshot) -> set[str]:
+    """The runs that a snapshot shows; each is in all tables of runs, with all its scores."""
+    tables = {version.manifest.table: version.read() for version in versions_of(lake, snapshot)}
+    found = set(snapshot.runs)
+    for name in ("runs", "training", "outputs", "predictions", "scores", "metrics", "curves"):
+        assert set(tables[name]["run_id"] if name in tables else ()) == found, name
+    if found:
+        scores = tables["metrics"].group_by("run_id").agg(pl.col("score").n_unique())
+        assert set(scores["score"]) == {2}
+    return found
+
+
+def test_finished_runs_are_shown_while_the_build_goes_on(
+    raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.engine.stage.PUBLISH_SECONDS", 0)
+    monkeypatch.setattr("tasks.engine.stage.PUBLISH_SHARE", float("inf"))
+    lake = tmp_path / "lake"
+    build_small(lake, raw, slopes=(4.0, 5.0))
+    *partial, last = history(lake, "small")
+    assert all(snapshot.partial for snapshot in partial) and not last.partial
+    shown = [snapshot_runs(lake, snapshot) for snapshot in (*partial, last)]
+    assert shown[0] == set() and "splits" in partial[0].tables  # data first
+    assert all(before < after for before, after in pairwise(shown[:-1]))  # then run by run
+    assert len(shown[-1]) == 4 and {len(runs) for runs in shown} >= {0, 1, 2, 3}
+
+
+def test_what_is_finished_stays_when_a_build_is_killed(
+    raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.engine.stage.PUBLISH_SECONDS", 0)
+    monkeypatch.setattr("tasks.engine.stage.PUBLISH_SHARE", float("inf"))
+    lake = tmp_path / "lake"
+    build_small(lake, raw, slopes=(4.0,))
+    before = bytes_of(lake)
+    published = Build._publish_partial
+
+    def kill(build: Build, pieces, pending=()) -> None:
+        published(build, pieces, pending)
+        if len(current_snapshot(lake, "small").runs) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Build, "_publish_partial", kill)
+    with pytest.raises(KeyboardInterrupt):
+        build_small(lake, raw, slopes=(5.0,))
+    snapshot = current_snapshot(lake, "small")
+    assert snapshot.partial and len(snapshot_runs(lake, snapshot)) == 3
+    monkeypatch.undo()
+    build_small(lake, raw, slopes=(5.0,))
+    other = tmp_path / "other"
+    build_small(other, raw, slopes=(4.0, 5.0))
+    assert bytes_of(lake) == bytes_of(other) != before
+
+
+def test_runs_leave_in_the_swap_that_brings_other_data(raw: Path, tmp_path: Path) -> None:
+    """Seen in the partial snapshot that shows the new data."""
+    lake = tmp_path / "lake"
+    build_small(lake, raw)
+    write_raw(raw / "samples.csv", extra=["more,a,test,0.1"])
+    build_small(lake, raw)
+    _, _, partial, last = history(lake, "small")
+    assert partial.partial and snapshot_runs(lake, partial) == set()
+    assert len(snapshot_runs(lake, last)) == 2

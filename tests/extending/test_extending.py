@@ -56,7 +56,7 @@ def tree(tmp_path_factory):
         episodes={"normal": 2, "fence": 2, "item_tnt": 1, "tree_easy": 1},
         bad_records=False,
     )
-    sizes = {"cifar_train": 6, "cifar_test": 4, "stl_train": 2, "stl_test": 2}
+    sizes = {"cifar_train": 10, "cifar_test": 4, "stl_train": 2, "stl_test": 2}
     write_semantic(raw / "semantic", imagenet_train=2, imagenet_val=2, **sizes)
     write_threedos(raw / "threedos", train=6, test=4, scans_train=2, scans_test=2, models=2)
     write_kowl(raw / "kowl", clips_per_class=8, videos_per_class=2)

@@ -11,7 +11,7 @@ from flows.options import add_options, chosen_values, split_settings
 from schemas.config import Settings
 from schemas.errors import ConfigError
 from schemas.runs import RunChoices
-from tasks.detectors import PLUGINS
+from tasks import models
 from tasks.engine.plugins import Plugin
 
 
@@ -104,4 +104,4 @@ def test_a_plugin_resolves_what_was_given() -> None:
     with pytest.raises(ConfigError, match=r"odin.stp is not a setting .*; did you mean step\?"):
         Model.resolve("small", {"odin": {"stp": "5"}})
     with pytest.raises(ConfigError, match=r"no model 'patch_memroy'.*; did you mean patch_memory"):
-        PLUGINS.find("patch_memroy")
+        models.find("patch_memroy")

@@ -216,6 +216,7 @@ def test_a_server_lost_in_the_middle_is_one_warning(tmp_path, address, fails):
     (tmp_path / "closed").touch()
     _, errors = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == fails, errors
+    errors = errors.partition("nanobind: ")[0]  # DuckDB's own account of its memory, at the exit
     assert errors.count("warning: the Prefect server is lost") == 1
     notes = list((tmp_path / "lake" / "reports" / "failures").glob("*.md"))
     assert len(notes) == fails
@@ -223,7 +224,8 @@ def test_a_server_lost_in_the_middle_is_one_warning(tmp_path, address, fails):
         assert notes[0].read_text().startswith("# toy: failed\n\nRuntimeError: a defect\n")
         assert errors.endswith("\nRuntimeError: a defect\n")
     else:
-        lines = [line for line in errors.splitlines() if "toy/" not in line and "/" not in line]
+        stages = ("toy/", "read_lines: ", "add_up: ")
+        lines = [line for line in errors.splitlines() if not line.startswith(stages)]
         assert len(lines) == 1, errors
     assert parquet_bytes(tmp_path / "first") == parquet_bytes(tmp_path / "second")
 

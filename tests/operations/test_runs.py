@@ -2,12 +2,11 @@
 
 from pathlib import Path
 
-import duckdb
 import pytest
 
 from flows.cli import main
 from schemas.errors import ConfigError
-from storage.layout import catalog_path
+from storage.catalog import open_catalog
 from tasks.operations.runs import compare_runs, drop_runs, list_runs, show_run
 from tests.evaluation.small_runs import build_small, write_raw
 from tests.evaluation.test_runs import read
@@ -28,7 +27,7 @@ from lake.metrics"""
 
 
 def test_every_number_by_one_select(lake: Path) -> None:
-    with duckdb.connect(str(catalog_path(lake)), read_only=True) as connection:
+    with open_catalog(lake) as connection:
         rows = connection.sql(SELECT).pl()
         listed = "select view_name from duckdb_views() where schema_name = 'lake'"
         views = {name for (name,) in connection.sql(listed).fetchall()}

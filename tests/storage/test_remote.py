@@ -20,15 +20,18 @@ import pytest
 
 from flows.cli import main
 from schemas.errors import ConfigError, LakeError
-from storage.catalog import CATALOG_SQL, catalog_for
+from storage.catalog import CATALOG_SQL, catalog_for, open_catalog
 from storage.damage import drop, restorable, restore, verify_lake, verify_version
 from storage.layout import lake_address, lake_root
 from storage.objects import Bucket, bucket_of
 from storage.pieces import find_piece, find_pieces
-from storage.remote import commit_piece, piece_object, piece_prefix, pull_version, swap_pointer
+from storage.remote import commit_piece, piece_object, piece_prefix
 from storage.remote_upkeep import remove_objects
-from storage.tables import current_version, current_versions
+from storage.snapshots import current_snapshot, history
+from storage.tables import Contents, current_version, current_versions, publish
 from storage.upkeep import find_garbage, find_remote_garbage, statuses, trace_lineage
+from tests.evaluation.small_runs import build_small
+from tests.evaluation.small_runs import write_raw as write_samples
 from tests.s3 import BUCKET, KEY, SECRET, free_port, moto, rclone, settings
 from tests.toy import TOTALS, build_toy, write_raw
 
@@ -152,8 +155,10 @@ def test_a_change_costs_what_changed_and_old_versions_stay_readable(strict, raw)
     for place in old.places:
         place.unlink()
     assert old.read().height == 21  # fetched from the bucket, where it is not current any more
-    pointer = json.loads(bucket_of(other).get("toy/readings/current.json").data)
-    assert (pointer["previous"], pointer["number"]) == (old.manifest.key, 2)
+    pointer = json.loads(bucket_of(other).get("toy/current.json").data)
+    assert (pointer["number"], pointer["partial"]) == (2, False)
+    first, second = history(other, "toy")
+    assert second.previous == first.name and first.tables["readings"] == old.manifest.key
 
 
 def test_status_and_lineage_fetch_manifests_only(strict, raw):
@@ -185,7 +190,8 @@ def test_catalogue_in_the_cache_and_in_the_bucket(strict, raw):
     build_toy(strict.use("here"), raw)
     lake = strict.use("there")
     sql = "select count(*) from toy.readings"
-    with duckdb.connect(str(catalog_for(lake, sql)), read_only=True) as connection:
+    catalog_for(lake, sql)
+    with open_catalog(lake) as connection:
         assert connection.sql(sql).fetchall() == [(21,)]
     text = bucket_of(lake).get(CATALOG_SQL).data.decode()
     assert text.count("CREATE OR REPLACE VIEW") == len(TABLES) + 1  # lake.quarantine
@@ -219,8 +225,9 @@ def test_commands_take_an_address(strict, raw, capsys):
     assert "read_lines" in said("lineage", "toy/totals")
     assert "14" in said("query", "select count(*) from toy.readings")
     assert "nothing to remove" in said("gc", "--yes")
-    removed = said("gc", "--yes", "--grace", "-1")
-    assert f"bytes  {strict.address}/toy/readings/versions/" in removed and "removed 5" in removed
+    removed = said("gc", "--yes", "--grace", "-1", "--keep", "1")
+    assert f"bytes  {strict.address}/toy/readings/versions/" in removed
+    assert f"{strict.address}/toy/snapshots/s000001" in removed
 
 
 def test_diff_finds_versions_that_were_never_in_this_cache(strict, raw, capsys):
@@ -257,9 +264,9 @@ def test_polars_pyarrow_and_pandas_read_straight_from_the_bucket(request, machin
         scheme="http",
         region="us-east-1",
     )
-    with system.open_input_stream(f"{prefix}/toy/readings/current.json") as file:
-        current = json.loads(file.read())["path"]
-    folder = f"{prefix}/toy/readings/{current}"
+    with system.open_input_stream(f"{prefix}/toy/current.json") as file:
+        current = json.loads(file.read())["tables"]["readings"]
+    folder = f"{prefix}/toy/{current}"
     by_arrow = pq.read_table(folder, filesystem=system)
     assert pl.from_arrow(by_arrow).sort("file", "line").equals(expected)
     assert by_arrow.to_pandas().shape == (expected.height, 4)
@@ -287,13 +294,53 @@ def test_one_of_eight_writers_wins_a_create(strict):
     assert bucket.get("x").data == b"%d" % won.index(True)
 
 
-def test_no_swap_of_a_pointer_is_lost(strict):
-    strict.use("here")
-    bucket = Bucket(strict.address)
+def test_no_run_of_eight_writers_is_lost(strict):
+    """Who comes too late reads what the others published, and adds its own."""
+    lakes = [strict.use(f"machine{number}") for number in range(8)]
+
+    def write(number: int) -> None:
+        def plan(old):
+            runs = dict(old.runs if old else {})
+            return Contents(runs=runs | {f"run{number}": [f"toy/train/{number}"]})
+
+        publish(lakes[number], "toy", plan)
+
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda n: swap_pointer(bucket, "toy", "t", f"v{n}"), range(8)))
-    pointer = json.loads(bucket.get("toy/t/current.json").data)
-    assert pointer["number"] == 8 and pointer["version"] != pointer["previous"]
+        list(pool.map(write, range(8)))
+    reader = strict.use("reader")
+    snapshot = current_snapshot(reader, "toy")
+    assert snapshot.runs == {f"run{n}": [f"toy/train/{n}"] for n in range(8)}
+    assert [one.number for one in history(reader, "toy")] == list(range(1, 9))
+    assert [len(one.runs) for one in history(reader, "toy")] == list(range(1, 9))
+
+
+RUNS = """
+import sys
+from pathlib import Path
+from storage.layout import lake_root
+from tests.evaluation.small_runs import build_small
+build_small(lake_root(sys.argv[1]), Path(sys.argv[2]), slopes=(float(sys.argv[3]),))
+"""
+
+
+@pytest.mark.parametrize("builders", [2, pytest.param(8, marks=pytest.mark.slow)])
+def test_builders_of_other_runs_lose_none(strict, tmp_path, builders):
+    """The same set of runs as if one machine had made them after each other, to the byte."""
+    raw = tmp_path / "samples"
+    write_samples(raw / "samples.csv")
+    running = []
+    for number in range(builders):
+        strict.use(f"machine{number}")
+        command = [sys.executable, "-c", RUNS, strict.address, str(raw), str(4 + number)]
+        running.append(subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE))
+    for process in running:
+        _, said = process.communicate(timeout=240)
+        assert process.returncode == 0, said.decode()
+    folder = build_small(tmp_path / "folder", raw, slopes=[4.0 + n for n in range(builders)])
+    lake = strict.use("reader")
+    assert hashes(current_versions(lake)) == hashes(folder.versions.values())
+    snapshot = current_snapshot(lake, "small")
+    assert len(snapshot.runs) == 2 * builders and not snapshot.partial
 
 
 def test_a_stale_pointer_is_refused(strict):
@@ -331,9 +378,10 @@ def test_builders_at_once_leave_one_whole_table(strict, raw, tmp_path, builders)
         hashes(build_toy(tmp_path / f"folder{scale}", raw, scale=scale).versions.values())
         for scale in (1.0, 2.0)
     ]
-    for version in current_versions(lake):
+    versions = current_versions(lake)
+    assert hashes(versions) in possible  # all tables of one of them
+    for version in versions:
         assert not verify_version(version)
-        assert hashes([version])[version.name] in [p[version.name] for p in possible]
         assert version.read().height == version.manifest.rows
 
 
@@ -441,11 +489,13 @@ def test_gc_removes_only_what_is_unused_and_old(strict, raw):
     (raw / "f0.txt").write_text("a,1\n")
     build_toy(lake, raw)
     assert find_remote_garbage(lake) == []
-    garbage = find_remote_garbage(lake, grace_hours=-1)
+    assert find_remote_garbage(lake, grace_hours=-1, keep=2) == []
+    garbage = find_remote_garbage(lake, grace_hours=-1, keep=1)
+    assert len([g for g in garbage if "/snapshots/" in g.name]) == 1
     assert len([g for g in garbage if "/versions/" in g.name]) == 3
     assert len([g for g in garbage if "/pieces/" in g.name]) == 2
     remove_objects(bucket_of(lake), garbage)
-    assert find_remote_garbage(lake, grace_hours=-1) == []
+    assert find_remote_garbage(lake, grace_hours=-1, keep=1) == []
     assert not any(verify_version(version) for version in current_versions(lake))
     empty = strict.use("there")
     assert not any(piece.made_now for piece in build_toy(empty, raw).pieces)
@@ -492,16 +542,58 @@ def test_what_gc_took_on_another_machine_is_put_again(strict, raw):
 def test_a_broken_pointer_is_said_and_mended_by_a_build_or_a_command(strict, raw):
     lake = strict.use("here")
     build_toy(lake, raw)
-    bucket_of(lake).put("toy/totals/current.json", b"<html>")
+    bucket_of(lake).put("toy/current.json", b"<html>")
     with pytest.raises(LakeError, match="is no pointer; `novelty verify --drop`"):
         current_version(lake, "toy", "totals")
     build_toy(lake, raw)
     assert current_version(lake, "toy", "totals").read().height == 2
-    bucket_of(lake).put("toy/totals/current.json", b"<html>")
+    bucket_of(lake).put("toy/current.json", b"<html>")
     assert main(["verify", "--drop", "--lake", strict.address]) == 2
     assert main(["verify", "--lake", strict.address]) == 0
-    build_toy(lake, raw)
     assert current_version(lake, "toy", "totals").read().height == 2
+
+
+def test_a_damaged_snapshot_is_said_and_mended(strict, raw):
+    build_toy(strict.use("here"), raw)
+    lake = strict.use("there")
+    before = hashes(build_toy(strict.use("here"), raw).versions.values())
+    (name,) = [name for name in objects(lake) if name.endswith("_snapshot.json")]
+    bucket_of(lake).put(name, b"{}")
+    lake = strict.use("third")
+    with pytest.raises(LakeError, match=r"_snapshot.json is damaged: .*`novelty verify --drop`"):
+        current_versions(lake)
+    assert main(["verify", "--drop", "--lake", strict.address]) == 2
+    assert main(["verify", "--lake", strict.address]) == 0
+    assert hashes(current_versions(lake)) == before
+
+
+def test_a_bucket_of_the_time_before_snapshots(strict, raw):
+    lake = strict.use("here")
+    build_toy(lake, raw)
+    bucket, tables = bucket_of(lake), current_snapshot(lake, "toy").tables
+    bucket.delete(name for name in objects(lake) if "/snapshots/" in name or "current" in name)
+    for table, key in tables.items():
+        pointer = {"version": key, "path": f"versions/{key}"}
+        bucket.put(f"toy/{table}/current.json", json.dumps(pointer).encode())
+    lake = strict.use("there")
+    assert {v.manifest.table: v.manifest.key for v in current_versions(lake)} == tables
+    build_toy(lake, raw, scale=2.0)
+    assert [name for name in objects(lake) if "current" in name] == ["toy/current.json"]
+    assert current_snapshot(strict.use("third"), "toy").number == 1
+
+
+def test_snapshots_of_a_bucket_are_read_pinned_and_restored(strict, raw, capsys):
+    build_toy(strict.use("here"), raw)
+    build_toy(strict.use("here"), raw, scale=2.0)
+    lake = strict.use("there")
+    words = ["--lake", strict.address]
+    assert main(["path", "toy@s1", *words]) == 0
+    folder = Path(capsys.readouterr().out.strip())
+    assert pl.read_parquet(folder / "readings" / "*.parquet")["value"].max() < 50
+    assert main(["history", "--pin", "toy@s1", *words]) == 0
+    assert find_remote_garbage(lake, grace_hours=-1, keep=1) == []
+    assert main(["restore", "toy@s1", *words]) == 0
+    assert current_version(strict.use("third"), "toy", "readings").read()["value"].max() < 50
 
 
 def test_names_in_a_bucket_cannot_lead_out_of_the_cache(strict, raw):
@@ -514,7 +606,7 @@ def test_names_in_a_bucket_cannot_lead_out_of_the_cache(strict, raw):
     bucket.put(name, version.manifest.model_copy(update={"parts": parts}).sealed())
     with pytest.raises(LakeError, match="leads out of the lake"):
         current_version(lake, "toy", "totals").read()
-    bucket.put("toy/totals/current.json", b'{"version": "../../x"}')
+    bucket.put("toy/current.json", b'{"snapshot": "../../x"}')
     with pytest.raises(LakeError, match="leads out of the lake"):
         current_version(strict.use("third"), "toy", "totals")
 
@@ -558,7 +650,6 @@ def test_network_failure_is_one_sentence_and_a_later_run_finishes(monkeypatch, t
     with pytest.raises(LakeError, match="run the same command again"):
         build_toy(lake, raw)
     with rclone(tmp_path, port):
-        assert pull_version(bucket_of(lake), lake, "toy", "readings")
         assert (
             current_version(lake, "toy", "readings").manifest == old.versions["readings"].manifest
         )

@@ -3,11 +3,10 @@
 import tarfile
 from pathlib import Path
 
-import duckdb
 import pytest
 
 from flows.cli import main
-from storage.catalog import refresh_catalog
+from storage.catalog import open_catalog, refresh_catalog
 from storage.tables import current_version
 
 ARCHIVE = Path(__file__).parent / "lake_of_version_1.tar.xz"
@@ -22,7 +21,8 @@ def lake(tmp_path: Path) -> Path:
 
 def test_its_tables_are_read_as_they_are(lake: Path) -> None:
     assert current_version(lake, "novelcraft", "frames").read().height == 62
-    with duckdb.connect(str(refresh_catalog(lake)), read_only=True) as connection:
+    refresh_catalog(lake)
+    with open_catalog(lake) as connection:
         assert connection.sql("select count(*) from novelcraft.scores").fetchall() == [(15,)]
         assert connection.sql("select count(*) from toy.readings").fetchall()[0][0] > 0
         views = connection.sql(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from tasks.semantic.models.base import Turned
+from tasks.models.pictures import Turned
 
 if TYPE_CHECKING:
     import torch

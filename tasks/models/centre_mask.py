@@ -7,21 +7,44 @@ the mean colour, which is 0 after normalising, and is laid on the cropped pictur
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
-from tasks.semantic.models.base import NetworkModel
-from tasks.semantic.presets import MaskSetup, Setup
+from pydantic import Field, model_validator
+
+from schemas.config import Settings
+from tasks.models.pictures import PictureClassifier, PictureTraining
 
 if TYPE_CHECKING:
     import torch
 
 
-class CentreMask(NetworkModel):
-    name: ClassVar[str] = "centre_mask"
-    configuration: ClassVar[type[Setup]] = MaskSetup
+class MaskSettings(Settings):
+    """The control's mask, in shares of the picture's side; defaults are the paper's on CIFAR-10."""
 
-    def pictures(self) -> int:
-        return 0
+    side: float = Field(16 / 32, gt=0, lt=1)
+    """Side of the mask."""
+    region: float = Field(21 / 32, gt=0, le=1)
+    """Side of the region that the mask stays in."""
+    offset: float = Field(5 / 32, ge=0, lt=1)
+    """Where the region begins; the middle would be 5.5 pixels."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.side > self.region or self.offset + self.region > 1:
+            raise ValueError("the mask must lie in its region and the region in the picture")
+        return self
+
+
+class Configuration(PictureTraining):
+    """With a square hidden from the class step."""
+
+    mask: MaskSettings = MaskSettings()
+    """The mask and where it may lie."""
+
+
+class CentreMask(PictureClassifier):
+    name: ClassVar[str] = "centre_mask"
+    configuration: ClassVar[type[Settings]] = Configuration
 
     def class_view(self, pictures: torch.Tensor) -> torch.Tensor:
         import torch
@@ -38,7 +61,7 @@ class CentreMask(NetworkModel):
         """(B, side) places under the mask along one side; `draws` (B,) are uniform in 0..1."""
         import torch
 
-        mask = self.setup.mask
+        mask = self.settings.mask
         length, region, offset = (
             round(share * side) for share in (mask.side, mask.region, mask.offset)
         )

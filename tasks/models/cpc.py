@@ -12,12 +12,16 @@ The network has a stride of 2 in the first convolution, mirrored edges and a bat
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from pydantic import Field, model_validator
+
+from schemas.config import Settings
 from schemas.errors import ConfigError
-from tasks.semantic.models.base import NetworkModel
-from tasks.semantic.networks import AUXILIARY, NetworkSettings, norms, pooled, shared_width, trunk
-from tasks.semantic.presets import CpcSetup, Setup
+from tasks.learning.trainer import Batch
+from tasks.models.pictures import AuxiliaryClassifier, AuxiliaryTraining
+from tasks.networks.wide_resnet import AUXILIARY, norms, pooled
 
 if TYPE_CHECKING:
     import torch
@@ -26,29 +30,60 @@ if TYPE_CHECKING:
 STEPS = 5
 
 
-class Cpc(NetworkModel):
+class CpcSettings(Settings):
+    """Patches and context of contrastive predictive coding; defaults are the paper's."""
+
+    patch: int = Field(64, ge=4)
+    """Side of a patch."""
+    stride: int = Field(32, ge=1)
+    """Distance of two patches."""
+    margin: int = Field(4, ge=0)
+    """A patch is cut at random to its side less twice this, then padded by reflection."""
+    context: int = Field(256, ge=1)
+    """Channels of the context network."""
+    layers: int = Field(4, ge=0)
+    """Residual layers of the context network after the one that sees rows above."""
+    batch_size: int = Field(32, ge=1)
+    """Pictures per auxiliary step."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.patch <= 3 * self.margin:
+            raise ValueError(f"margin {self.margin} is too wide for a patch of {self.patch}")
+        return self
+
+
+class Configuration(AuxiliaryTraining):
+    """With contrastive predictive coding."""
+
+    cpc: CpcSettings = CpcSettings()
+    """Patches and context."""
+
+
+class Cpc(AuxiliaryClassifier):
     name: ClassVar[str] = "cpc"
-    configuration: ClassVar[type[Setup]] = CpcSetup
-    augmented: ClassVar[bool] = True
-    decays: ClassVar[bool] = False
+    configuration: ClassVar[type[Settings]] = Configuration
+    auxiliary_decays: ClassVar[bool] = False
 
     @classmethod
-    def weight(cls, network_name: str) -> float:
+    def paper_weight(cls, network: str | None) -> float:
         return 10.0
 
     @classmethod
-    def network(cls, settings: NetworkSettings) -> NetworkSettings:
-        changes = {"stem_stride": 2, "padding": "symmetric", "tasks": 2}
-        return settings.model_copy(update=changes)
+    def network_settings(
+        cls, network: str, preset: str | None, changes: Mapping[str, Any] | None = None
+    ) -> Settings:
+        own = {"stem_stride": 2, "padding": "symmetric", "tasks": 2}
+        return super().network_settings(network, preset, changes).model_copy(update=own)
 
-    def pictures(self) -> int:
-        return self.setup.cpc.batch_size
+    def auxiliary_pictures(self) -> int:
+        return self.settings.cpc.batch_size
 
-    def build(self) -> dict[str, nn.Module]:
+    def task_layers(self) -> dict[str, nn.Module]:
         from torch import nn
 
-        settings = self.setup.cpc
-        width, context = shared_width(self.setup.network), settings.context
+        settings = self.settings.cpc
+        width, context = self.network.shared_width, settings.context
         return _initialised(
             {
                 "norm": norms(width, 1),
@@ -67,12 +102,13 @@ class Cpc(NetworkModel):
             }
         )
 
-    def shared(self, layers: nn.ModuleDict) -> list[nn.Parameter]:
+    def shared_parameters(self) -> list[nn.Parameter]:
         """The first convolution and the shared groups; of the norms those of this task."""
-        groups = layers["groups"][: self.setup.network.shared_groups]
+        network = self.network
+        groups = network.layers["groups"][: network.settings.shared_groups]
         norms_of_classes = (".norm1.0.", ".norm2.0.")
         return [
-            *layers["stem"].parameters(),
+            *network.layers["stem"].parameters(),
             *(
                 parameter
                 for name, parameter in groups.named_parameters()
@@ -80,22 +116,20 @@ class Cpc(NetworkModel):
             ),
         ]
 
-    def loss(
-        self, own: nn.ModuleDict, layers: nn.ModuleDict, pictures: torch.Tensor
-    ) -> torch.Tensor:
+    def auxiliary_loss(self, batch: Batch) -> torch.Tensor:
         import torch
         from torch.nn import functional
 
-        patches = self.patches(pictures)
+        patches = self.patches(self.augmented(batch))
         rows, columns = patches.shape[1:3]
         order = torch.randperm(rows * columns, device=patches.device)
         shuffled = patches.flatten(1, 2)[:, order].view_as(patches)
-        features = self._features(own, layers, self.changed(patches))
-        negatives = self._features(own, layers, self.changed(shuffled))
-        context = self._context(own, features).permute(0, 2, 3, 1)
+        features = self._features(self.changed(patches))
+        negatives = self._features(self.changed(shuffled))
+        context = self._context(features).permute(0, 2, 3, 1)
         pairs = []
         for step in range(1, min(STEPS, rows - 1) + 1):
-            predicted = own["predict"][step - 1](context[:, : rows - step])
+            predicted = self.layers["predict"][step - 1](context[:, : rows - step])
             pairs.append(
                 torch.stack(
                     [
@@ -111,7 +145,7 @@ class Cpc(NetworkModel):
 
     def patches(self, pictures: torch.Tensor) -> torch.Tensor:
         """(B, rows, columns, 3, patch, patch)."""
-        settings = self.setup.cpc
+        settings = self.settings.cpc
         if min(pictures.shape[2:]) < settings.patch + settings.stride:
             raise ConfigError(
                 f"cpc: a picture of {tuple(pictures.shape[2:])} has no two rows of patches of "
@@ -126,7 +160,7 @@ class Cpc(NetworkModel):
         import torch
         from torch.nn import functional
 
-        margin = self.setup.cpc.margin
+        margin = self.settings.cpc.margin
         flat = patches.flatten(0, 2)
         count, channels, side = flat.shape[:3]
         every = torch.arange(count, device=flat.device)
@@ -144,25 +178,19 @@ class Cpc(NetworkModel):
         padded = functional.pad(cut, (margin,) * 4, mode="reflect") if margin else cut
         return padded[:, None].expand(-1, channels, -1, -1).contiguous().view_as(patches)
 
-    def _features(
-        self, own: nn.ModuleDict, layers: nn.ModuleDict, patches: torch.Tensor
-    ) -> torch.Tensor:
+    def _features(self, patches: torch.Tensor) -> torch.Tensor:
         """(B, D, rows, columns)."""
-        network = self.setup.network
-        hidden = trunk(
-            layers,
-            network,
-            patches.flatten(0, 2),
-            AUXILIARY,
-            min(network.shared_groups, network.groups),
-        )
-        rows = pooled(own["norm"], hidden, AUXILIARY)
+        shape = self.network.settings
+        groups = min(shape.shared_groups, shape.groups)
+        hidden = self.network.trunk(patches.flatten(0, 2), AUXILIARY, groups)
+        rows = pooled(self.layers["norm"], hidden, AUXILIARY)
         return rows.view(*patches.shape[:3], -1).permute(0, 3, 1, 2)
 
-    def _context(self, own: nn.ModuleDict, features: torch.Tensor) -> torch.Tensor:
+    def _context(self, features: torch.Tensor) -> torch.Tensor:
         """(B, context, rows, columns); a place sees its own row and those above."""
         from torch.nn import functional
 
+        own = self.layers
         hidden = own["enter"](features.contiguous())
         above = own["above"](functional.pad(hidden.relu(), (1, 1, 1, 0)))
         hidden = hidden + own["above_out"](above.relu())

@@ -1,0 +1,245 @@
+"""Which trials there are for models: the user's choice checked, and an offer for each trial.
+
+Enters: the choice, subsets, splits and parts of tables. Leaves: offers for
+tasks/evaluation/model_runs.py. A wrong name or setting is said before anything is read.
+"""
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import polars as pl
+
+from schemas.errors import ConfigError, SourceError
+from schemas.semantic import Config
+from storage.pieces import Part
+from tasks import networks
+from tasks.engine.plugins import ALL
+from tasks.engine.stage import Build
+from tasks.evaluation.model_runs import Offer, plan_models
+from tasks.evaluation.stages import check_scores, chosen_scores
+from tasks.learning.devices import choose_device
+from tasks.models.base import Model
+from tasks.models.classifier import Classifier
+from tasks.models.odin import Odin
+from tasks.models.pixel_gaussian import PixelGaussian, shrunk_side
+from tasks.semantic.trials import Subset, parts_of, protocol_of
+
+BENCHMARK, MODALITY = "semantic", "image"
+# The longest side of pictures that each network is for.
+SIDES = {"cifar": 48, "stl": 128}
+AUTO = "auto"
+
+
+# ---------------------------------------------------------------- what is asked for
+
+
+def with_own_models(config: Config) -> Config:
+    """With what comes unasked: the trivial baseline, and a network for ODIN alone."""
+    asked = dict(config.models)
+    if config.trivial_baseline:
+        asked.setdefault(PixelGaussian.name, {})
+    if set(asked) - {PixelGaussian.name} == {Odin.name} and "base" not in asked[Odin.name]:
+        asked[Classifier.name] = {}
+    return config.model_copy(update={"models": asked})
+
+
+def check_choice(config: Config, declared: Sequence[Subset]) -> None:
+    """Names and settings that can be known to be wrong before anything is read."""
+    datasets = [source.partition(".")[0] for source in config.source]
+    there = list(dict.fromkeys([*(subset.name for subset in declared), *datasets]))
+    for name in config.subsets:
+        if name not in there:
+            raise ConfigError(f"subsets: {name!r} is unknown; there are {', '.join(there)}")
+    for name in config.protocols:
+        subset, slash, _ = name.partition("/")
+        if slash and subset not in (config.subsets or there):
+            raise ConfigError(
+                f"protocols: {name!r} is of no subset that is built; there are "
+                f"{', '.join(config.subsets or there)}"
+            )
+    if config.predictors:
+        raise ConfigError("semantic has no predictors, as nothing in it goes over time")
+    named = [name for name in chosen_networks(config.networks) if name != AUTO]
+    offer = Offer("any trial", MODALITY, tuple(named) or networks.names_of(MODALITY))
+    runs = plan_models(BENCHMARK, with_own_models(config), [offer])
+    choose_device(config.device)
+    chosen_scores(config.scores, config.preset)
+    check_scores(config.scores, {run.kind.name: run.kind.gives for run in runs})
+
+
+def chosen_networks(choice: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Networks by name; `auto`, which is also what nothing and `all` mean, goes by the pictures."""
+    names = networks.names_of(MODALITY)
+    for name, changes in choice.items():
+        if name not in (*names, AUTO, ALL):
+            raise ConfigError(f"no network {name!r}; there are: {', '.join((AUTO, *names))}")
+        if changes and name in (AUTO, ALL):
+            raise ConfigError(f"networks.{name} has no settings; name one of {', '.join(names)}")
+    wanted = [AUTO if name == ALL else name for name in choice]
+    return list(dict.fromkeys(wanted)) or [AUTO]
+
+
+def network_for(name: str, side: int) -> str:
+    """The network named, or with `auto` the one for pictures of this side."""
+    if name != AUTO:
+        return name
+    return next((network for network, most in SIDES.items() if side <= most), "imagenet")
+
+
+# ---------------------------------------------------------------- trials
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One protocol with what its runs read; sides are the least and most pixels of a picture."""
+
+    protocol: str
+    subset: Subset
+    member: str
+    splits: Part
+    pictures: tuple[Part, ...]
+    sides: tuple[int, int]
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return self.splits, *self.pictures
+
+
+def all_trials(build: Build, subsets: Sequence[Subset]) -> list[Trial]:
+    """Every trial of this build."""
+    splits = {part.shard: part for part in build.table("splits")}
+    used = build.read("splits")["sample_id"].unique()
+    pictures = {
+        dataset: parts_of(dataset, build.table("pictures"))
+        for dataset in {subset.dataset for subset in subsets}
+    }
+    sides = {dataset: picture_sides(parts, used) for dataset, parts in pictures.items()}
+    return [
+        Trial(
+            protocol,
+            subset,
+            member,
+            splits[protocol],
+            pictures[subset.dataset],
+            sides[subset.dataset],
+        )
+        for subset in subsets
+        for member in subset.members.values()
+        for protocol in (protocol_of(subset, member),)
+    ]
+
+
+def picture_sides(pictures: Iterable[Part], used: pl.Series) -> tuple[int, int]:
+    """The shortest and the longest side of those pictures that are in a trial."""
+    sizes = pl.concat(
+        part.read(["sample_id", "width", "height"]).filter(
+            pl.col("sample_id").is_in(used.implode())
+        )
+        for part in pictures
+    )
+    ends = sizes.select(
+        pl.min_horizontal("width", "height").min().alias("least"),
+        pl.max_horizontal("width", "height").max().alias("most"),
+    )
+    least, most = ends.row(0)
+    return least or 1, most or 1
+
+
+def chosen_trials(names: Sequence[str], trials: Sequence[Trial]) -> list[Trial]:
+    """Trials by protocol, subset or held-out member; ConfigError names one that is not there."""
+    words = [{trial.protocol, trial.subset.name, trial.member} for trial in trials]
+    for name in names:
+        if not any(name in every for every in words):
+            there = ", ".join(trial.protocol for trial in trials)
+            raise ConfigError(f"protocols: no trial {name!r}; there are {there}")
+    wanted = set(names)
+    return [t for t, every in zip(trials, words, strict=True) if not wanted or every & wanted]
+
+
+def trainable(trials: Sequence[Trial], splits: pl.DataFrame) -> list[Trial]:
+    """Trials with a training image of two classes or more and both roles in test."""
+    ready = {}
+    for (protocol,), rows in splits.group_by("protocol"):
+        labels = set(rows.filter(split="train")["label"])
+        test = rows.filter(split="test")
+        ready[protocol] = (
+            len(labels) > 1
+            and labels == set(range(len(labels)))
+            and set(test["label"].drop_nulls()) <= labels
+            and set(test["role"]) == {"known", "novel"}
+        )
+    for trial in trials:
+        if not ready.get(trial.protocol):
+            print(
+                f"  {trial.protocol}: no network, as a class has no training image, or test has no "
+                "known or no novel one",
+                file=sys.stderr,
+            )
+    found = [trial for trial in trials if ready.get(trial.protocol)]
+    if not found:
+        raise SourceError("no trial has pictures enough for a network; name more sources")
+    return found
+
+
+# ---------------------------------------------------------------- offers
+
+
+def offers_of(config: Config, trials: Sequence[Trial], splits: pl.DataFrame) -> list[Offer]:
+    """What models there may be of each trial; `config` is `with_own_models`.
+
+    The baseline is made of every trial, or where it is only named of those that are named.
+    """
+    chosen = chosen_trials(config.protocols, trials)
+    train, test = (image_counts(splits, split) for split in ("train", "test"))
+    ready = [t for t in trials if train.get(t.protocol, 0) >= 2 and test.get(t.protocol, 0) >= 1]
+    fewest: dict[str, int] = {}
+    for trial in ready:
+        count = train[trial.protocol]
+        fewest[trial.subset.name] = min(count, fewest.get(trial.subset.name, count))
+    baseline, others = set(), set()
+    if config.models.keys() & {PixelGaussian.name, ALL}:
+        wanted = trials if config.trivial_baseline else chosen
+        baseline = {trial.protocol for trial in wanted if trial in ready}
+        _say_lacking([trial.protocol for trial in wanted if trial not in ready])
+    if config.models.keys() - {PixelGaussian.name}:
+        others = {trial.protocol for trial in trainable(chosen, splits)}
+    names = chosen_networks(config.networks)
+    return [
+        Offer(
+            trial.protocol,
+            MODALITY,
+            tuple(dict.fromkeys(network_for(name, trial.sides[1]) for name in names)),
+            partial(_takes, trial.protocol in baseline, trial.protocol in others),
+            partial(_adapt, trial.sides[0], fewest.get(trial.subset.name, 0)),
+        )
+        for trial in trials
+        if trial.protocol in baseline | others
+    ]
+
+
+def image_counts(splits: pl.DataFrame, split: str) -> dict[str, int]:
+    """Images of that split by protocol."""
+    return dict(splits.filter(split=split).group_by("protocol").len().iter_rows())
+
+
+def _say_lacking(protocols: Sequence[str]) -> None:
+    if protocols:
+        print(
+            f"  {', '.join(protocols)}: no baseline, as less than 2 training images or no test "
+            "image are there",
+            file=sys.stderr,
+        )
+
+
+def _takes(baseline: bool, others: bool, kind: type[Model]) -> bool:
+    return baseline if kind is PixelGaussian else others
+
+
+def _adapt(shortest: int, images: int, kind: type[Model], settings: Any) -> dict[str, Any]:
+    """The baseline sees all trials of a subset at the side that the smallest one allows."""
+    if kind is not PixelGaussian:
+        return {}
+    return {"side": shrunk_side(min(settings.side, shortest), images)}
