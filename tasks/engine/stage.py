@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import polars as pl
 
@@ -544,7 +544,6 @@ class Build:
             return make_shard(stage.code, str(self.lake), self.benchmark, shard, settings)
 
         make_one = task(
-            make,
             name=stage.name,
             description=stage.__doc__,
             task_run_name=f"{stage.name}/{{name}}",
@@ -553,7 +552,7 @@ class Build:
             persist_result=False,
             retries=stage.retries,
             retry_delay_seconds=2,
-        )
+        )(make)
         done: queue.SimpleQueue[Any] = queue.SimpleQueue()
         waiting: dict[Any, int] = {}
         left = list(reversed(missing))
@@ -777,7 +776,7 @@ class Build:
             and not (piece.manifest.stage == FAILURES and piece.manifest.run.run_id in mended)
         ]
         true = {p.manifest.run.run_id for p in earlier if _is_true_of(p.manifest.run, keys)}
-        if lost := true - {p.manifest.run.run_id for p in current}:
+        if lost := true - {p.manifest.run.run_id for p in current if p.manifest.run}:
             print(
                 f"{self.benchmark}: {len(lost)} runs of older versions of this software leave the "
                 "tables; name them in a build to make them again",
@@ -887,7 +886,7 @@ def _frozen(pieces: Sequence[Piece], digests: set[str]) -> list[Piece]:
     return kept
 
 
-def _is_true_of(run: RunMark | None, keys: Mapping[str, str]) -> bool:
+def _is_true_of(run: RunMark | None, keys: Mapping[str, str]) -> TypeGuard[RunMark]:
     return run is not None and run.protocol is not None and keys.get(run.protocol) == run.data_key
 
 
