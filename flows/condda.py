@@ -59,7 +59,8 @@ def build(config: Config) -> None:
         scored = build.run(score_outputs, plan_scores(runs, scores), Settings())
 
         shards = plan_runs(tests, agents, config.run)
-        led = build.run_each(run_agent, shards, Access(token=config.run.token))
+        access = Access(token=config.run.token, device=config.device)
+        led = build.run_each(run_agent, shards, access)
         build.run(record_failure, plan_failures(build.failures), Settings())
         runs += [tests.run_of(shard) for shard in shards]
         scored += [piece for _, piece in led]

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from schemas.errors import ConfigError
 
-REJECTED = {"record": pl.String, "rule": pl.String, "message": pl.String}
+REJECTED = pl.Schema({"record": pl.String, "rule": pl.String, "message": pl.String})
 
 
 @dataclass(frozen=True, eq=False)

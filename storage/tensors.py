@@ -63,7 +63,8 @@ def _digest(header: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> s
     digest = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(f"\0{name} {tensor.dtype} {list(tensor.shape)}\0".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        if tensor.numel():  # an empty one may have no stride that can be viewed as bytes
+            digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

@@ -21,15 +21,15 @@ import polars as pl
 from pydantic import Field
 
 from schemas.condda import PROGRAM, SESSION_MEASURES, SESSIONS, TESTS, Config, SessionSettings
-from schemas.config import Settings
+from schemas.config import Settings, make_config
 from schemas.errors import ChangedSource, ConfigError, NoveltyError, SourceError, TrainingError
 from schemas.runs import RunFacts
 from schemas.tables import OUTPUTS, PLAIN, RUNS, SAMPLES, SPLITS
 from storage.pieces import Part
 from storage.raw import RawFile, RawSource, open_raw
 from tasks import scores as score_files
-from tasks.condda.agents import chosen_names, find_agent, make_agent
-from tasks.condda.agents.base import FeatureLookup, Training
+from tasks.condda.agent import AGENT_VERSION, Agent, AgentSettings, FeatureLookup, Training
+from tasks.condda.changes import find_change
 from tasks.condda.domains import DOMAINS, RED_LIGHT, domain_named
 from tasks.condda.export import (
     NO_TIME,
@@ -57,6 +57,7 @@ from tasks.engine.stage import Build, Produced, Reject, Shard, stage
 from tasks.evaluation.protocols import plan_protocols, protocol_keys
 from tasks.evaluation.runs import run_id, run_mark, run_row
 from tasks.evaluation.stages import PassedRun, ScoreChoice, chosen_scores
+from tasks.predictors import find_predictor, resolved_predictors
 
 BENCHMARK = "condda"
 GIVEN_FEATURES = "given_features"
@@ -68,15 +69,19 @@ EVENTS = "events.sqlite"
 # ---------------------------------------------------------------- choices
 
 
+AGENT = "agent"
+"""Settings of the agent among those of its predictor: `--predictors.<name>.agent.<setting>`."""
+
+
 @dataclass(frozen=True)
 class ChosenAgent:
-    """An agent with all its settings; `settings` lack the seed, which is `seed`."""
+    """A predictor and what makes an agent of it, with all their settings."""
 
     name: str
     preset: str
     settings: dict[str, Any]
     changed: dict[str, Any]
-    seed: int | None
+    seed: int
     versions: dict[str, int]
 
     def facts(self, protocol: str, red_light: bool, run: SessionSettings, key: str) -> RunFacts:
@@ -108,29 +113,35 @@ def chosen_agents(config: Config) -> list[ChosenAgent]:
                 f"{name} {wrong[0]} does not fit condda: its tests come with features; choose "
                 "agents by --predictors and scores by --scores"
             )
-    if config.train:
-        raise ConfigError(f"train.{min(config.train)}: condda trains no model that has it")
+    wanted = {
+        name: {key: value for key, value in changes.items() if key != AGENT}
+        for name, changes in config.predictors.items()
+    }
     agents = []
-    for name, changes in chosen_names(config.predictors).items():
-        kind = find_agent(name)
-        seeds: Sequence[int | None] = (None,)
-        if "seed" in kind.configuration.model_fields:
-            seeds = (None,) if "seed" in changes else config.seeds
-        for seed in seeds:
-            drawn = {} if seed is None else {"seed": seed}
-            agent = kind(kind.resolve(config.preset, {**changes, **drawn}))
-            part_settings, part_versions = agent.parts()
-            settings = agent.settings.model_dump(mode="json")
-            agents.append(
-                ChosenAgent(
-                    name,
-                    config.preset if kind.presets else "none",
-                    {"agent": settings, **part_settings},
-                    {key: settings[key] for key in changes if key in settings and key != "seed"},
-                    settings.pop("seed", None),
-                    {"agent": kind.version, "run_loop": LOOP_VERSION, **part_versions},
-                )
+    for name, one in resolved_predictors(wanted, config.preset, config.train).items():
+        given = config.predictors.get(name, {}).get(AGENT, {})
+        try:
+            own = make_config(AgentSettings, dict(given))
+        except ConfigError as error:
+            raise ConfigError(f"{name}: {AGENT}: {error}") from None
+        agent = own.model_dump(mode="json")
+        versions = {
+            **one.kind.versions(one.settings),
+            "change": find_change(own.change).version,
+            "agent": AGENT_VERSION,
+            "run_loop": LOOP_VERSION,
+        }
+        agents += [
+            ChosenAgent(
+                name,
+                config.preset if one.kind.presets else "none",
+                {"predictor": one.settings.model_dump(mode="json"), AGENT: agent},
+                {**one.changed, **({AGENT: given} if given else {})},
+                seed,
+                versions,
             )
+            for seed in config.seeds
+        ]
     return agents
 
 
@@ -388,16 +399,18 @@ class Access(Settings):
     """What a run needs that changes none of its numbers."""
 
     token: str | None = Field(None, exclude=True)
+    device: str = Field("auto", exclude=True)
 
 
-@stage(writes=SESSION_TABLES, version=2)
+@stage(writes=SESSION_TABLES, version=3)
 def run_agent(shard: Shard, settings: Access) -> Produced:
     """Lead one agent through one test, in this process or against a server, and measure it."""
     facts, root = RunFacts.model_validate(shard.about), Path(shard.source or "")
     place, way = shard.read(TESTS.name).row(0, named=True), facts.settings["session"]
     training, features = read_features(root, shard.files[-1], domain_named(place["domain"]).unknown)
-    drawn = {} if facts.seed is None else {"seed": facts.seed}
-    agent = make_agent(facts.model, {**facts.settings["agent"], **drawn})
+    kind = find_predictor(facts.model)
+    predictor = kind(kind.resolve(None, facts.settings["predictor"]), device=settings.device)
+    agent = Agent(predictor, AgentSettings(**facts.settings[AGENT]), facts.seed or 0)
     if shard.work is None:
         raise ValueError("a run needs a folder of work")
     shard.work.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ from schemas.errors import ConfigError, LakeError
 from schemas.tables import PLAIN
 from storage.atomic import write_bytes
 from storage.tables import current_version
-from tasks.condda.agents.base import FeatureLookup, training_examples
+from tasks.condda.agent import FeatureLookup, training_examples
 from tasks.condda.instances import features_file
 from tasks.condda.make_tests import LABELLED, anonymous_id, make_tests
 from tasks.condda.test_files import TestLibrary

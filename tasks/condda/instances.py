@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 
 from schemas.tables import SAMPLES, SPLITS
-from tasks.condda.agents.base import FeatureLookup, Training
+from tasks.condda.agent import FeatureLookup, Training
 from tasks.condda.lookup import known_classes, round_size
 from tasks.condda.test_files import TRUTH, TestFile
 

@@ -5,18 +5,17 @@ features. Out: results posted to the harness, and what was done (`SessionRun`). 
 then characterization (CONDDA) or classification and feedback (OND), each file its own post; a test
 ends at the refusal 204.
 
-Resuming: rounds that are posted are led past the agent again, without posts, so it is in the state
-it had; the last one is posted again, because an interruption may have come between its files (the
-same file twice is kept once). Where the harness begins a started test anew (mode compat, rule
-7), so does the run. Labels told cannot be asked for twice, so an OND run that is to be resumable
-keeps them in a journal, a folder with one file a test.
+Resuming: with a journal, a folder with one file a test, the agent is saved after each round (its
+predictor by its own `state`), so a killed run goes on with the round after; labels told are in the
+file before they are learned. Without one, rounds that are posted are led past the agent again,
+without posts, which labels told do not allow: they cannot be asked for twice. The last posted round
+is posted again, because an interruption may have come between its files (the same file twice is
+kept once). Where the harness begins a started test anew (mode compat, rule 7), so does the run.
 """
 
 from __future__ import annotations
 
 import csv
-import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,16 +25,15 @@ import numpy as np
 import polars as pl
 
 from schemas.errors import SourceError
-from storage.atomic import explained
 from storage.layout import file_slug
-from tasks.condda.agents.base import Agent, FeatureLookup, TestInfo
+from tasks.condda.agent import Agent, FeatureLookup, TestInfo
 from tasks.condda.domains import RED_LIGHT, Domain, domain_named
 from tasks.condda.lookup import known_classes, whole
 from tasks.condda.rules import ProtocolRefusal
 from tasks.condda.test_files import CELL_EDGES
 from tasks.engine.progress import progress
 
-LOOP_VERSION = 1
+LOOP_VERSION = 2
 """Raise it when the same agent posts other results to the same test."""
 # Decimals of a posted value: what another machine's arithmetic changes lies beyond.
 DECIMALS = 9
@@ -187,19 +185,23 @@ def run_test(
     metadata = harness.get_test_metadata(session_id=session_id, test_id=test_id)
     info = _info(test_id, protocol, metadata, rules)
     agent.start(info)
-    file = None if journal is None else journal / f"{file_slug(f'{session_id}.{test_id}')}.jsonl"
-    told = _Told(harness, session_id, info, rules, agent.known, file)
-    seen: list[str] = []
-    chances: list[np.ndarray] = []
+    file = journal and journal / f"{file_slug(f'{session_id}.{test_id}')}.safetensors"
     first_open = number = 0
+    if resume and file is not None and file.exists():
+        following = _following(harness.resume_test(session_id=session_id, test_id=test_id))
+        number, first_open = agent.load(file, features), max(following - 1, 0)
+        if number > following:
+            # The harness has begun anew since.
+            agent.start(info)
+            first_open = number = 0
+    resumed = number
     while (ids := _round(harness, session_id, test_id, number, rules)) is not None:
         if resume and number == 0:
             # Asked after round 0 was served: a harness that begins anew has done so by then.
-            first_open = _first_open(harness.resume_test(session_id=session_id, test_id=test_id))
-            told.load()
+            where = harness.resume_test(session_id=session_id, test_id=test_id)
+            first_open = max(_following(where) - 1, 0)
         vectors = features.of(ids)
-        chances.append(agent.detect(vectors, ids))
-        results = {"detection": chances[-1][:, None]}
+        results = {"detection": agent.detect(vectors, ids)[:, None]}
         if protocol == "CONDDA":
             results["characterization"] = _placed(agent.characterize(vectors, ids), rules)
         else:
@@ -207,23 +209,26 @@ def run_test(
         if number >= first_open:
             for kind, values in results.items():
                 _post(harness, session_id, test_id, number, kind, ids, values)
-        if protocol == "OND" and (wanted := agent.wanted(ids)[: info.feedback_max_ids]):
-            agent.learn(told.about(wanted, number, asked_before=number < first_open))
-        seen += ids
+        if protocol == "OND" and (wanted := agent.wanted(vectors, ids)):
+            if number < first_open:
+                raise _lost(number, info, file)
+            agent.learn(_told(harness, session_id, info, rules, agent.known, wanted, number, file))
         number += 1
-    if protocol == "OND" and seen:
-        clusters = agent.characterize_test(features.of(seen), seen)
+        if file is not None:
+            agent.save(file, number)
+    if protocol == "OND" and agent.ids:
+        clusters = agent.characterize_test()
         if clusters is not None:
-            _post(harness, session_id, test_id, 0, "characterization", seen, clusters)
+            _post(harness, session_id, test_id, 0, "characterization", agent.ids, clusters)
     harness.complete_test(session_id=session_id, test_id=test_id)
-    above = np.concatenate([np.empty(0), *chances]) > detection_threshold
+    above = agent.chances > detection_threshold
     return TestRun(
         test_id=test_id,
         rounds=number,
-        rows=len(seen),
-        replayed=first_open,
+        rows=len(agent.ids),
+        replayed=max(first_open, resumed),
         detected_row=int(above.argmax()) if above.any() else None,
-        told=told.count,
+        told=len(agent.told),
     )
 
 
@@ -273,10 +278,9 @@ def _round(
     return [name for line in lines if (name := line.strip(CELL_EDGES))]
 
 
-def _first_open(where: Mapping[str, Any]) -> int:
-    """The first round to post: the last one that has results, which may lack a file."""
-    following = where["rounds"] if where["next_round"] is None else where["next_round"]
-    return max(following - 1, 0)
+def _following(where: Mapping[str, Any]) -> int:
+    """The round after the last that has results, one of which may lack a file."""
+    return where["rounds"] if where["next_round"] is None else where["next_round"]
 
 
 def _placed(vectors: np.ndarray, rules: Domain) -> np.ndarray:
@@ -301,88 +305,47 @@ def _post(
     )
 
 
-class _Told:
-    """Labels told in one test, asked for once and kept in the journal."""
-
-    def __init__(
-        self,
-        harness: HarnessCalls,
-        session: str,
-        test: TestInfo,
-        rules: Domain,
-        known: int,
-        file: Path | None,
-    ) -> None:
-        self.harness, self.session, self.test, self.rules = harness, session, test, rules
-        self.known, self.file = known, file
-        self.before: dict[int, dict[str, int]] = {}
-        self.count = 0
-
-    def load(self) -> None:
-        """Take over what an earlier run was told; a line that was cut off is removed."""
-        if self.file is None or not self.file.exists():
-            return
-        with explained(self.file), self.file.open("r+b") as file:
-            *lines, rest = file.read().split(b"\n")
-            if rest:
-                file.truncate(file.tell() - len(rest))
-        for line in lines:
-            entry = json.loads(line)
-            self.before[entry["round"]] = entry["told"]
-
-    def about(self, ids: Sequence[str], number: int, *, asked_before: bool) -> dict[str, int]:
-        """Labels of these instances of a round: the place of a known class, or -1, -2, ..."""
-        if number not in self.before:
-            if asked_before:
-                raise self._lost(number)
-            self._keep(number, self._ask(ids, number))
-        told = self.before[number]
-        self.count += len(told)
-        return told
-
-    def _ask(self, ids: Sequence[str], number: int) -> dict[str, int]:
-        try:
-            body = self.harness.get_feedback_request(
-                feedback_ids=list(ids),
-                feedback_type=_label_feedback(self.rules),
-                test_id=self.test.test_id,
-                session_id=self.session,
-                round_id=number,
-            )
-        except ProtocolRefusal as refusal:
-            if refusal.reason == "FeedbackBudgetExceeded":
-                raise self._lost(number) from refusal
-            raise
-        rows = [line.split(",") for line in body.decode().splitlines() if line]
-        # None: novelty is not declared. Some: the budget was drawn on by a run before this one.
-        if 0 < len(rows) < len(ids):
-            raise self._lost(number)
-        return {name: self._place(int(label)) for name, label in rows}
-
-    def _place(self, label: int) -> int:
-        """A label of the domain as a place among the known classes, or a negative novel class."""
-        place = label - 1 if self.rules.unknown == "first" else label
-        if place < 0:
-            return min(label, -1)
-        return place if place < self.known else -1
-
-    def _keep(self, number: int, told: dict[str, int]) -> None:
-        self.before[number] = told
-        if self.file is None:
-            return
-        with explained(self.file):
-            self.file.parent.mkdir(parents=True, exist_ok=True)
-            with self.file.open("a") as file:
-                file.write(json.dumps({"round": number, "told": told}) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-
-    def _lost(self, number: int) -> SourceError:
-        kept = "no journal was named" if self.file is None else f"{self.file} does not have them"
-        return SourceError(
-            f"labels of round {number} of test {self.test.test_id} were told to an earlier run and "
-            f"{kept}; name the journal of that run, or begin a new session"
+def _told(
+    harness: HarnessCalls,
+    session: str,
+    test: TestInfo,
+    rules: Domain,
+    known: int,
+    ids: Sequence[str],
+    number: int,
+    file: Path | None,
+) -> dict[str, int]:
+    """Labels of these instances of a round: the place of a known class, or -1, -2, ..."""
+    try:
+        body = harness.get_feedback_request(
+            feedback_ids=list(ids),
+            feedback_type=_label_feedback(rules),
+            test_id=test.test_id,
+            session_id=session,
+            round_id=number,
         )
+    except ProtocolRefusal as refusal:
+        if refusal.reason == "FeedbackBudgetExceeded":
+            raise _lost(number, test, file) from refusal
+        raise
+    rows = [line.split(",") for line in body.decode().splitlines() if line]
+    # None: novelty is not declared. Some: the budget was drawn on by a run before this one.
+    if 0 < len(rows) < len(ids):
+        raise _lost(number, test, file)
+    told = {}
+    for name, text in rows:
+        label = int(text)
+        place = label - 1 if rules.unknown == "first" else label
+        told[name] = min(label, -1) if place < 0 else place if place < known else -1
+    return told
+
+
+def _lost(number: int, test: TestInfo, file: Path | None) -> SourceError:
+    kept = "no journal was named" if file is None else f"{file} does not have them"
+    return SourceError(
+        f"labels of round {number} of test {test.test_id} were told to an earlier run and "
+        f"{kept}; name the journal of that run, or begin a new session"
+    )
 
 
 def _label_feedback(rules: Domain) -> str:

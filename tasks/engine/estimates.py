@@ -151,7 +151,9 @@ class DryRun:
         plan = StagePlan(stage.name, len(shards))
         self.plans.append(plan)
         earlier = latest_pieces(lake, benchmark, stage.name) if None in found else {}
-        pieces, records, absent = [], [], 0
+        pieces: list[Piece] = []
+        records: list[int | None] = []
+        absent = 0
         for shard, piece in zip(shards, found, strict=True):
             if piece is not None:
                 pieces.append(piece)
@@ -172,7 +174,9 @@ class DryRun:
                 self._redone[before.manifest.address] = stage.name
         pace = self._paces.get(stage.name)
         if records:
-            plan.seconds = pace and sum(pace.expect(count) for count in records) / at_once
+            plan.seconds = None
+            if pace is not None:
+                plan.seconds = sum(pace.expect(count) for count in records) / at_once
         if absent:
             self._grows[stage.name] = len(pieces)
         if shards and not pieces:

@@ -20,7 +20,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import polars as pl
 
@@ -536,7 +536,42 @@ class Build:
                     wait(waiting)  # what is under way is committed while the lake is still ours
                 raise
 
+<<<<<<< HEAD
     def _at_once(self, stage: Stage, run: FlowRun) -> int:
+=======
+        make_one = task(
+            name=stage.name,
+            description=stage.__doc__,
+            task_run_name=f"{stage.name}/{{name}}",
+            tags=[self.benchmark, *stage.tags],
+            cache_policy=NO_CACHE,
+            persist_result=False,
+            retries=stage.retries,
+            retry_delay_seconds=2,
+        )(make)
+        done: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        waiting: dict[Any, int] = {}
+        left = list(reversed(missing))
+        with progress(stage.name, len(missing)) as advance:
+            while left or waiting:
+                while left and len(waiting) < self._at_once(stage, cluster):
+                    number = left.pop()
+                    future = make_one.submit(shards[number].name, number)
+                    waiting[future.task_run_id] = number
+                    future.add_done_callback(done.put)
+                try:
+                    future = done.get(timeout=GROWTH_SECONDS if left else None)
+                except queue.Empty:
+                    continue
+                number = waiting.pop(future.task_run_id)
+                try:
+                    yield number, future.result()
+                except Exception as error:
+                    self._failed(shards[number], error)
+                advance(1)
+
+    def _at_once(self, stage: Stage, cluster: Cluster | None) -> int:
+>>>>>>> main
         """How many of a stage's shards may be under way now; a cluster may have grown."""
         if run.cluster is not None:
             return max(1, run.cluster.workers() if stage.alone else 2 * run.cluster.threads())
@@ -736,7 +771,7 @@ class Build:
             and not (piece.manifest.stage == FAILURES and piece.manifest.run.run_id in mended)
         ]
         true = {p.manifest.run.run_id for p in earlier if _is_true_of(p.manifest.run, keys)}
-        if lost := true - {p.manifest.run.run_id for p in current}:
+        if lost := true - {p.manifest.run.run_id for p in current if p.manifest.run}:
             print(
                 f"{self.benchmark}: {len(lost)} runs of older versions of this software leave the "
                 "tables; name them in a build to make them again",
@@ -846,7 +881,7 @@ def _frozen(pieces: Sequence[Piece], digests: set[str]) -> list[Piece]:
     return kept
 
 
-def _is_true_of(run: RunMark | None, keys: Mapping[str, str]) -> bool:
+def _is_true_of(run: RunMark | None, keys: Mapping[str, str]) -> TypeGuard[RunMark]:
     return run is not None and run.protocol is not None and keys.get(run.protocol) == run.data_key
 
 

@@ -569,7 +569,8 @@ def pass_samples(shard: Shard, settings: DeviceSettings) -> Produced:
     model = fitted_model(shard, settings)
     load = loader_of(facts.benchmark).load
     splits = shard.read("splits").filter(pl.col("protocol") == facts.protocol)
-    frames, classes = [OUTPUTS.empty()], {}
+    frames = [OUTPUTS.empty()]
+    classes: dict[int, str] = {}
     for split in EVALUATED if model.gives == {"novelty"} else ("train", *EVALUATED):
         samples = load(shard, facts, split, model)
         classes = classes or dict(enumerate(samples.classes))

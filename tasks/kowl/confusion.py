@@ -10,7 +10,7 @@ Ties in probability go to the earlier column, at every rank.
 """
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 import polars as pl
@@ -221,7 +221,7 @@ def measure(counts: pl.DataFrame, ranks: int | None = None) -> pl.DataFrame:
     found["nmi"] = np.where(
         entropy > 0, np.clip(information / np.where(entropy > 0, entropy, 1), 0, 1), 1.0
     )
-    ranks = ranks or counts["rank"].max()
+    ranks = ranks or cast(int, counts["rank"].max())
     if ranks > 1:
         found[f"top_{ranks}_accuracy"] = within / n
     blocks = []

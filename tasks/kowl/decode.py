@@ -69,17 +69,19 @@ def validate_with_decord(item: dict[str, Any], out_dir: Path) -> dict[str, Any]:
 
     decord.logging.set_level(decord.logging.ERROR)
     path = item["path"]
+    errors: tuple[type[Exception], ...] = (*_errors(decord), StopIteration)
+    before: Any = None
+    last: Any = None
     with _printed(out_dir, path) as lines:
         try:
             reader = decord.VideoReader(
                 path, width=PROBE_SIZE, height=PROBE_SIZE, num_threads=1, fault_tol=0
             )
-            last = before = None
             for _ in range(len(reader)):
                 before, last = last, reader.next()
             frames, fps = len(reader), _finite(reader.get_avg_fps())
             del reader
-        except (*_errors(decord), StopIteration) as error:
+        except errors as error:
             raise _refused("decord", error, path) from None
     repeated = before is not None and np.array_equal(before.asnumpy(), last.asnumpy())
     return {"frames": frames, "fps": fps, "repeated": repeated, "printed": lines}

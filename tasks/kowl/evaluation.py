@@ -167,7 +167,7 @@ def predictor_facts(
             changed=one.changed,
             seed=seed,
             base_runs=frozen.facts.base_runs,
-            versions={**one.kind.versions(), "evaluator": VERSION},
+            versions={**one.kind.versions(one.settings), "evaluator": VERSION},
             fit_key=fit_key,
         )
         for name, one in chosen.items()

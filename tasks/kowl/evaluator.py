@@ -64,30 +64,34 @@ P_UNKNOWN = ScoreChoice(name="p_unknown", version=1, settings={})
 and all labels that it discovered."""
 
 GROUPS = {"sample_id": pl.String, "grouping": pl.String, "subset": pl.String}
-PREDICTIONS = {
-    "phase": pl.String,
-    "step": pl.Int32,
-    "sample_id": pl.String,
-    "view": pl.String,
-    "rank": pl.Int32,
-    "split": pl.String,
-    "class": pl.String,
-    "predicted": pl.String,
-    "probability": pl.Float64,
-    "p_unknown": pl.Float64,
-}
-NOVELTY = {
-    "score_id": pl.String,
-    "score": pl.String,
-    "sample_id": pl.String,
-    "view": pl.String,
-    "phase": pl.String,
-    "step": pl.Int32,
-    "split": pl.String,
-    "class": pl.String,
-    "value": pl.Float64,
-    "predicted": pl.String,
-}
+PREDICTIONS = pl.Schema(
+    {
+        "phase": pl.String,
+        "step": pl.Int32,
+        "sample_id": pl.String,
+        "view": pl.String,
+        "rank": pl.Int32,
+        "split": pl.String,
+        "class": pl.String,
+        "predicted": pl.String,
+        "probability": pl.Float64,
+        "p_unknown": pl.Float64,
+    }
+)
+NOVELTY = pl.Schema(
+    {
+        "score_id": pl.String,
+        "score": pl.String,
+        "sample_id": pl.String,
+        "view": pl.String,
+        "phase": pl.String,
+        "step": pl.Int32,
+        "split": pl.String,
+        "class": pl.String,
+        "value": pl.Float64,
+        "predicted": pl.String,
+    }
+)
 COUNT_COLUMNS = (
     *("step", "phase", "split", "view", "grouping", "subset"),
     *("rank", "target", "predicted", "count"),
@@ -489,11 +493,13 @@ class OpenWorldRun:
     def _inputs(self) -> dict[str, str]:
         """What must agree between a saved run and the one that takes it up."""
         frames = {"splits": self.plan.drop("row"), "groups": self.groups.sort(list(GROUPS))}
-        found = {name: hashlib.sha256(_packed(frame)).hexdigest() for name, frame in frames.items()}
+        found = {
+            name: hashlib.sha256(_packed(frame).data).hexdigest() for name, frame in frames.items()
+        }
         values = self.features.values
         some = np.ascontiguousarray(
             values[self.plan["row"].to_numpy()[:: self.plan.height // 64 + 1]]
-        )
+        ).data
         found["features"] = f"{values.dtype} {values.shape[1]} {hashlib.sha256(some).hexdigest()}"
         return found
 
@@ -507,7 +513,7 @@ def _plan(splits: pl.DataFrame, features: Features) -> pl.DataFrame:
     missing = [name for name in needed if name not in splits.columns]
     if missing:
         raise ConfigError(f"evaluator: the splits lack {missing}")
-    types = {"step": pl.Int64, **dict.fromkeys(needed[:3], pl.String)}
+    types = pl.Schema({"step": pl.Int64, **dict.fromkeys(needed[:3], pl.String)})
     plan = splits.select(needed).cast(types).sort("sample_id")
     if plan.null_count().sum_horizontal().item() or plan["sample_id"].is_duplicated().any():
         raise SourceError(

@@ -125,7 +125,7 @@ def read_list(
         pl.lit(hashlib.sha256(data).hexdigest()).alias("snapshot"),
         pl.lit(snapshot_date, pl.Date).alias("snapshot_date"),
     )
-    return ListRead(rows.cast(dict(ROWS)), rejects.cast(dict(REJECTED)))
+    return ListRead(rows.cast(ROWS), rejects.cast(REJECTED))
 
 
 def read_release(release: Release, read: Callable[[str], bytes]) -> ListRead:

@@ -5,6 +5,7 @@ that were read. Leaves: one frame for each of the two tables.
 """
 
 from collections.abc import Mapping
+from typing import cast
 
 import polars as pl
 
@@ -109,7 +110,7 @@ def _options(counts: pl.DataFrame, classes: pl.DataFrame) -> str | None:
     if [per_increment[n] for n in range(INCREMENTS)] != list(NOVEL_CLASSES):
         return "other classes per increment: group size, renames or lists are not those of Table 1"
     first, last = (
-        classes.filter(pl.col("increment_introduced") == n)["train_samples"].mean()
+        cast(float, classes.filter(pl.col("increment_introduced") == n)["train_samples"].mean())
         for n in (1, STEPS)
     )
     if first > last:

@@ -3,6 +3,8 @@
 Enters: the tables confusion and runs. Leaves: sections, one for each protocol.
 """
 
+from typing import cast
+
 import polars as pl
 
 from schemas.tables import PLAIN
@@ -38,7 +40,7 @@ def _confusions(rows: pl.DataFrame) -> list[Html]:
         .group_by("extractor", "predictor", "target", "predicted")
         .agg(pl.col("count").sum())
     )
-    percent = f"{100 * rows['feedback'].max():g} %"
+    percent = f"{100 * cast(float, rows['feedback'].max()):g} %"
     parts: list[Html] = [
         paragraph(
             f"Most probable label of each clip of the split {split}, all increments and seeds "
@@ -51,6 +53,6 @@ def _confusions(rows: pl.DataFrame) -> list[Html]:
         counts.partition_by(keys, as_dict=True, include_key=False).items()
     ):
         right = own.filter(pl.col("target") == pl.col("predicted"))["count"].sum()
-        share = right / own["count"].sum()
+        share = cast(int, right) / own["count"].sum()
         parts += confused(own, f"{predictor} · {extractor}: {share:.1%} right", ("unknown",))
     return parts

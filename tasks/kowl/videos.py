@@ -15,7 +15,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import polars as pl
@@ -105,8 +105,8 @@ def match_source(
             given |= found
             files = [other for other in files if other is not file]
     matched = match_files(files, clips, listings)
-    refused = [(skipped.name, "unreadable", skipped.reason) for skipped in source.skipped]
-    refused = pl.DataFrame(refused, schema=REJECTED, orient="row")
+    skipped = [(file.name, "unreadable", file.reason) for file in source.skipped]
+    refused = pl.DataFrame(skipped, schema=REJECTED, orient="row")
     labels = [
         (name, given.get(name, folder))
         for name, folder in matched.unlisted.select("file", "label").iter_rows()
@@ -257,7 +257,7 @@ def match_files(
         clips.select("sample_id")
         .join(taken, on="sample_id", how="left", validate="1:1")
         .sort("sample_id"),
-        refused.cast(dict(REJECTED)).sort("record"),
+        refused.cast(REJECTED).sort("record"),
         unlisted.sort("file"),
     )
 
@@ -357,10 +357,12 @@ def _decoded(
                 rejects.append(Reject.of(named[name].get("sample_id") or name, facts))
                 continue
             digest = files[name].digest
+            if digest.startswith("crc32:"):
+                digest = sha256_file(cast(Path, found[name]))
             about = {
                 "file": name,
                 "bytes": files[name].size,
-                "sha256": sha256_file(found[name]) if digest.startswith("crc32:") else digest,
+                "sha256": digest,
             }
             rows.append({**named[name], **about, **facts})
     return rows, rejects

@@ -34,7 +34,6 @@ from tasks.learning.training import Progress
 if TYPE_CHECKING:
     import torch
     from lightning_fabric import Fabric
-    from torch import nn
 
 Losses = Mapping[str, "torch.Tensor"]
 """Scalars of a batch by name; `loss` is what is minimised."""
@@ -194,7 +193,8 @@ class Trainable(ABC):
 
     name: ClassVar[str]
     settings: Any
-    layers: nn.Module
+    layers: Any
+    """An nn.ModuleDict, or another nn.Module whose parts `losses` knows."""
     phases: ClassVar[tuple[str, ...]] = ("plain",)
     """Each epoch goes over its batches once for each phase."""
     scheduled: ClassVar[tuple[str, ...]] = ("main",)

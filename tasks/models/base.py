@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import numpy as np
 import polars as pl
@@ -321,7 +321,8 @@ class NetworkModel(Model, Trainable):
     """
 
     configuration: ClassVar[type[Settings]] = TrainingSettings
-    layers: nn.ModuleDict
+    layers: Any
+    """The nn.ModuleDict of all its layers."""
     network: Any = None
     """The network below, where it uses one; its layers are `layers["network"]`."""
 
@@ -376,7 +377,7 @@ class NetworkModel(Model, Trainable):
 
         layers: dict[str, nn.Module] = {}
         if self.network_name is not None:
-            self.network = networks.find(self.network_name)(self.network_shape)
+            self.network = networks.find(self.network_name)(cast(Settings, self.network_shape))
             layers["network"] = self.network.layers
         self.layers = nn.ModuleDict({**layers, **self.build()})
 

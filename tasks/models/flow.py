@@ -10,7 +10,7 @@ shift made from the other), log scales bounded by `clamp`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
@@ -100,7 +100,7 @@ class Flow(cross_entropy.CrossEntropy):
 
 
 def transform(
-    blocks: Sequence[nn.Module], values: torch.Tensor, clamp: float
+    blocks: Iterable[nn.ModuleList], values: torch.Tensor, clamp: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """z (N, D) and log |det dz / dvalues| (N,)."""
     import torch

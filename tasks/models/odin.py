@@ -31,7 +31,8 @@ from tasks import models, networks
 from tasks.features.images import IMAGENET_MEAN
 from tasks.learning.devices import seeded
 from tasks.learning.samples import NOVEL, Samples
-from tasks.models.base import BaseRun, Fitting, Model, compute_in_batches
+from tasks.learning.trainer import compute_in_batches
+from tasks.models.base import BaseRun, Fitting, Model
 from tasks.scores.base import Outputs
 
 if TYPE_CHECKING:

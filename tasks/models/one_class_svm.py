@@ -64,7 +64,7 @@ class OneClassSvm(Model):
         # A feature that never changes is only shifted.
         scaling = {"low": low, "span": np.where(span == 0, 1, span)}
         unit = (features - scaling["low"]) / scaling["span"]
-        rows = []
+        rows: list[dict[str, float]] = []
         if self.settings.choose == "fixed":
             self.learned = scaling | self._machine(unit, self.settings.gamma)
         else:

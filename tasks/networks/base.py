@@ -51,7 +51,8 @@ class Network(Plugin, ABC):
                 f"not {type(settings).__module__}.{type(settings).__name__}"
             )
         self.settings: Any = settings
-        self.layers = self.build()
+        self.layers: Any = self.build()
+        """The nn.ModuleDict that `build` gives."""
 
     @classmethod
     def training(cls, preset: str) -> Mapping[str, Any]:

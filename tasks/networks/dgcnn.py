@@ -11,7 +11,7 @@ space. It is computed here without a tensor of edges, with equal result:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from pydantic import Field
 
@@ -101,7 +101,8 @@ def edge_convolution(
         mean, variance = _edge_moments(u, v, neighbours)
         _remember(norm, mean, variance, neighbours.numel())
     else:
-        mean, variance = norm.running_mean, norm.running_var
+        mean = cast("torch.Tensor", norm.running_mean)
+        variance = cast("torch.Tensor", norm.running_var)
     scale = norm.weight * (variance + norm.eps).rsqrt()
     best = _best_neighbour(u.detach() * norm.weight.detach().sign(), neighbours)
     chosen = u.gather(1, best) + v
@@ -136,8 +137,8 @@ def _edge_moments(
     return mean_u + mean_v, (squares + 2 * products).clamp(min=0) / edges
 
 
-def _remember(norm: nn.BatchNorm1d, mean: torch.Tensor, variance: torch.Tensor, count: int) -> None:
-    """The running statistics, as BatchNorm keeps them."""
+def _remember(norm: Any, mean: torch.Tensor, variance: torch.Tensor, count: int) -> None:
+    """The running statistics of an nn.BatchNorm1d, as it keeps them."""
     import torch
 
     with torch.no_grad():

@@ -137,14 +137,14 @@ def ball_features(
     import torch
     from torch.nn import functional
 
-    first = layers[0]
+    first: Any = layers[0]
     placed = functional.linear(torch.cat([points, values], 2), first.weight, first.bias)
     moved = functional.linear(centers, first.weight[:, :3])
     edges = gather_rows(placed, members) - moved[:, :, None]
     return through(layers[1:], edges).amax(2)
 
 
-def through(layers: nn.Sequential, values: torch.Tensor) -> torch.Tensor:
+def through(layers: nn.Module, values: torch.Tensor) -> torch.Tensor:
     """Layers of rows (N, C) on (..., C)."""
     out = layers(values.reshape(-1, values.shape[-1]))
     return out.view(*values.shape[:-1], -1)

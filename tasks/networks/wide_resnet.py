@@ -150,7 +150,8 @@ class WideResNet(Network):
             layers["shortcut"] = nn.Conv2d(inside, outside, 1, stride, bias=False)
         return nn.ModuleDict(layers)
 
-    def _through(self, block: nn.ModuleDict, hidden: torch.Tensor, task: int) -> torch.Tensor:
+    def _through(self, block: Any, hidden: torch.Tensor, task: int) -> torch.Tensor:
+        """A block as `_block` makes it."""
         passed = block["shortcut"](hidden) if "shortcut" in block else hidden
         inner = _of_task(block["norm1"], task)(hidden).relu()
         inner = self._convolved(block["conv1"], inner)

@@ -124,6 +124,7 @@ def discover_categories(shard: Shard, settings: DeviceSettings) -> Produced:
     def embedded(samples: Samples) -> np.ndarray:
         return embed(backbone, samples.images(), configuration, device=settings.device)
 
+    assert labelled.labels is not None
     clusters = semi_supervised_kmeans(
         embedded(labelled),
         labelled.labels,
@@ -150,7 +151,7 @@ def discover_categories(shard: Shard, settings: DeviceSettings) -> Produced:
     return Produced(tables, table.height)
 
 
-def accuracy_rows(facts: RunFacts, values: Mapping[str, float], n: int) -> pl.DataFrame:
+def accuracy_rows(facts: RunFacts, values: Mapping[str, float | None], n: int) -> pl.DataFrame:
     """The accuracies as rows of `metrics`; they are of clusters, so they have no score."""
     place = {
         "protocol": facts.protocol,

@@ -29,6 +29,7 @@ from schemas.novelcraft import (
     IngestSettings,
     SplitSettings,
 )
+from schemas.table import Table
 from schemas.tables import SAMPLES
 from storage.archives import ArchiveLimits
 from storage.layout import content_key
@@ -228,7 +229,7 @@ class _Rows:
             )
 
     def produced(self) -> Produced:
-        def frame(rows: Iterable[dict[str, Any]], table) -> pl.DataFrame:
+        def frame(rows: Iterable[dict[str, Any]], table: Table) -> pl.DataFrame:
             return pl.DataFrame(rows, schema=table.polars_schema)
 
         return Produced(

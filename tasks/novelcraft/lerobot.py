@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import polars as pl
@@ -162,11 +162,12 @@ def _row_groups(images: TableVersion, frames: pl.DataFrame) -> Iterator[pl.DataF
     for path in images.files:
         with opened_parquet(path) as file:
             for group in range(file.num_row_groups):
-                ids = pl.from_arrow(file.read_row_group(group, columns=["frame_id"]))
+                names = file.read_row_group(group, columns=["frame_id"])
+                ids = cast(pl.DataFrame, pl.from_arrow(names))
                 wanted = ids.join(frames, on="frame_id", how="left", maintain_order="left")
                 if wanted["episode_id"].null_count() == wanted.height:
                     continue
-                png = pl.from_arrow(file.read_row_group(group, columns=["png"]))
+                png = cast(pl.DataFrame, pl.from_arrow(file.read_row_group(group, columns=["png"])))
                 joined = pl.concat([wanted, png], how="horizontal").drop_nulls("episode_id")
                 yield from joined.partition_by("episode_id", maintain_order=True)
 

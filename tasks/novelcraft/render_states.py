@@ -40,9 +40,9 @@ def read_states(path: Path) -> Iterator[tuple[str, bytes]]:
             else:
                 yield _name(path, file), file.read_bytes()
     elif path.name.endswith((".jsonl", ".jsonl.gz", ".ndjson")):
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
             number = 0
-            while line := file.readline(MAX_BYTES + 1):
+            while line := lines.readline(MAX_BYTES + 1):
                 if line.strip():
                     yield str(number), line
                     number += 1

@@ -17,7 +17,7 @@ PIXELS = 256 * 256
 MAX_BYTES = 256 * 1024**2
 NOVEL_FROM = 0.01  # a frame shows its novelty from this fraction on, inclusive
 
-TARGETS = {"frame_id": pl.String, "novel_fraction": pl.Float64, "novel_pixels": pl.Int32}
+TARGETS = pl.Schema({"frame_id": pl.String, "novel_fraction": pl.Float64, "novel_pixels": pl.Int32})
 
 _FRAME_ID = r"^[A-Za-z0-9_]+/(0|[1-9][0-9]*)/(0|[1-9][0-9]*)$"
 

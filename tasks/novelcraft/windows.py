@@ -82,7 +82,7 @@ def cut_windows(
             pl.format("{}/{}", "episode_id", "last_frame").alias("last_frame_id"),
         )
         .select(WINDOWS.polars_schema.names())
-        .cast(dict(WINDOWS.polars_schema))
+        .cast(WINDOWS.polars_schema)
     )
 
 

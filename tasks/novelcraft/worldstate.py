@@ -31,7 +31,7 @@ class Slot(NamedTuple):
 
     slot: int
     item: str
-    count: int
+    count: int  # type: ignore[assignment]
     damage: int
     max_damage: int
     variant: str | None
@@ -307,7 +307,7 @@ def _position(value: Any, where: str) -> tuple[int, int, int]:
 
 
 def _number(record: dict, name: str, where: str) -> float:
-    value = record.get(name)
+    value: Any = record.get(name)
     if type(value) not in (int, float) or not math.isfinite(value):
         raise RecordError("number", f"{where}.{name} is {value!r:.40}, expected a finite number")
     return float(value)

@@ -15,6 +15,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -128,6 +129,7 @@ def examine(python: str | None = None) -> int:
     return 2 if problems else 0
 
 
+<<<<<<< HEAD
 def _say_sandbox(say) -> None:
     """What keeps a foreign file that takes over its reader from the rest of the machine."""
     asked = (None, ctypes.c_size_t(0), ctypes.c_uint32(1))
@@ -139,6 +141,9 @@ def _say_sandbox(say) -> None:
 
 
 def _say_python(say) -> None:
+=======
+def _say_python(say: Callable[[str, str], None]) -> None:
+>>>>>>> main
     """Whether there is a Python that an environment can be made of."""
     command = ["bash", str(ROOT / ".ci" / "install" / "python")]
     answer = subprocess.run(command, capture_output=True, text=True)
@@ -148,7 +153,9 @@ def _say_python(say) -> None:
         say("ok", f"Python 3.11: {answer.stdout.strip()}")
 
 
-def _say_environment(say, python: str, version: list[int], packages: dict[str, str]) -> None:
+def _say_environment(
+    say: Callable[[str, str], None], python: str, version: list[int], packages: dict[str, str]
+) -> None:
     shown = ".".join(map(str, version))
     right = tuple(version) == VERSION
     cure = "" if right else "; 3.11 is needed: remove .venv, then run `make setup`"
@@ -178,7 +185,7 @@ def _say_environment(say, python: str, version: list[int], packages: dict[str, s
     say("ok", f"torch {build}; {text}")
 
 
-def _say_libraries(say) -> None:
+def _say_libraries(say: Callable[[str, str], None]) -> None:
     """A warning for each missing system library: what it switches off, and the cure."""
     missing = missing_libraries()
     for name, (package, users) in missing.items():

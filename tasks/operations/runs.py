@@ -12,9 +12,11 @@ import polars as pl
 
 from schemas.errors import ConfigError, LakeError
 from schemas.manifest import Snapshot
+from schemas.table import Table
 from schemas.tables import METRICS, RUNS, tables_of
 from storage.catalog import refresh_catalog
 from storage.locks import locked
+from storage.pieces import Piece
 from storage.snapshots import current_snapshot
 from storage.tables import Contents, current_versions, pieces_of, publish, versions_of
 
@@ -132,7 +134,8 @@ def _publish_without(lake: Path, benchmark: str, run_ids: set[str]) -> None:
     declared = tables_of(benchmark)
 
     def plan(old: Snapshot | None) -> Contents:
-        tables, pieces = [], {}
+        tables: list[Table] = []
+        pieces: dict[str, Piece] = {}
         for version in versions_of(lake, old) if old is not None else []:
             found = pieces_of(lake, [version])
             left = [p for p in found if not p.manifest.run or p.manifest.run.run_id not in run_ids]

@@ -79,8 +79,8 @@ class Ann(Predictor, Trainable):
     threshold: float | None = None
 
     @classmethod
-    def versions(cls) -> dict[str, int]:
-        return {**super().versions(), "trainer": TRAINER_VERSION}
+    def versions(cls, settings: Any) -> dict[str, int]:
+        return {**super().versions(settings), "trainer": TRAINER_VERSION}
 
     def _fit(
         self,

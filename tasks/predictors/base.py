@@ -55,9 +55,11 @@ class Examples:
         keep = self.labels.is_not_null()
         if among is not None:
             keep &= self.labels.is_in(pl.Series(list(among), dtype=pl.String).implode())
-        if keep.all():
-            return self
-        return Examples(self.features[keep.to_numpy()], self.labels.filter(keep))
+        return self if keep.all() else self.take(keep.to_numpy())
+
+    def take(self, rows: np.ndarray) -> Examples:
+        """Those that a mask marks."""
+        return Examples(self.features[rows], self.labels.filter(pl.Series(rows)))
 
     def unlabelled(self) -> np.ndarray:
         return self.features[self.labels.is_null().to_numpy()]
@@ -98,7 +100,7 @@ class Predictor(Plugin, ABC):
     discovers: ClassVar[bool] = False
 
     @classmethod
-    def versions(cls) -> dict[str, int]:
+    def versions(cls, settings: Any) -> dict[str, int]:
         """Versions of all code that decides its numbers, for the key of a run."""
         return {"predictor": cls.version}
 
@@ -116,13 +118,18 @@ class Predictor(Plugin, ABC):
         self.width = 0
 
     def fit(
-        self, train: Examples, valid: Examples | None = None, *, seed: Sequence[int] = (0,)
+        self,
+        train: Examples,
+        valid: Examples | None = None,
+        *,
+        seed: Sequence[int] = (0,),
+        most: int | None = None,
     ) -> None:
         """Learn from all experience: labelled rows, and what unlabelled ones can tell.
 
         Known labels are never forgotten by name: new ones come after them, sorted. `valid` sets
         thresholds; its rows with a label that is not known are left out. All randomness is drawn
-        from `seed`.
+        from `seed`; `most` is that of `discover`.
         """
         labelled = train.labelled()
         if not len(labelled):
@@ -142,12 +149,13 @@ class Predictor(Plugin, ABC):
         checked = valid.labelled(self.known) if valid is not None else None
         self._fit(labelled, checked if checked else None, before=before, seed=seed)
         if self.discovers:
-            self.discover(train.unlabelled())
+            self.discover(train.unlabelled(), most=most)
 
-    def discover(self, features: np.ndarray) -> None:
+    def discover(self, features: np.ndarray, *, most: int | None = None) -> None:
         """Look for new classes among all samples seen so far that have no label.
 
-        A predictor that does so sets `discovers`.
+        A predictor that does so sets `discovers`; `most` is how many there may be, where it is
+        known.
         """
 
     def predict(self, features: np.ndarray) -> Prediction:
@@ -229,6 +237,18 @@ def revive(
     if predictor.known:
         predictor.restore(state, header["record"])
     return predictor
+
+
+def held_out(examples: Examples, share: float, seed: Sequence[int]) -> np.ndarray:
+    """Marks a share of each label's examples, drawn; at least one of a label stays."""
+    held = np.zeros(len(examples), dtype=bool)
+    names = sorted(examples.labels.unique())
+    codes = examples.codes(names)
+    for label in range(len(names)):
+        rows = np.flatnonzero(codes == label)
+        drawn = np.random.default_rng([*seed, label]).permutation(rows)
+        held[drawn[: min(round(len(rows) * share), len(rows) - 1)]] = True
+    return held
 
 
 def with_unknown(probabilities: np.ndarray, detected: np.ndarray) -> np.ndarray:

@@ -119,7 +119,7 @@ class GmmFinch(Predictor):
         ]
         return np.concatenate(parts).astype(np.float64) if parts else np.empty(0)
 
-    def discover(self, features: np.ndarray) -> None:
+    def discover(self, features: np.ndarray, *, most: int | None = None) -> None:
         """Clusters of the samples that no known label accounts for; fewer than two are none."""
         unknown = features[self._highest(features) < self.threshold]
         if len(unknown) < 2:

@@ -9,7 +9,7 @@ over members, its deviation that over seeds.
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import polars as pl
@@ -83,7 +83,8 @@ def named_runs(runs: pl.DataFrame, protocols: pl.DataFrame) -> pl.DataFrame:
     for key, run in by_id.items():
         if run["model"] == PixelGaussian.name or run["protocol"] not in trials:
             continue
-        base, score = run, None
+        base: dict[str, Any] | None = run
+        score = None
         if run["model"] == Odin.name:
             base = by_id.get(run["base_runs"][0])
             own = {n: v for n, v in json.loads(run["changed"]).items() if n != "base"}
@@ -215,7 +216,7 @@ def evaluations_of(training: pl.DataFrame) -> str:
         .group_by("run_id", "measure")
         .len()["len"]
     )
-    least, most = counts.min(), counts.max()
+    least, most = cast(int, counts.min()), cast(int, counts.max())
     return f"{most}" if least == most else f"{least} to {most}"
 
 
@@ -241,7 +242,7 @@ def paper_table(runs: pl.DataFrame, skew: pl.DataFrame, pair: Sequence[str]) -> 
         "paper": _wide(paper, {name: tasks[name] for name in pair}),
     }
     shares = {member: f"{share:.2f}" for member, share in skew.select("member", "value").rows()}
-    shares[AVERAGE] = f"{skew['value'].mean():.2f}"
+    shares[AVERAGE] = f"{cast(float, skew['value'].mean()):.2f}"
     there = set(ours["member"])
     rows = [
         (member, shares[member], *cells) if kind == "ours" else ("paper", "", *cells)
@@ -416,8 +417,9 @@ def _ranking(runs: pl.DataFrame) -> Section | None:
     ]
     tasks = found.columns[3:-1]
     for (subset, network), own in found.group_by("subset", "network", maintain_order=True):
-        skew = runs.filter(subset=subset, metric="skew").group_by("member").first()["value"].mean()
-        caption = f"{subset}, network {network}; guessing gets {skew:.2f}"
+        skew = runs.filter(subset=subset, metric="skew").group_by("member").first()["value"]
+        guessing = cast(float, skew.mean())
+        caption = f"{subset}, network {network}; guessing gets {guessing:.2f}"
         here = [name for name in tasks if own[name].null_count() < own.height]
         parts.append(table(own.select("score", *here, "over all models"), caption, right=here))
     return Section("Every score of the networks", parts)

@@ -65,7 +65,8 @@ def check_choice(config: Config, declared: Sequence[Subset]) -> None:
     named = [name for name in chosen_networks(config.networks) if name != AUTO]
     offer = Offer("any trial", MODALITY, tuple(named) or networks.names_of(MODALITY))
     runs = plan_models(BENCHMARK, with_own_models(config), [offer])
-    choose_device(config.device)
+    if config.device != "auto":
+        choose_device(config.device)
     chosen_scores(config.scores, config.preset)
     check_scores(config.scores, {run.kind.name: run.kind.gives for run in runs})
 

@@ -470,7 +470,7 @@ def _judged(parsed: pl.DataFrame, rules: list[Rule], key: str, what: str) -> Jud
             separator="; found ",
         ).alias("message"),
     )
-    return judged.filter(pl.col("rule").is_null()), rejects.cast(dict(REJECTED))
+    return judged.filter(pl.col("rule").is_null()), rejects.cast(REJECTED)
 
 
 def _ids(source: str, *parts: pl.Expr | pl.Series | str) -> pl.Expr:

@@ -3,7 +3,7 @@
 `about` says how the clouds were normalised and how many of their points a pass sees.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import polars as pl
@@ -79,7 +79,7 @@ def points_seen(shard: Shard, facts: RunFacts, split: str, settings: Any) -> int
 
 def require_training(train: Samples, track: str) -> None:
     """A network needs two classes with two shapes each at the least."""
-    counts = np.bincount(train.labels) if len(train) else np.zeros(0, int)
+    counts = np.bincount(cast(np.ndarray, train.labels)) if len(train) else np.zeros(0, int)
     if (counts > 1).sum() < 2:
         raise SourceError(
             f"track {track}: {len(train)} training shapes have a cloud, too few to train on; name "

@@ -241,7 +241,7 @@ def grid_surface(grid: np.ndarray) -> Mesh:
             # A step up means that the cell behind it is outside: the face looks down the axis.
             quads.append(at[:, None, :] + (square[::-1] if side == 1 else square))
     corners = np.concatenate(quads).reshape(-1, 3)
-    size = np.array(grid.shape) + 1
+    size = tuple(cells + 1 for cells in grid.shape)
     unique, index = np.unique(np.ravel_multi_index(tuple(corners.T), size), return_inverse=True)
     vertices = np.stack(np.unravel_index(unique, size), axis=1).astype(np.float64)
     quad = index.reshape(-1, 4)

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -407,7 +408,7 @@ def _probed(
                 (outcome,) = read_unchanged(
                     found.source.root,
                     [found.files[name]],
-                    lambda path=path: _probe(path, reader, found.settings),
+                    partial(_probe, path, reader, found.settings),
                 )
         except RecordError as error:
             found.refuse(name, error.rule, error.message)

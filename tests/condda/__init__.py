@@ -1,9 +1,11 @@
-"""Tests of tasks.condda; here the published test that has expected numbers, as arrays."""
+"""Tests of tasks.condda; here agents, and the published test that has expected numbers."""
 
 import csv
 
 import numpy as np
 
+from tasks.condda.agent import Agent, AgentSettings
+from tasks.predictors import find_predictor
 from tests.shared import shared_path
 
 TEST = "OND.10.90001.2100554"
@@ -33,3 +35,10 @@ def posted(name: str) -> np.ndarray:
     path = shared_path(f"sailon/sail-on-client/mock_results/activity_recognition/{name}.csv")
     with path.open(newline="") as lines:
         return np.array([[float(value) for value in row[1:]] for row in csv.reader(lines)])
+
+
+def make_agent(name: str, seed: int = 0, agent: dict | None = None, **settings: object) -> Agent:
+    """An agent of the predictor called `name`; `agent` are settings of the agent itself."""
+    kind = find_predictor(name)
+    predictor = kind(kind.resolve("small", settings), device="cpu")
+    return Agent(predictor, AgentSettings(**(agent or {})), seed)

@@ -10,8 +10,7 @@ import polars as pl
 import pytest
 
 from schemas.errors import SourceError
-from tasks.condda.agents import make_agent
-from tasks.condda.agents.base import Agent, FeatureLookup, Training, training_examples
+from tasks.condda.agent import Agent, FeatureLookup, Training, training_examples
 from tasks.condda.characterization import characterize, compare_red_light
 from tasks.condda.evaluation import aligned, matrix
 from tasks.condda.harness import Harness
@@ -23,6 +22,7 @@ from tasks.condda.run import SessionRun, run_session, run_test
 from tasks.condda.store import EventStore
 from tasks.condda.test_files import TestLibrary
 from tasks.sample.condda import KNOWN_CLASSES, write_condda
+from tests.condda import make_agent
 
 KNOWN, NOVEL, EACH, DIMENSIONS = 4, 3, 60, 12
 KINDS = {"CONDDA": ("detection", "characterization"), "OND": ("detection", "classification")}
@@ -262,21 +262,35 @@ def test_labels_that_were_told_and_not_kept_are_missed(
         interrupted_and_resumed(world, tmp_path / "late", "OND", agent, calls - 3, False)
 
 
-def test_a_journal_that_was_cut_off_is_mended(world: World, agent: Agent, tmp_path: Path) -> None:
+def test_a_journal_that_is_damaged_is_named(world: World, agent: Agent, tmp_path: Path) -> None:
+    """It is replaced as a whole after each round, so a kill leaves none."""
     journal = tmp_path / "journal"
-    harness = world.harness(tmp_path)
-    expected = posted(harness, world.run(harness, "OND", agent), world, "OND")
     sessions: list[str] = []
     with pytest.raises(Interrupted):
         broken = Breaking(world.harness(tmp_path), 26, after=False)
         world.run(broken, "OND", agent, opened=sessions.append, journal=journal)
     [file] = journal.iterdir()
-    before = file.read_bytes()
-    file.write_bytes(before + b'{"round": 99, "to')
-    run = world.run(harness, "OND", agent, resume=sessions[0], journal=journal)
-    assert file.read_bytes().startswith(before) and b'"round": 99' not in file.read_bytes()
-    for one, two in zip(expected, posted(harness, run, world, "OND"), strict=True):
-        assert one.equals(two)
+    file.write_bytes(file.read_bytes()[:-8])
+    with pytest.raises(SourceError, match=file.name):
+        world.run(world.harness(tmp_path), "OND", agent, resume=sessions[0], journal=journal)
+
+
+@pytest.mark.parametrize("mode", ["strict", "compat"])
+def test_with_a_journal_a_run_goes_on_in_the_middle(
+    world: World, agent: Agent, tmp_path: Path, mode: str
+) -> None:
+    """The harness serves no round again but the one that was not finished."""
+    sessions: list[str] = []
+    with pytest.raises(Interrupted):
+        broken = Breaking(world.harness(tmp_path, mode), 16, after=False)
+        world.run(broken, "CONDDA", agent, opened=sessions.append, journal=tmp_path / "journal")
+    harness = world.harness(tmp_path, mode)
+    counting = Breaking(harness, -1, after=False)
+    run = world.run(counting, "CONDDA", agent, resume=sessions[0], journal=tmp_path / "journal")
+    assert run.tests[0].rounds == 6 and run.tests[0].replayed >= 4
+    # Finished tests, metadata, where, the last two rounds, the end; the second test; the session.
+    assert next(counting.calls) <= 3 + 2 * 3 + 2 + (2 + 6 * 3 + 2) + 1
+    assert harness.results(sessions[0], run.tests[0].test_id, "detection").height == 170
 
 
 @pytest.mark.parametrize("protocol", ["CONDDA", "OND"])
@@ -303,7 +317,7 @@ def test_another_agent_cannot_finish_a_run(world: World, agent: Agent, tmp_path:
     with pytest.raises(Interrupted):
         broken = Breaking(world.harness(tmp_path), 17, after=False)
         world.run(broken, "CONDDA", agent, opened=sessions.append)
-    other = make_agent("clustering", {"seed": 5})
+    other = make_agent("clustering", seed=5)
     other.fit(world.training)
     with pytest.raises(ProtocolRefusal, match="was posted before with other content"):
         world.run(world.harness(tmp_path), "CONDDA", other, resume=sessions[0])

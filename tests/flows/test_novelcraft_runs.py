@@ -90,6 +90,11 @@ def test_every_table_of_the_spine_is_written(built):
     assert predictions.height == tested.filter(protocol="visual").height
     outputs = table(built, "outputs").filter(run_id=classifier)
     assert outputs.height == splits.filter(protocol="visual").height
+    # ODIN names the classes of its base.
+    (odin,) = runs.filter(model="odin")["run_id"]
+    both = table(built, "outputs").filter(run_id=odin).join(outputs, on="sample_id")
+    assert both.height == predictions.height
+    assert both["predicted"].to_list() == both["predicted_right"].to_list()
     assert set(table(built, "training")["run_id"]) <= set(runs["run_id"])
 
 

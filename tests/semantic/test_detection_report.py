@@ -57,7 +57,8 @@ def network_facts(protocol: str, model: str, seed: int, **changed: object) -> Ru
 
 
 def odin_facts(base: RunFacts) -> RunFacts:
-    changes = {"model": "odin", "base_runs": (run_id(base),), "settings": {}, "changed": {}}
+    own = {"base": base.model}
+    changes = {"model": "odin", "base_runs": (run_id(base),), "settings": own, "changed": own}
     return base.model_copy(update=changes)
 
 
