@@ -194,6 +194,9 @@ def test_a_setting_a_seed_and_a_version_make_their_own_runs_only(built, tmp_path
     from flows.condda import build
     from tasks.condda.agents.threshold import ThresholdAgent
     from tasks.condda.build import chosen_agents
+    from tasks.condda.changes.martingale import Martingale
+    from tasks.predictors.threshold import Threshold
+    from tasks.scores.nearest import Nearest
 
     _, config = built
     asked = {"predictors": {"threshold": {"neighbours": 5}, "clustering": {}}}
@@ -206,14 +209,17 @@ def test_a_setting_a_seed_and_a_version_make_their_own_runs_only(built, tmp_path
     assert Counter(name for name, _ in plain - changed) == {"threshold": 1}
     assert len(keys(config.model_copy(update={"seeds": (0, 1)})) & plain) == 2
     assert not keys(config.model_copy(update={"seeds": (1,)})) & plain
-    own = {"predictors": {"threshold": {"seed": 3}}, "seeds": (0, 1)}
-    assert [a.seed for a in chosen_agents(config.model_copy(update=own))] == [3]
-    scorer = {"predictors": {"threshold": {"scorer": "evm"}}}
-    (agent,) = chosen_agents(config.model_copy(update=scorer))
-    assert agent.settings["scorer_settings"] and agent.versions["scorer"] == 1
-    monkeypatch.setattr(ThresholdAgent, "version", 2)
-    assert keys(config) & plain == set()  # clustering is one, too
-    monkeypatch.undo()
+    rule = {"change": "cusum", "change_settings": {"alarm_rows": "5000"}}
+    own = {"predictors": {"threshold": {"agent": rule}, "clustering": {}}}
+    changed = keys(config.model_copy(update=own))
+    assert Counter(name for name, _ in plain - changed) == {"threshold": 1}
+    agent = chosen_agents(config.model_copy(update=own))[1]
+    assert agent.changed == {"agent": rule}
+    assert agent.settings["agent"]["change_settings"]["alarm_rows"] == 5000
+    for kind in (Threshold, Martingale, Nearest):
+        monkeypatch.setattr(kind, "version", 2)
+        assert keys(config) & plain == set()  # clustering has them all, too
+        monkeypatch.undo()
 
     lake = tmp_path / "lake"
     one = {"lake": lake, "run": SessionSettings(red_light="without"), "scores": {"nearest": {}}}
@@ -256,15 +262,16 @@ def test_another_test_makes_no_run_anew_and_a_changed_one_its_own(built, tmp_pat
 @pytest.mark.parametrize(
     ("choice", "message"),
     [
-        ({"predictors": {"ann": {}}}, "no agent 'ann'; there are: clustering, threshold"),
+        ({"predictors": {"svm": {}}}, "no predictor 'svm'; there are: ann, clustering, evm"),
         ({"predictors": {"threshold": {"depth": 1}}}, "threshold: .*depth is not a setting"),
-        ({"predictors": {"threshold": {"held_out": 2}}}, "threshold: .*held_out.* less than 1"),
-        ({"predictors": {"threshold": {"scorer": "x"}}}, "no predictor 'x'"),
-        ({"preset": "huge"}, "has no preset 'huge'; there are: small, paper"),
+        ({"predictors": {"evm": {"agent": {"held_out": 2}}}}, "evm: agent: .*held_out.* less than"),
+        ({"predictors": {"evm": {"agent": {"change": "x"}}}}, "no change rule 'x'"),
+        ({"predictors": {"threshold": {"score": "x"}}}, "no score 'x'"),
+        ({"predictors": {"evm": {}}, "preset": "huge"}, "evm has no preset 'huge'"),
         ({"scores": {"msp": {}}}, "score msp does not fit condda: it needs logits"),
         ({"scores": {"nearest": {"depth": 1}}}, "nearest: .*depth is not a setting"),
         ({"models": {"ndcc": {}}}, "models ndcc does not fit condda"),
-        ({"train": {"epochs": 3}}, "train.epochs: condda trains no model"),
+        ({"train": {"epochs": 3}}, "train.epochs is a setting of no predictor"),
         ({"protocols": ("OND/none",)}, "no test is of protocol 'OND/none'; there are: CONDDA/"),
     ],
 )
@@ -477,7 +484,7 @@ def test_an_agent_that_cannot_run_a_test_is_a_failed_run(built, tmp_path):
     from flows.condda import build
 
     update = {**FEW, "lake": tmp_path / "lake", "run": SessionSettings(red_light="without")}
-    update |= {"predictors": {"threshold": {"row_false_alarms": 0.001}, "clustering": {}}}
+    update |= {"predictors": {"threshold": {"accepted_error": 0.001}, "clustering": {}}}
     with pytest.raises(
         RunsFailed, match=r"2 runs of condda failed .*threshold cannot run OND/image"
     ):
