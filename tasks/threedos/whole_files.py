@@ -7,7 +7,7 @@ zeros, gives a smaller shape and no error. Enters: the bytes. Leaves: nothing, o
 import json
 import re
 import struct
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
