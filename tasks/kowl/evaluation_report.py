@@ -135,11 +135,11 @@ def _styles(measures: pl.DataFrame) -> dict[str, tuple[str, str]]:
 
 
 def _held_out(measures: pl.DataFrame) -> str:
-    """The split without training samples that most increments have; test before valid."""
-    plain = (pl.col("view") == PLAIN) & (pl.col("split") != "train")
-    alone = pl.col("scope") == "increment"
-    covered = measures.filter(plain & alone).group_by("split").agg(pl.col("step").n_unique())
-    return covered.sort("step", "split", descending=[True, False])["split"][0]
+    """The split that most increments have, test before valid; train where no other has features."""
+    shown = (pl.col("view") == PLAIN) & (pl.col("scope") == "increment")
+    covered = measures.filter(shown).group_by("split").agg(pl.col("step").n_unique())
+    order = (pl.col("split") == "train", -pl.col("step").cast(pl.Int64), "split")
+    return covered.sort(*order)["split"][0]
 
 
 def _of(measures: pl.DataFrame, split: str, scope: str) -> pl.DataFrame:

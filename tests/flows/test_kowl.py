@@ -258,8 +258,8 @@ def test_every_predictor_and_score_runs_on_every_model(tmp_path):
     from flows import kowl
 
     raw = tmp_path / "raw"
-    write_kowl(raw, clips_per_class=4, videos_per_class=1)
-    for folder in sorted((raw / "videos").iterdir())[10:]:
+    write_kowl(raw, clips_per_class=8, videos_per_class=3)
+    for folder in sorted((raw / "videos").iterdir())[5:]:
         shutil.rmtree(folder)
     weights = checkpoint("x3d", tmp_path / "x3d.pyth")
     one = {"crops": 1, "cpu_threads": 1}

@@ -362,6 +362,9 @@ def test_the_report_shows_runs_transforms_and_groups(parts, tmp_path):
     assert "color_invert" in pictures and "gmm_finch, feedback 100 %" in pictures
     for number in range(3):
         assert f"{number} (n = " in pictures
+    only_train = {**tables, "measures": tables["measures"].filter(split="train")}
+    shown = "".join(p for one in evaluation_report.sections(read_of(only_train)) for p in one.parts)
+    assert "Clips of the split train." in shown
     metrics = pl.concat(tables["metrics"] for tables in made)
     assert {"people 0", "people 1", "people 2", "all"} == set(metrics["subset"])
 

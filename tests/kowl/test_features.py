@@ -10,6 +10,7 @@ import pytest
 from schemas.config import make_config
 from schemas.errors import ConfigError, NoveltyError, RecordError
 from schemas.kowl import Config, SampleSettings
+from storage.filehash import sha256_file
 from tasks.engine.stage import Shard
 from tasks.evaluation.model_runs import DeviceSettings
 from tasks.evaluation.runs import run_id
@@ -245,17 +246,19 @@ def test_the_papers_networks_run_from_a_checkpoint_of_official_names(tmp_path, n
     """Random weights in FAIR's layout, of full size; two real clips through the stage."""
     weights = checkpoint(name, tmp_path / "official.pyth")
     root = shared_path("videos")
+    files = [
+        "ucf101/Diving/v_Diving_g01_c01.avi",
+        "ucf101/BenchPress/v_BenchPress_g01_c01.avi",
+    ]
     rows = pl.DataFrame(
         {
             "sample_id": ["one", "two"],
-            "file": [
-                "ucf101/Diving/v_Diving_g01_c01.avi",
-                "ucf101/BenchPress/v_BenchPress_g01_c01.avi",
-            ],
+            "file": files,
+            "bytes": [(root / file).stat().st_size for file in files],
             "frames": [259, 151],
             "decoder": "decord",
             "status": "ok",
-            "sha256": ["1", "2"],
+            "sha256": [sha256_file(root / file) for file in files],
         }
     )
     run = backbone(name, weights=str(weights), batch=2)
