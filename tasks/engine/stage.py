@@ -536,42 +536,7 @@ class Build:
                     wait(waiting)  # what is under way is committed while the lake is still ours
                 raise
 
-<<<<<<< HEAD
     def _at_once(self, stage: Stage, run: FlowRun) -> int:
-=======
-        make_one = task(
-            name=stage.name,
-            description=stage.__doc__,
-            task_run_name=f"{stage.name}/{{name}}",
-            tags=[self.benchmark, *stage.tags],
-            cache_policy=NO_CACHE,
-            persist_result=False,
-            retries=stage.retries,
-            retry_delay_seconds=2,
-        )(make)
-        done: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        waiting: dict[Any, int] = {}
-        left = list(reversed(missing))
-        with progress(stage.name, len(missing)) as advance:
-            while left or waiting:
-                while left and len(waiting) < self._at_once(stage, cluster):
-                    number = left.pop()
-                    future = make_one.submit(shards[number].name, number)
-                    waiting[future.task_run_id] = number
-                    future.add_done_callback(done.put)
-                try:
-                    future = done.get(timeout=GROWTH_SECONDS if left else None)
-                except queue.Empty:
-                    continue
-                number = waiting.pop(future.task_run_id)
-                try:
-                    yield number, future.result()
-                except Exception as error:
-                    self._failed(shards[number], error)
-                advance(1)
-
-    def _at_once(self, stage: Stage, cluster: Cluster | None) -> int:
->>>>>>> main
         """How many of a stage's shards may be under way now; a cluster may have grown."""
         if run.cluster is not None:
             return max(1, run.cluster.workers() if stage.alone else 2 * run.cluster.threads())

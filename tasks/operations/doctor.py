@@ -129,8 +129,7 @@ def examine(python: str | None = None) -> int:
     return 2 if problems else 0
 
 
-<<<<<<< HEAD
-def _say_sandbox(say) -> None:
+def _say_sandbox(say: Callable[[str, str], None]) -> None:
     """What keeps a foreign file that takes over its reader from the rest of the machine."""
     asked = (None, ctypes.c_size_t(0), ctypes.c_uint32(1))
     version = ctypes.PyDLL(None).syscall(444, *asked)  # landlock_create_ruleset: its version
@@ -140,10 +139,7 @@ def _say_sandbox(say) -> None:
         say("warn", "no Landlock (Linux 5.13 or newer): readers of foreign files see all files")
 
 
-def _say_python(say) -> None:
-=======
 def _say_python(say: Callable[[str, str], None]) -> None:
->>>>>>> main
     """Whether there is a Python that an environment can be made of."""
     command = ["bash", str(ROOT / ".ci" / "install" / "python")]
     answer = subprocess.run(command, capture_output=True, text=True)

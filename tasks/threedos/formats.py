@@ -113,12 +113,8 @@ def read_with_open3d(data: bytes, reader: str, work: Path) -> Mesh | Scan:
     path = work / f"shape.{reader}"
     path.write_bytes(data)
     if reader == "ply" and _ply_faces(data) == 0:
-<<<<<<< HEAD
-        points = np.asarray(open3d.io.read_point_cloud(str(path)).points, np.float64)
-        _compare(len(points), announced.vertices, "vertices")
-=======
         points = np.asarray(open3d.io.read_point_cloud(path).points, np.float64)
->>>>>>> main
+        _compare(len(points), announced.vertices, "vertices")
         return Scan(points)
     mesh = open3d.io.read_triangle_mesh(path)
     vertices = np.array(mesh.vertices, np.float64).reshape(-1, 3)
