@@ -7,7 +7,7 @@ zeros, gives a smaller shape and no error. Enters: the bytes. Leaves: nothing, o
 import json
 import re
 import struct
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -40,7 +40,7 @@ class _List(NamedTuple):
 
 class _Element(NamedTuple):
     name: bytes
-    count: int
+    count: int  # type: ignore[assignment]
     properties: list[np.dtype | _List]
 
 
@@ -125,7 +125,7 @@ def _fits(words: list[bytes], properties: list[np.dtype | _List]) -> bool:
     return place <= len(words)
 
 
-def _check_ply_bytes(elements: list[_Element], body: bytes, order: str) -> None:
+def _check_ply_bytes(elements: list[_Element], body: bytes, order: Any) -> None:
     place = 0
     for element in elements:
         place = _after(element, body, place, order)
@@ -136,7 +136,7 @@ def _check_ply_bytes(elements: list[_Element], body: bytes, order: str) -> None:
     _refuse_zeros(body)
 
 
-def _after(element: _Element, body: bytes, place: int, order: str) -> int:
+def _after(element: _Element, body: bytes, place: int, order: Any) -> int:
     """Where the element ends; whole rows of equal length are looked at together."""
     stride, lists = _first_row(element, body, place, order)
     if element.count and place + stride * element.count <= len(body):
@@ -153,7 +153,7 @@ def _after(element: _Element, body: bytes, place: int, order: str) -> int:
 
 
 def _first_row(
-    element: _Element, body: bytes, place: int, order: str
+    element: _Element, body: bytes, place: int, order: Any
 ) -> tuple[int, list[tuple[int, int]]]:
     """Bytes of the row at that place, and where in it the lengths of its lists are."""
     stride, lists = 0, []
@@ -205,7 +205,8 @@ def check_glb(data: bytes) -> Announced:
     (length,) = struct.unpack_from("<I", data, 8)
     if length > len(data):
         _truncated(f"{length} bytes are announced, {len(data)} are there")
-    chunks, place = {}, 12
+    chunks: dict[int, bytes] = {}
+    place = 12
     while place + 8 <= length:
         size, kind = struct.unpack_from("<II", data, place)
         if place + 8 + size > length:

@@ -192,7 +192,6 @@ def test_a_later_build_of_fewer_agents_keeps_what_was_there(built, capsys):
 
 def test_a_setting_a_seed_and_a_version_make_their_own_runs_only(built, tmp_path, monkeypatch):
     from flows.condda import build
-    from tasks.condda.agents.threshold import ThresholdAgent
     from tasks.condda.build import chosen_agents
     from tasks.condda.changes.martingale import Martingale
     from tasks.predictors.threshold import Threshold

@@ -32,6 +32,7 @@ TINY = {
     "deep_ensemble": {"members": 2},
     "autoencoder_full": {**TINY_AUTOENCODER, "scale": 0.5},
     "autoencoder_patch": {**TINY_AUTOENCODER, "scale": 1.0, "patches_per_image": 2},
+    "pixel_gaussian": {"side": 4},
 }
 
 
