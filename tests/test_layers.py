@@ -47,7 +47,7 @@ SHARED_ROOMS = {
     "features": {"engine", "learning"},
     "networks": {"engine"},
     "models": {"engine", "learning", "scores", "features", "networks"},
-    "predictors": {"engine", "learning", "features"},
+    "predictors": {"engine", "learning", "features", "scores"},
     "report": {"engine", "evaluation"},
     "publish": {"engine", "report", "operations"},
 }
