@@ -9,8 +9,9 @@ import importlib
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
@@ -20,6 +21,9 @@ from schemas.errors import ConfigError, LakeError, NoveltyError
 from schemas.extras import missing_extra
 from schemas.similar import did_you_mean
 from schemas.version import VERSION
+
+if TYPE_CHECKING:
+    from storage.tables import TableVersion
 
 FLOWS = Path(__file__).parent
 GROUPS = {
@@ -109,12 +113,17 @@ def _parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"novelty {VERSION}")
     commands = parser.add_subparsers(title="commands", metavar="command", required=True)
 
-    def command(name: str, run, summary: str, within=commands) -> argparse.ArgumentParser:
+    def command(
+        name: str,
+        run: Callable[[argparse.Namespace], int | None] | None,
+        summary: str,
+        within: "argparse._SubParsersAction[Parser]" = commands,
+    ) -> argparse.ArgumentParser:
         added = within.add_parser(name, help=summary, description=summary)
         added.set_defaults(run=run)
         return added
 
-    def commands_of(benchmark: str, summary: str):
+    def commands_of(benchmark: str, summary: str) -> "argparse._SubParsersAction[Parser]":
         added = commands.add_parser(benchmark, help=summary, description=summary)
         return added.add_subparsers(metavar="command", required=True)
 
@@ -318,7 +327,7 @@ def _build(words: list[str]) -> int:
     parser, model = build_parser(benchmark)
     known, settings = split_settings(words[1:], model)
     parsed = parser.parse_args(known)
-    config = chosen_values(parsed, model, settings)
+    config: Any = chosen_values(parsed, model, settings)
     if parsed.dry_run:
         from flows.dry_run import show_dry_run
 
@@ -360,8 +369,8 @@ def _status(parsed: argparse.Namespace) -> None:
     from storage.filehash import HashCache
     from storage.layout import hash_cache_path, lake_root
     from storage.raw import open_raw
+    from storage.snapshots import GRACE_HOURS
     from storage.upkeep import (
-        GRACE_HOURS,
         find_garbage,
         find_remote_garbage,
         require_lake,
@@ -842,7 +851,7 @@ def _no_tables(lake: Path) -> str:
     )
 
 
-def _version(lake: Path, name: str):
+def _version(lake: Path, name: str) -> "TableVersion":
     from storage.tables import current_version
 
     return current_version(lake, *_table_name(name))

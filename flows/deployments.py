@@ -232,9 +232,9 @@ def rhythm_name(rhythm: dict[str, Any]) -> str:
     fields = rhythm["cron"].split()
     # Minute, hour, day of the month, month, day of the week: which are one value, which are any.
     shape = "".join(_shape(part) for part in fields)
-    named = {"1****": "hourly", "11***": "daily", "11**1": "weekly", "111**": "monthly"}
-    named["1111*"] = "yearly"
-    return named.get(shape, "cron-" + re.sub(r"[^0-9A-Za-z]+", "-", rhythm["cron"]).strip("-"))
+    shapes = {"1****": "hourly", "11***": "daily", "11**1": "weekly", "111**": "monthly"}
+    shapes["1111*"] = "yearly"
+    return shapes.get(shape, "cron-" + re.sub(r"[^0-9A-Za-z]+", "-", rhythm["cron"]).strip("-"))
 
 
 def _shape(part: str) -> str:
@@ -274,7 +274,7 @@ def _remove_renamed(planned: list[Deployment]) -> None:
 
 def _apply(deployment: Deployment) -> None:
     from prefect.client.schemas.objects import ConcurrencyLimitConfig
-    from prefect.flows import EntrypointType
+    from prefect.types.entrypoint import EntrypointType
 
     module, function = deployment.entrypoint.rsplit(".", 1)
     made = getattr(importlib.import_module(module), function).to_deployment(

@@ -26,16 +26,16 @@ def stages_of(code: ModuleType | FunctionType) -> list[str]:
     """
     names = code.__globals__ if isinstance(code, FunctionType) else vars(code)
     calls = [
-        node
+        (node, node.args[0].id)
         for node in ast.walk(ast.parse(inspect.getsource(code)))
         if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Name)
     ]
     stages: list[str] = []
-    for call in sorted(calls, key=lambda node: node.lineno):
+    for call, argument in sorted(calls, key=lambda pair: pair[0].lineno):
         if isinstance(call.func, ast.Attribute) and call.func.attr in ("run", "run_each"):
-            stage = names.get(call.args[0].id)
+            stage = names.get(argument)
             stages += [stage.name] if isinstance(stage, Stage) else []
-        elif isinstance(call.func, ast.Name) and call.args[0].id == "build":
+        elif isinstance(call.func, ast.Name) and argument == "build":
             called = names.get(call.func.id)
             if isinstance(called, FunctionType) and called.__module__ != names["__name__"]:
                 stages += stages_of(called)

@@ -54,7 +54,8 @@ def clear_runs(client: Any, runs: list[Any], reason: str) -> None:
     from prefect.states import Crashed
 
     for run in runs:
-        state = Crashed(message=f"{reason} It was {run.state.name} since {run.state.timestamp}.")
+        message = f"{reason} It was {run.state.name} since {run.state.timestamp}."
+        state: Any = Crashed(message=message)
         client.set_flow_run_state(run.id, state, force=True)
         flow = _FlowName(client.read_flow(run.flow_id).name)
         write_failure(flow=flow, flow_run=run, state=state)  # as Prefect's worker calls it

@@ -80,7 +80,7 @@ def _help(field: FieldInfo) -> str:
     default = field.get_default(call_default_factory=True)
     if _is_choice(_plain(field.annotation)) or isinstance(default, tuple):
         default = ",".join(map(str, default))
-    missing = (None, (), "", {}, PydanticUndefined)
+    missing: tuple[Any, ...] = (None, (), "", {}, PydanticUndefined)
     return text if default in missing else f"{text} (default: {default})"
 
 

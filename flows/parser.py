@@ -5,7 +5,7 @@ A mistake is one sentence on stderr and exit code 2, as everywhere in the progra
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from schemas.similar import did_you_mean
@@ -16,7 +16,9 @@ OTHERS = "more"
 class Parser(argparse.ArgumentParser):
     """`groups` of a parser with commands: title to the names in it; the rest is under `more`."""
 
-    def __init__(self, *args: Any, groups: Mapping[str, Sequence[str]] | None = None, **options):
+    def __init__(
+        self, *args: Any, groups: Mapping[str, Sequence[str]] | None = None, **options: Any
+    ) -> None:
         super().__init__(*args, **options)
         self.groups = groups or {}
 
@@ -24,7 +26,9 @@ class Parser(argparse.ArgumentParser):
         print(f"{self.prog.split()[0]}: {message}; see `{self.prog} --help`", file=sys.stderr)
         sys.exit(2)
 
-    def parse_known_args(self, args=None, namespace=None):  # type: ignore[override]
+    def parse_known_args(
+        self, args: Iterable[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
         parsed, left = super().parse_known_args(args, namespace)
         if left:
             options = [option for action in self._actions for option in action.option_strings]

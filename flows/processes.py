@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -142,7 +142,7 @@ def processes_with(name: str) -> Iterator[tuple[psutil.Process, dict[str, str]]]
                 yield process, environment
 
 
-def wait_until(ready, wait_seconds: float, every: float = 0.2) -> bool:
+def wait_until(ready: Callable[[], object], wait_seconds: float, every: float = 0.2) -> bool:
     """Call `ready` until it is true; False when the time is up."""
     deadline = time.monotonic() + wait_seconds
     while not ready():

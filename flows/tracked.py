@@ -52,7 +52,7 @@ def tracked_flow(benchmark: str, function: Callable[[Any], None], model: Any = N
             function(make_config(model, config) if isinstance(config, dict) and model else config)
 
     run.__module__, run.__name__ = __name__, benchmark  # how a worker finds it again
-    return flow(
+    return flow(  # type: ignore[call-overload]
         run,
         name=benchmark,
         flow_run_name=benchmark,
@@ -86,7 +86,7 @@ class TrackedRun(FlowRun):
                 raise
 
         try:
-            task(
+            task(  # type: ignore[call-overload]
                 make_one,
                 name=stage.name,
                 description=stage.__doc__,
@@ -143,7 +143,7 @@ def _drop_events() -> None:
     async def drop(worker: Any, event: Any) -> None:
         pass
 
-    EventsWorker._handle = drop  # type: ignore[method-assign]
+    EventsWorker._handle = drop  # type: ignore[method-assign, assignment]
 
 
 def run_tracked(flow: Any, config: Any, address: str) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import polars as pl
@@ -59,7 +59,7 @@ class FeatureLookup:
         """Of a feature table with one row a sample."""
         vectors = table[embedding]
         if vectors.dtype == pl.List:
-            vectors = vectors.list.to_array(int(vectors.list.len().max() or 0))
+            vectors = vectors.list.to_array(int(cast(int, vectors.list.len().max() or 0)))
         width = vectors.dtype.shape[0] if isinstance(vectors.dtype, pl.Array) else 0
         return cls(table[sample_id].to_list(), vectors.to_numpy().reshape(len(table), width))
 
@@ -346,7 +346,10 @@ class Agent:
 
     def save(self, path: Path, rounds: int) -> None:
         """One file that holds the agent as it stands after so many rounds of a test."""
-        parts = {"predictor": self.predictor.state(), "change": self.change.state()}
+        parts: dict[str, Mapping[str, Any]] = {
+            "predictor": self.predictor.state(),
+            "change": self.change.state(),
+        }
         tensors = {f"{part}.{name}": v for part, s in parts.items() for name, v in s.items()}
         tensors["chances"] = self.chances
         kept = ("ids", "first_changed", "learned", "columns")

@@ -60,7 +60,7 @@ def characterize(
     start = first_row(checked_flags(novel, len(posted))) - 1
     chosen = posted.argmax(1)
     matched = match_clusters(chosen, truth, columns, posted.shape[1])
-    rows = []
+    rows: list[tuple[str, str, int | None, float | None]] = []
     for part, kept in (("all", slice(None)), ("post", slice(start, None))):
         found = _measures(chosen[kept], truth[kept], columns, posted.shape[1], matched)
         rows += [(part, metric, None, value) for metric, value in found.items()]

@@ -100,11 +100,11 @@ class Harness:
         detection_threshold: float = 0.5,
     ) -> str:
         """Open a session; gives its id."""
+        tests = _texts("test_ids", test_ids)
+        named = (protocol, domain, novelty_detector_version)
+        _texts("protocol, domain, version", named)
         command = OpenSession(
-            _texts("test_ids", test_ids),
-            *_texts("protocol, domain, version", (protocol, domain, novelty_detector_version)),
-            _texts("hints", hints),
-            _threshold(detection_threshold),
+            tests, *named, _texts("hints", hints), _threshold(detection_threshold)
         )
         with lake_refusals():
             if self.store.session_count() >= self.limits.sessions:
@@ -309,7 +309,7 @@ def _threshold(value: float) -> float:
         ) from error
 
 
-def _whole(number: int | str | None) -> int | None:
+def _whole(number: Any) -> int | None:
     """A round's number, which comes as text from a query; None if it is none."""
     try:
         return int(number)

@@ -14,7 +14,7 @@ no sample stands twice in a test. Draws depend on seed, number of the test and s
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import polars as pl
@@ -26,7 +26,7 @@ from tasks.condda.domains import NOVELTY, RED_LIGHT
 from tasks.condda.test_files import CELL_EDGES, METADATA, TRUTH
 
 LABELLED = ("sample_id", "class", "split", "role")
-MADE = {
+MADE: dict[str, pl.DataType | type[pl.DataType]] = {
     "test_id": pl.String,
     "protocol": pl.String,
     "rows": pl.Int64,
@@ -150,7 +150,7 @@ def _draw_novel(
     counts = samples.filter(pl.col("label") < 0).group_by("label").len()
     enough = counts.filter(pl.col("len") >= needed)["label"].sort(descending=True).to_numpy()
     if len(enough) < settings.novel_classes:
-        most = counts["len"].max() or 0
+        most = cast(int, counts["len"].max() or 0)
         raise ConfigError(
             f"{len(enough)} novel classes have the {needed} samples that a test needs of each in "
             f"splits {_named(settings.splits)}, {settings.novel_classes} are wanted; the largest "

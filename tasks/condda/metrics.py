@@ -20,7 +20,7 @@ And: no value is None, where upstream has -1, 0 (for 0/0), NaN, N + 1 or the who
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 import polars as pl
@@ -282,7 +282,8 @@ def program_metrics(trials: Sequence[Trial], k: Literal[1, 3] = 1) -> Metric:
     system = [trial for trial in trials if trial.condition == "system"]
     flags = [trial.agent["m_is_cdt_and_is_early"] for trial in system]
     delays = [
-        trial.agent["m_num_stats"]["P_indx_0.5"] - trial.agent["m_num_stats"]["GT_indx"]
+        cast(float, trial.agent["m_num_stats"]["P_indx_0.5"])
+        - cast(float, trial.agent["m_num_stats"]["GT_indx"])
         for trial in system
         if trial.agent["m_is_cdt_and_is_early"]["Is CDT"]
     ]

@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import polars as pl
@@ -76,7 +76,7 @@ def _quoted_rows(text: str) -> list[list[str]]:
 
 
 def _check_size(ids: list[str], cells: pl.Series, limits: Limits) -> None:
-    width = int(cells.list.len().max() or 0)
+    width = int(cast(int, cells.list.len().max() or 0))
     longest = max(map(len, ids), default=0)
     for found, most, what in (
         (len(ids), limits.post_rows, "lines"),
@@ -115,7 +115,7 @@ def remember(
     """
     facts: dict[str, Any] = {
         "rows": [-1] * len(result.ids) if test is None else test.rows(result.ids),
-        "columns": int(result.widths.max() or 0),
+        "columns": int(cast(int, result.widths.max() or 0)),
     }
     if values == "detection":
         facts["highest"] = _highest(result)
@@ -131,7 +131,7 @@ def _highest(result: ResultFile) -> float | None:
     if first.is_empty():
         return None
     # An infinite one is kept as a number that JSON can write.
-    return float(first.clip(-sys.float_info.max, sys.float_info.max).max())
+    return float(cast(float, first.clip(-sys.float_info.max, sys.float_info.max).max()))
 
 
 def choices(numbers: pl.Series) -> np.ndarray:

@@ -18,7 +18,7 @@ from tasks.condda.rules import Limits, ProtocolRefusal
 from tasks.condda.session import Event, SessionState
 from tasks.condda.store import EventStore, StoredEvent
 
-RESULTS = {
+RESULTS: dict[str, pl.DataType | type[pl.DataType]] = {
     "round": pl.Int64,
     "instance_id": pl.String,
     # Numbers on the line; null if one of its cells is none, and then `cells` is what was posted.

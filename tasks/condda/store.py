@@ -17,9 +17,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from schemas.errors import LakeError
-from tasks.condda.session import Event
+from tasks.condda.session import Event, Kind
 
 _SCHEMA = """
 create table if not exists events (
@@ -44,6 +45,8 @@ create unique index if not exists one_detection on events (session, test, attemp
 create index if not exists by_kind on events (kind, id);
 """
 _COLUMNS = "id, session, seq, kind, time, test, attempt, round, type, sha256, detail"
+_Facts = tuple[Kind, str, str | None, int, int | None, str | None, str | None]
+"""Columns from `kind` to `sha256`."""
 _FILTERS = {"kind", "test", "attempt", "round", "type"}
 _BUSY_SECONDS = 60.0
 
@@ -176,7 +179,11 @@ class EventStore:
         body = "body" if bodies else "null"
         rows = self._query(f"select {_COLUMNS}, {body} from events where {where}", values)
         return [
-            StoredEvent(*row[:3], Event(*row[3:10], json.loads(row[10]), row[11])) for row in rows
+            StoredEvent(
+                *cast(tuple[int, str, int], row[:3]),
+                Event(*cast(_Facts, row[3:10]), json.loads(row[10]), row[11]),
+            )
+            for row in rows
         ]
 
     def _query(self, statement: str, values: Sequence[object]) -> list[tuple]:

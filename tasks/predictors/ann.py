@@ -12,7 +12,7 @@ the configurations' dropout 0.75 and the last layer made anew whenever there are
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import numpy as np
 from pydantic import Field
@@ -130,8 +130,9 @@ class Ann(Predictor, Trainable):
         with torch.no_grad():
             layers[0].load_state_dict(self.layers[0].state_dict())
             if self.settings.head == "grow":
-                layers[3].weight[:outputs] = self.layers[3].weight
-                layers[3].bias[:outputs] = self.layers[3].bias
+                last, before = cast("nn.Linear", layers[3]), cast("nn.Linear", self.layers[3])
+                last.weight[:outputs] = before.weight
+                last.bias[:outputs] = before.bias
 
     def _softmax(self, features: np.ndarray) -> np.ndarray:
         import torch

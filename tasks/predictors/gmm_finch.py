@@ -19,7 +19,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import count, pairwise
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import numpy as np
 from pydantic import Field
@@ -93,7 +93,7 @@ class GmmFinch(Predictor):
         self.mixture = self._mixture(parts, center)
         lowest = float(self._highest(train.features).min())
         anew = self.threshold is None or self.settings.calibrate == "every_fit"
-        self.threshold = lowest if anew else min(lowest, self.threshold)
+        self.threshold = lowest if anew else min(lowest, cast(float, self.threshold))
         if valid is not None and anew:
             highest = self._highest(valid.features)
             refused = highest[highest < self.threshold]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, cast
 
 import numpy as np
 from pydantic import Field
@@ -45,7 +45,8 @@ class ChangeRule(Plugin, ABC):
         """`held_out`: novelty of known examples that the predictor was not fitted on."""
         self.settings: Any = settings
         self.seen = np.sort(held_out)
-        bets = [(s, t) for t in settings.tails for s in settings.novel_shares]
+        bet_on = cast(BetSettings, settings)
+        bets = [(s, t) for t in bet_on.tails for s in bet_on.novel_shares]
         self.share, self.tail = np.array(bets).T
         self.capital = np.full(len(bets), -np.inf)
         """Logarithm of what each bet has grown to."""

@@ -145,7 +145,7 @@ def _session(harness: Harness, session_id: str) -> Session:
 
 def api_router(harness: Harness) -> APIRouter:
     """Routes of /v1 over a strict harness."""
-    described = {
+    described: dict[int | str, dict[str, Any]] = {
         code: {"model": Problem, "description": text}
         for code, text in (
             (404, "No such session, test or round"),
@@ -278,7 +278,7 @@ def _add_tests(router: APIRouter, harness: Harness) -> None:
         if progress is None or not progress.completed:
             # While a test goes on, only feedback tells about its ground truth.
             raise ProtocolRefusal(400, "TestInProcess", f"test {test_id[:80]!r} is not completed")
-        about = {"test_id": test_id, "round_id": round_id, "session_id": session_id}
+        about: dict[str, Any] = {"test_id": test_id, "round_id": round_id, "session_id": session_id}
         return finite(harness.evaluate_round_wise(**about))
 
 
@@ -296,7 +296,7 @@ def _add_results(router: APIRouter, harness: Harness) -> None:
         results: Annotated[dict[str, Results], Body(description="Result lines by type")],
     ) -> None:
         files = {kind: csv_bytes(lines) for kind, lines in results.items()}
-        about = {"test_id": test_id, "round_id": round_id, "session_id": session_id}
+        about: dict[str, Any] = {"test_id": test_id, "round_id": round_id, "session_id": session_id}
         harness.post_results(result_files=files, **about)
 
     @router.get(_TEST + "/results/{type}", tags=["results"], summary="Result lines posted so far")

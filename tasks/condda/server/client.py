@@ -166,7 +166,11 @@ class HttpHarness:
         self.post_results(
             result_files=result_files, test_id=test_id, round_id=round_id, session_id=session_id
         )
-        asked = {"feedback_ids": feedback_ids, "test_id": test_id, "session_id": session_id}
+        asked: dict[str, Any] = {
+            "feedback_ids": feedback_ids,
+            "test_id": test_id,
+            "session_id": session_id,
+        }
         return {
             kind: self.get_feedback_request(feedback_type=kind, **asked) for kind in feedback_types
         }

@@ -242,8 +242,9 @@ def page_router(harness: Harness) -> APIRouter:
             raise ProtocolRefusal(400, "InvalidName", "no such test or result type")
         with harness.states.get(session_id) as state:
             attempt = state.test(test_id).attempt
-        wanted = {"kind": "posted", "test": test_id, "type": type, "attempt": attempt}
-        found = harness.store.load(session_id, bodies=True, **wanted)
+        found = harness.store.load(
+            session_id, bodies=True, kind="posted", test=test_id, type=type, attempt=attempt
+        )
         body = b"".join((stored.event.body or b"").rstrip(b"\n") + b"\n" for stored in found)
         name = f'attachment; filename="{session_id}.{test_id}_{type}.csv"'
         if not name.isascii():

@@ -182,7 +182,7 @@ def _feedback(
     test: str,
     kinds: list[str],
     asked: dict[str, Any],
-    number: object = None,
+    number: Any = None,
 ) -> Response:
     """Lines of one type as CSV; of several as multipart, one part each (docs/condda.md, rule 9)."""
     told = {
