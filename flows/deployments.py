@@ -62,7 +62,9 @@ class Collection(Rhythm):
     """`novelty gc` by a schedule."""
 
     grace: float = Field(24.0, ge=0)
-    """Hours that dropped things stay, and objects in a bucket for builds elsewhere."""
+    """Hours that replaced snapshots and dropped things stay, and objects in a bucket."""
+    keep: int = Field(5, ge=1)
+    """Snapshots that stay however old."""
 
 
 class Service(Settings):
@@ -208,7 +210,7 @@ def _planned(declared: Deployment, service: Service) -> Deployment:
         rhythm = {"cron": cron, "timezone": entry.timezone or service.timezone}
     name = rhythm_name(rhythm)
     config = (
-        {"lake": str(service.lake), "grace": entry.grace}
+        {"lake": str(service.lake), "grace": entry.grace, "keep": entry.keep}
         if isinstance(entry, Collection)
         else entry.config
     )

@@ -9,6 +9,7 @@ from pydantic import Field
 from flows.runner import benchmark_flow
 from schemas.config import Settings
 from schemas.errors import LockedError
+from storage.catalog import refresh_catalog
 from storage.disk_use import freed_by
 from storage.layout import lake_root
 from storage.locks import all_locked
@@ -22,7 +23,9 @@ class Cleanup(Settings):
     lake: Path | None = None
     """Lake: a folder or s3://bucket/prefix (default: NOVELTY_LAKE, else ./lake)."""
     grace: float = Field(24.0, ge=0)
-    """Hours that dropped things stay, and objects in a bucket for builds elsewhere."""
+    """Hours that replaced snapshots and dropped things stay, and objects in a bucket."""
+    keep: int = Field(5, ge=1)
+    """Snapshots that stay however old."""
 
 
 @benchmark_flow
@@ -33,11 +36,12 @@ def build(config: Cleanup) -> None:
     with _free(lake) as free:
         if not free:
             return
-        garbage = find_garbage(lake, config.grace)
-        objects = find_remote_garbage(lake, config.grace)
+        garbage = find_garbage(lake, config.grace, config.keep)
+        objects = find_remote_garbage(lake, config.grace, config.keep)
         freed = freed_by(garbage) + sum(entry.bytes for entry in objects)
         remove_remote_garbage(lake, objects)
         discard(lake, garbage)
+        refresh_catalog(lake)
         print(f"gc: removed {len(garbage) + len(objects)}, {freed:,} bytes", flush=True)
 
 

@@ -104,8 +104,8 @@ def read_shape(
 
 def read_with_open3d(data: bytes, reader: str, work: Path) -> Mesh | Scan:
     """A PLY, STL or GLB file; a PLY without faces is a scan."""
-    announced = check_whole(data, reader)
     require_library("open3d")
+    announced = check_whole(data, reader)
     import open3d
 
     open3d.utility.set_verbosity_level(open3d.utility.VerbosityLevel.Error)

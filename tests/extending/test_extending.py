@@ -77,7 +77,10 @@ BUILDS = {
         *("--shapes.candidates", "256", "--protocols", "MN1", "--models", "cross_entropy"),
         *("--networks", "dgcnn", "--train.epochs", "1", *SCORE),
     ),
-    "kowl": ("--lists", "raw/kowl/lists", "--videos", "raw/kowl/videos", *SCORE),
+    "kowl": (
+        *("--lists", "raw/kowl/lists", "--videos", "raw/kowl/videos"),
+        *("--scores", "centroid_gap", *SCORE[2:]),
+    ),
     "condda": (
         *("--tests", "raw/condda", "--protocols", "OND/image_classification"),
         *("--predictors", "", "--scores", "centroid_gap", *SCORE[2:]),
@@ -135,11 +138,11 @@ def test_the_new_benchmark_is_built_from_its_sample(tree):
     assert "train_model: 0 of 1 shards made" in again.stderr
     with duckdb.connect(tree / "lake" / "catalog.duckdb", read_only=True) as connection:
         connection.execute(f"SET file_search_path = '{tree / 'lake'}'")
-        (auroc,) = connection.sql(
+        ((auroc,),) = connection.sql(
             "select value from lake.metrics where benchmark = 'toy' and model = 'line' and "
             "score = 'centroid_gap' and split = 'test' and metric = 'auroc'"
-        ).fetchone()
-        (refused,) = connection.sql(
+        ).fetchall()
+        ((refused,),) = connection.sql(
             "select count(*) from lake.quarantine where benchmark = 'toy'"
-        ).fetchone()
+        ).fetchall()
     assert auroc > 0.8 and refused == 1

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import polars as pl
@@ -50,7 +51,10 @@ def built(tmp_path_factory):
 def made_of(capsys) -> dict[str, int]:
     """Shards that each stage made since the last look."""
     said = re.findall(r"(\w+): (\d+) of \d+ shards made", capsys.readouterr().err)
-    return {name: int(made) for name, made in said}
+    total: Counter[str] = Counter()
+    for name, made in said:
+        total[name] += int(made)
+    return total
 
 
 def test_samples_and_splits_of_every_member(built):

@@ -44,6 +44,8 @@ def _no_settings_of_the_user(monkeypatch):
 
 def service_file(folder: Path, **values) -> Path:
     path = folder / "service.yaml"
+    if "port" in values:
+        values.setdefault("report_port", free_port())  # port + 1 may be taken
     path.write_text(yaml.safe_dump(values))
     return path
 
@@ -290,21 +292,21 @@ def test_gc_is_a_deployment_and_removes_what_nothing_needs(tmp_path, client):
     build_toy(lake, tmp_path / "raw")
     build_toy(lake, tmp_path / "raw", scale=2.0)
     service = read_service(
-        service_file(tmp_path, lake="lake", gc={"grace": 0, "cron": "0 2 1 * *"})
+        service_file(tmp_path, lake="lake", gc={"grace": 0, "keep": 1, "cron": "0 2 1 * *"})
     )
     deploy(service)
     made = client.read_deployment_by_name("gc/monthly")
     assert not made.paused
-    assert made.parameters == {"config": {"lake": str(lake), "grace": 0.0}}
+    assert made.parameters == {"config": {"lake": str(lake), "grace": 0.0, "keep": 1}}
 
     versions = sorted(lake.glob("toy/*/versions/*"))
-    before = disk_use(lake, find_garbage(lake, 0))
+    before = disk_use(lake, find_garbage(lake, 0, 1))
     assert 0 < before.reclaimable < before.used
     with all_locked(lake):
         tracked.gc(made.parameters["config"])  # a build has the lake: left to the next time
     assert sorted(lake.glob("toy/*/versions/*")) == versions
     tracked.gc(made.parameters["config"])
-    after = disk_use(lake, find_garbage(lake, 0))
+    after = disk_use(lake, find_garbage(lake, 0, 1))
     assert len(list(lake.glob("toy/*/versions/*"))) < len(versions)
     assert after.reclaimable == 0 and before.used - before.reclaimable <= after.used < before.used
 
