@@ -59,7 +59,7 @@ def tree(tmp_path_factory):
     sizes = {"cifar_train": 10, "cifar_test": 4, "stl_train": 2, "stl_test": 2}
     write_semantic(raw / "semantic", imagenet_train=2, imagenet_val=2, **sizes)
     write_threedos(raw / "threedos", train=6, test=4, scans_train=2, scans_test=2, models=2)
-    write_kowl(raw / "kowl", clips_per_class=8, videos_per_class=2)
+    write_kowl(raw / "kowl", clips_per_class=8, videos_per_class=3)
     for folder in sorted((raw / "kowl" / "videos").iterdir())[::2]:
         shutil.rmtree(folder)  # link rot of every second class, for speed
     write_condda(raw / "condda", rows=192)
@@ -96,7 +96,7 @@ def metrics(tree):
         assert answer.returncode == 0, f"{benchmark}: {answer.stderr[-2000:]}"
     with duckdb.connect(tree / "lake" / "catalog.duckdb", read_only=True) as connection:
         connection.execute(f"SET file_search_path = '{tree / 'lake'}'")
-        yield connection.sql(
+        return connection.sql(
             "select benchmark, model, score, count(*) as rows, count(value) as numbers "
             "from lake.metrics group by all"
         ).pl()
