@@ -44,25 +44,12 @@ def novelty(tree: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory):
-    """The copy with the added files and small sample data."""
+    """The copy with the added files."""
     tree = tmp_path_factory.mktemp("tree")
     for layer in LAYERS:
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / layer, tree / layer, ignore=ignored)
     shutil.copytree(ADDED, tree, dirs_exist_ok=True)
-    raw = tree / "raw"
-    write_novelcraft(
-        raw / "novelcraft",
-        episodes={"normal": 2, "fence": 2, "item_tnt": 1, "tree_easy": 1},
-        bad_records=False,
-    )
-    sizes = {"cifar_train": 10, "cifar_test": 4, "stl_train": 2, "stl_test": 2}
-    write_semantic(raw / "semantic", imagenet_train=2, imagenet_val=2, **sizes)
-    write_threedos(raw / "threedos", train=6, test=4, scans_train=2, scans_test=2, models=2)
-    write_kowl(raw / "kowl", clips_per_class=8, videos_per_class=3)
-    for folder in sorted((raw / "kowl" / "videos").iterdir())[::2]:
-        shutil.rmtree(folder)  # link rot of every second class, for speed
-    write_condda(raw / "condda", rows=192)
     return tree
 
 
@@ -90,7 +77,20 @@ BUILDS = {
 
 @pytest.fixture(scope="module")
 def metrics(tree):
-    """Rows of `lake.metrics` after a build of every benchmark."""
+    """Rows of `lake.metrics` after a build of every benchmark on small sample data."""
+    raw = tree / "raw"
+    write_novelcraft(
+        raw / "novelcraft",
+        episodes={"normal": 2, "fence": 2, "item_tnt": 1, "tree_easy": 1},
+        bad_records=False,
+    )
+    sizes = {"cifar_train": 10, "cifar_test": 4, "stl_train": 2, "stl_test": 2}
+    write_semantic(raw / "semantic", imagenet_train=2, imagenet_val=2, **sizes)
+    write_threedos(raw / "threedos", train=6, test=4, scans_train=2, scans_test=2, models=2)
+    write_kowl(raw / "kowl", clips_per_class=8, videos_per_class=3)
+    for folder in sorted((raw / "kowl" / "videos").iterdir())[::2]:
+        shutil.rmtree(folder)  # link rot of every second class, for speed
+    write_condda(raw / "condda", rows=192)
     for benchmark, options in BUILDS.items():
         answer = novelty(tree, "build", benchmark, *options)
         assert answer.returncode == 0, f"{benchmark}: {answer.stderr[-2000:]}"
@@ -102,12 +102,14 @@ def metrics(tree):
         ).pl()
 
 
+@pytest.mark.slow
 def test_the_new_score_is_made_on_every_benchmark(metrics):
     rows = metrics.filter(score="centroid_gap")
     assert set(rows["benchmark"]) == set(BUILDS)
     assert (rows["numbers"] > 0).all()
 
 
+@pytest.mark.slow
 def test_the_new_model_runs_where_there_are_pictures(metrics):
     rows = metrics.filter(model="mean_colours")
     assert set(rows["benchmark"]) == {"novelcraft", "semantic"}
@@ -115,6 +117,7 @@ def test_the_new_model_runs_where_there_are_pictures(metrics):
 
 
 def test_a_plugin_that_does_not_fit_is_refused_before_any_work(tree):
+    (tree / "raw" / "threedos" / "modelnet40").mkdir(parents=True, exist_ok=True)
     words = ("build", "threedos", *BUILDS["threedos"], "--models", "mean_colours")
     answer = novelty(tree, *words)
     assert answer.returncode == 2
