@@ -31,11 +31,10 @@ from tasks.evaluation.stages import (
     describe_scores,
     evaluate_scores,
     plan_evaluation,
-    plan_failures,
     plan_score_settings,
     plan_scores,
-    record_failure,
-    score_outputs,
+    record_failures,
+    score_runs,
 )
 
 CONVENTIONS = ("openood",)
@@ -56,12 +55,12 @@ def build(config: Config) -> None:
         passed = build.run_each(pass_features, plan_features(tests), Settings())
         runs = [tests.run_of(shard, piece.part("outputs")) for shard, piece in passed]
         build.run(describe_scores, plan_score_settings([*scores, P_UNKNOWN]), Settings())
-        scored = build.run(score_outputs, plan_scores(runs, scores), Settings())
+        scored = score_runs(build, plan_scores(runs, scores))
 
         shards = plan_runs(tests, agents, config.run)
         access = Access(token=config.run.token, device=config.device)
         led = build.run_each(run_agent, shards, access)
-        build.run(record_failure, plan_failures(build.failures), Settings())
+        record_failures(build)
         runs += [tests.run_of(shard) for shard in shards]
         scored += [piece for _, piece in led]
         if config.state:

@@ -154,7 +154,7 @@ class RayCluster:
             num_cpus=1,
             num_gpus=1 if gpu else 0,
             max_retries=RETRIES,
-            scheduling_strategy="SPREAD",  # an `alone` stage has as many shards under way as nodes
+            scheduling_strategy="SPREAD",
         )
         try:
             self._ray.get(remote.remote(*arguments))

@@ -16,9 +16,7 @@ from tasks.evaluation.stages import (
     check_scores,
     chosen_scores,
     measure_runs,
-    plan_failures,
     plan_records,
-    record_failure,
     record_run,
 )
 from tasks.kowl.build import (
@@ -162,7 +160,6 @@ def evaluate(
         runs += led_runs(facts, run)
     how = RunSettings(predicted_ranks=config.evaluation.predicted_ranks, device=config.device)
     led = [piece for _, piece in build.run_each(evaluate_predictor, shards, how)]
-    build.run(record_failure, plan_failures(build.failures), Settings())
     # A predictor gives its own novelty itself; features alone have none.
     scores = {name: changes for name, changes in config.scores.items() if name != OWN.name}
     choices = [one for one in chosen_scores(scores, config.preset) if one.name != OWN.name]

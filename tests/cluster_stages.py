@@ -53,17 +53,8 @@ def meet_three(shard: Shard, settings: Settings) -> Produced:
     return who(int(shard.name))
 
 
-@stage(writes=(READINGS,), alone=True)
-def tell_process_alone(shard: Shard, settings: Settings) -> Produced:
-    return tell_process(shard)
-
-
 @stage(writes=(READINGS,), apart=True)
-def tell_process_apart(shard: Shard, settings: Settings) -> Produced:
-    return tell_process(shard)
-
-
-def tell_process(shard: Shard) -> Produced:
+def tell_process(shard: Shard, settings: Settings) -> Produced:
     (Path(shard.about) / shard.name).write_text(f"{os.getpid()} {os.getppid()}")
     return who(int(shard.name))
 

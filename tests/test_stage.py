@@ -151,30 +151,18 @@ def test_second_builder_is_told_who_builds(tmp_path):
             pass
 
 
-def company(shard: Shard, wait_seconds: float) -> Produced:
+@stage(writes=(READINGS,), apart=True)
+def one_apart(shard: Shard, settings: Settings) -> Produced:
     """One row: this process and how many shards were under way with this one at most."""
     folder = Path(shard.about)
     folder.mkdir(parents=True, exist_ok=True)
-    mine = folder / shard.name
-    mine.touch()
-    most, deadline = 0, time.monotonic() + wait_seconds
+    (folder / shard.name).touch()
+    most, deadline = 0, time.monotonic() + 30
     while most < 2 and time.monotonic() < deadline:
         most = max(most, len(list(folder.iterdir())))
         time.sleep(0.02)
-    if wait_seconds < 5:  # a shard that must be alone leaves; one that waits for company stays
-        mine.unlink()
     row = [(f"{shard.name} in {os.getpid()}", 0, float(most), "a")]
     return Produced({"readings": pl.DataFrame(row, schema=READINGS.polars_schema, orient="row")}, 1)
-
-
-@stage(writes=(READINGS,), apart=True)
-def one_apart(shard: Shard, settings: Settings) -> Produced:
-    return company(shard, 30)
-
-
-@stage(writes=(READINGS,), alone=True)
-def one_alone(shard: Shard, settings: Settings) -> Produced:
-    return company(shard, 0.3)
 
 
 @stage(writes=(READINGS,), apart=True)
@@ -184,16 +172,14 @@ def dies(shard: Shard, settings: Settings) -> Produced:
     os._exit(3)
 
 
-@pytest.mark.parametrize(
-    ("chosen", "most"), [(one_apart, 2.0), (one_alone, 1.0)], ids=["apart", "alone"]
-)
-def test_shards_in_processes_of_their_own(tmp_path, chosen, most):
-    """Apart: two at once. Alone: never two. Either way no shard shares a process."""
+def test_shards_in_processes_of_their_own(tmp_path):
+    """Two at once, each in another process than this one; a later shard finds a warm one."""
     with Build("toy", tmp_path / "lake", workers=2) as build:
         shards = [Shard(name, about=str(tmp_path / "here")) for name in ("one", "two")]
-        build.run(chosen, shards, Settings())
+        build.run(one_apart, shards, Settings())
+        build.run(one_apart, [Shard("three", about=str(tmp_path / "here"))], Settings())
     rows = build.versions["readings"].read()
-    assert set(rows["value"]) == {most}
+    assert set(rows.filter(~pl.col("file").str.starts_with("three"))["value"]) == {2.0}
     processes = {int(name.split()[-1]) for name in rows["file"]}
     assert len(processes) == 2
     assert os.getpid() not in processes
@@ -205,11 +191,6 @@ def test_errors_of_processes_of_their_own(tmp_path):
     with pytest.raises(NativeError, match="native: its process died"):
         with Build("toy", tmp_path) as build:
             build.run(dies, [Shard("native")], Settings())
-
-
-def test_a_stage_is_alone_or_apart():
-    with pytest.raises(AssertionError, match="alone or apart"):
-        stage(writes=(READINGS,), alone=True, apart=True)(lambda shard, settings: None)
 
 
 def test_manifests_tell_where_rows_come_from(tmp_path):

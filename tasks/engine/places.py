@@ -5,35 +5,29 @@ Leaves: its piece, committed to the lake. A cluster gives nothing back but that 
 piece is found in the lake, which every worker must therefore see under the same address.
 """
 
-import ctypes
 import importlib
-import multiprocessing
 import os
-import signal
 import socket
-import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from schemas.config import Settings
-from schemas.errors import ConfigError, LakeError, NativeError
+from schemas.errors import ConfigError, LakeError
 from storage.layout import lake_address, lake_root
 from storage.pieces import Piece, find_piece
 from tasks.engine.slots import Slots, gpu_count
+from tasks.engine.workers import Workers
 
 SEEN_WITHIN_SECONDS = 90.0
 """How long a committed piece may stay unseen: network file systems remember absence for a while."""
 
-_ALONE = threading.Lock()
 SLOTS = Slots(os.cpu_count() or 1, gpu_count())
 """What shards in processes of their own share on this machine."""
-_CHILDREN: set[Any] = set()
-"""Processes of this one that make a shard each."""
+WORKERS = Workers()
+"""Processes of this one that make shards."""
 
 
 class Cluster(Protocol):
@@ -59,10 +53,7 @@ def make_shard(code: str, lake: str, benchmark: str, shard: Any, settings: Setti
         with SLOTS.taken(*places_wanted(shard, settings)) as device:
             if hasattr(settings, "device"):
                 settings = settings.model_copy(update={"device": device})
-            return in_own_process(_make_here, shard.name, code, lake, benchmark, shard, settings)
-    if stage.alone:
-        with _ALONE:  # a worker of a cluster may have several threads
-            return in_own_process(_make_here, shard.name, code, lake, benchmark, shard, settings)
+            return WORKERS.run(shard.name, _make_here, code, lake, benchmark, shard, settings)
     return _make_here(code, lake, benchmark, shard, settings)
 
 
@@ -113,41 +104,3 @@ def _make_on_worker(
             "the same version of this project on every worker and start the workers again"
         )
     make_shard(code, lake, benchmark, shard, settings)
-
-
-def in_own_process(function: Callable[..., Piece], name: str, *arguments: Any) -> Piece:
-    """What the function returns; what it raises comes out here, and its death as NativeError."""
-    # A worker of a cluster is a daemon process itself, which multiprocessing forbids to have
-    # children because they would outlive it. Ours die with it.
-    multiprocessing.current_process().daemon = False
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(
-        1, mp_context=context, initializer=_die_with_parent, initargs=(os.getpid(),)
-    ) as pool:
-        try:
-            future = pool.submit(function, *arguments)
-            # A pool of one starts its process with its first work.
-            (child,) = pool._processes.values()
-            _CHILDREN.add(child)
-            try:
-                return future.result()
-            finally:
-                _CHILDREN.discard(child)
-        except BrokenProcessPool:
-            raise NativeError(
-                f"{name}: its process died; what it printed is above. The same command goes on "
-                "from the last checkpoint"
-            ) from None
-
-
-def stop_children() -> None:
-    """End the processes that make shards now; the same command goes on from their checkpoints."""
-    for child in list(_CHILDREN):
-        child.kill()
-
-
-def _die_with_parent(parent: int) -> None:
-    """A build killed with -9 leaves no training behind."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1 = PR_SET_PDEATHSIG
-    if os.getppid() != parent:  # it died while this process was starting
-        os._exit(1)

@@ -13,6 +13,7 @@ import shutil
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
@@ -27,11 +28,12 @@ import polars as pl
 from schemas.config import Settings
 from schemas.errors import (
     LakeError,
-    NativeError,
+    MissingExtra,
+    NoveltyError,
     RecordError,
     RunsFailed,
+    SourceError,
     TooManyRejects,
-    TrainingError,
 )
 from schemas.manifest import BuildRecord, Input, PieceManifest, RunMark, Snapshot, SourceListing
 from schemas.table import Table
@@ -66,10 +68,12 @@ from storage.unchanged import read_unchanged
 from storage.upkeep import read_build_record, write_build_record
 from tasks.engine.estimates import DryRun, DryRunEnds, current_dry_run, note_time
 from tasks.engine.flow_run import FlowRun, current_run
-from tasks.engine.places import make_on_cluster, make_shard, stop_children
+from tasks.engine.places import WORKERS, make_on_cluster, make_shard
 from tasks.engine.progress import progress
 from tasks.engine.threads import one_blas_thread
 
+STOPS = (OSError, LakeError, SourceError, MissingExtra, TooManyRejects)
+"""Errors that are no matter of one run: they stop a build."""
 FAILURES = "record_failure"
 """Stage whose pieces say that a run failed; a run that succeeds later takes their place."""
 GROWTH_SECONDS = 5.0
@@ -107,6 +111,15 @@ class Produced:
         """Why a raw file could not be read. It could when it was listed, so this is no record."""
         faults = (r for r in self.rejects if r.rule == "unreadable")
         return next((f"{reject.record}: {reject.message}" for reject in faults), None)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A shard of a run that could not be made."""
+
+    shard: "Shard"
+    stage: str
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -165,12 +178,9 @@ class Stage:
         version: int,
         retries: int,
         tags: Sequence[str],
-        alone: bool,
         apart: bool,
         reuses: bool,
     ):
-        if alone and apart:
-            raise AssertionError(f"stage {function.__name__}: it is alone or apart, not both")
         self.function = function
         self.name = function.__name__
         self.code = f"{function.__module__}:{function.__name__}"
@@ -178,7 +188,6 @@ class Stage:
         self.version = version
         self.retries = retries
         self.tags = tuple(tags)
-        self.alone = alone
         self.apart = apart
         self.reuses = reuses
         self.__doc__ = function.__doc__
@@ -305,23 +314,22 @@ def stage(
     version: int = 1,
     retries: int = 0,
     tags: Sequence[str] = (),
-    alone: bool = False,
     apart: bool = False,
     reuses: bool = False,
 ) -> Callable[[Callable[[Shard, Any], Produced]], Stage]:
     """Declare a stage: the tables it writes, or a function from its settings to them.
 
     Raise `version` when the function's output changes for the same input. `retries` only where the
-    work is I/O: anything else fails the same way again. `alone` shards run one after another, each
-    in a process of its own: for work that uses all cores, global random state or much memory
-    (torch), and whose native code may crash. `apart` shards run in a process of their own too, as
-    many at once as there are cores for their `threads`, or places on GPUs (`engine/slots.py`).
+    work is I/O: anything else fails the same way again. `apart` shards run in processes of their
+    own, as many at once as there are cores for their `threads`, or places on GPUs
+    (`engine/slots.py`): for trainings, and for native code that may crash. A process makes many of
+    them: what a shard draws from and how many threads it uses it must set itself.
     A stage that `reuses` finds its last piece in `shard.earlier` and may take over rows of it whose
     inputs did not change: only where a row made anew would be the same to the bit.
     """
 
     def wrap(function: Callable[[Shard, Any], Produced]) -> Stage:
-        return Stage(function, writes, version, retries, tags, alone, apart, reuses)
+        return Stage(function, writes, version, retries, tags, apart, reuses)
 
     return wrap
 
@@ -352,7 +360,7 @@ class Build:
     max_reject_share: float = 0.25
     workers: int = field(default_factory=lambda: max(1, os.cpu_count() or 1))
     pieces: list[Piece] = field(default_factory=list)
-    failures: list[tuple[Shard, str]] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
     versions: dict[str, TableVersion] = field(default_factory=dict)
     dry: DryRun | None = field(default_factory=current_dry_run)
 
@@ -374,7 +382,7 @@ class Build:
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if error is not None and not isinstance(error, Exception):
-            stop_children()  # told to stop: trainings end now, not when they are done
+            WORKERS.stop()  # told to stop: trainings end now, not when they are done
         try:
             if self.dry is not None:
                 self._end_dry_run(self.dry, error)
@@ -416,9 +424,9 @@ class Build:
     def run_each(
         self, stage: Stage, shards: Iterable[Shard], settings: Settings
     ) -> list[tuple[Shard, Piece]]:
-        """Like `run`, for shards of runs: a training that fails is noted and stops no other.
+        """Like `run`, for shards of runs: one that fails is noted and stops no other.
 
-        Its shard is left out of what comes back. A dry run gives the pieces that it plans with.
+        It is left out of what comes back. A dry run gives the pieces that it plans with.
         """
         shards = list(shards)
         lost: set[str] = set()
@@ -430,17 +438,17 @@ class Build:
         kept = [shard for shard in shards if shard.name not in lost]
         return list(zip(kept, pieces, strict=self.dry is None))
 
-    def _failed(self, shard: Shard, error: Exception) -> None:
+    def _failed(self, stage: Stage, shard: Shard, error: Exception) -> None:
         """Note the failure of a run, or raise where it must stop the build."""
-        out_of_memory = isinstance(error, MemoryError) or "OutOfMemory" in type(error).__name__
-        if self._tolerate is None or shard.run is None:
+        if self._tolerate is None or shard.run is None or isinstance(error, STOPS):
             raise error
-        if not out_of_memory and not isinstance(error, TrainingError | NativeError):
-            raise error
+        if not isinstance(error, NoveltyError | MemoryError):  # a defect
+            traceback.print_exception(error)
         reason = str(error) or type(error).__name__
-        print(f"{self.benchmark}: run {shard.name} failed: {reason}", file=sys.stderr, flush=True)
+        what = f"run {shard.name} failed in {stage.name}"
+        print(f"{self.benchmark}: {what}: {reason}", file=sys.stderr, flush=True)
         self._tolerate.add(shard.name)
-        self.failures.append((shard, reason))
+        self.failures.append(Failure(shard, stage.name, reason))
 
     def run(self, stage: Stage, shards: Iterable[Shard], settings: Settings) -> list[Piece]:
         """The pieces of all shards, in shard order; only those not yet committed are made."""
@@ -448,7 +456,7 @@ class Build:
         keys = [stage.key(self.benchmark, shard, settings) for shard in shards]
         found = find_pieces(self.lake, self.benchmark, stage.name, keys)
         if self.dry is not None:
-            at_once = 1 if stage.alone else self.workers
+            at_once = self.workers
             what = (self.lake, self.benchmark, stage, shards, found, settings, at_once)
             planned = self.dry.plan(*what)
             self.pieces += planned
@@ -504,7 +512,7 @@ class Build:
                 what = (self.benchmark, shard, settings)
                 if cluster is not None:
                     return make_on_cluster(cluster, stage, self.lake, *what)
-                if stage.alone or stage.apart:
+                if stage.apart:
                     return make_shard(stage.code, str(self.lake), *what)
                 return stage.make(self.lake, *what)
 
@@ -529,7 +537,7 @@ class Build:
                     try:
                         yield number, future.result()
                     except Exception as error:
-                        self._failed(shards[number], error)
+                        self._failed(stage, shards[number], error)
                     advance(1)
             except Exception:
                 if cluster is None:
@@ -539,9 +547,7 @@ class Build:
     def _at_once(self, stage: Stage, run: FlowRun) -> int:
         """How many of a stage's shards may be under way now; a cluster may have grown."""
         if run.cluster is not None:
-            return max(1, run.cluster.workers() if stage.alone else 2 * run.cluster.threads())
-        if stage.alone:
-            return 1
+            return max(1, 2 * run.cluster.threads())
         return self.workers if stage.apart else run.ahead * self.workers
 
     def _check_rejects(self, stage: Stage, pieces: list[Piece]) -> None:
@@ -629,6 +635,7 @@ class Build:
         Other tables of the last snapshot stay as they are, unless they were made from something
         that this build made anew.
         """
+        made = _without_parts_of_failed(made)
         carried = self.carried(made, old)
         pieces = [*made, *carried]
         declared = tables_of(self.benchmark)
@@ -787,10 +794,10 @@ class Build:
         refresh_catalog(self.lake)
 
     def _failure_sentence(self) -> str:
-        names = ", ".join(shard.name for shard, _ in self.failures)
+        names = ", ".join(failure.shard.name for failure in self.failures)
         return (
             f"{len(self.failures)} runs of {self.benchmark} failed ({names}), the others are "
-            f"published; `novelty runs show` tells why. The first: {self.failures[0][1]}"
+            f"published; `novelty runs show` tells why. The first: {self.failures[0].reason}"
         )
 
     def _record(self) -> BuildRecord:
@@ -817,6 +824,22 @@ def _finished(pieces: Sequence[Piece], pending: Iterable[str]) -> list[Piece]:
         )
     } - set(pending)
     return [p for p in pieces if p.manifest.run is None or p.manifest.run.run_id in done]
+
+
+def _without_parts_of_failed(pieces: Sequence[Piece]) -> list[Piece]:
+    """Of a run that failed nothing is shown but that it did; what it left speeds up a next try."""
+    failed = {
+        piece.manifest.run.run_id
+        for piece in pieces
+        if piece.manifest.stage == FAILURES and piece.manifest.run is not None
+    }
+    return [
+        piece
+        for piece in pieces
+        if piece.manifest.run is None
+        or piece.manifest.run.run_id not in failed
+        or piece.manifest.stage == FAILURES
+    ]
 
 
 def _addresses(versions: Iterable[TableVersion]) -> set[str]:

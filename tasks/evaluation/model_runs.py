@@ -27,15 +27,14 @@ from storage.pieces import Part, Piece
 from storage.raw import RawFile
 from tasks import models, networks
 from tasks.engine.plugins import put_over
-from tasks.engine.stage import Build, Produced, Shard, stage
+from tasks.engine.stage import Build, Failure, Produced, Shard, stage
 from tasks.evaluation.runs import run_id, run_mark, run_row
 from tasks.evaluation.stages import (
     EVALUATED,
     HEAD,
     PassedRun,
-    plan_failures,
     prediction_rows,
-    record_failure,
+    record_failures,
 )
 from tasks.learning.devices import precision_on, use_threads
 from tasks.learning.samples import Samples
@@ -390,7 +389,7 @@ def make_runs(
         for shard, piece in build.run_each(pass_samples, passes, how):
             assert shard.run is not None
             passed.setdefault(shard.run.run_id, []).append((shard, piece))
-    build.run(record_failure, plan_failures(build.failures), Settings())
+    record_failures(build)
     samples = build.table("samples")
     return [
         passed_run(run, shard, piece, fitted[run.mark.run_id], samples)
@@ -404,7 +403,8 @@ def _stands_on_all(build: Build, run: PlannedRun, fitted: Mapping[str, Piece]) -
     lost = [base.name for base in run.bases if base.mark.run_id not in fitted]
     if lost and build.dry is None:
         shard = Shard(run.name, about=run.facts.model_dump(mode="json"), run=run.mark)
-        build.failures.append((shard, f"it builds on {', '.join(lost)}, which failed"))
+        reason = f"it builds on {', '.join(lost)}, which failed"
+        build.failures.append(Failure(shard, train_model.name, reason))
     return not lost
 
 
@@ -607,9 +607,8 @@ def _bases(shard: Shard, settings: DeviceSettings, files: Mapping[str, str]) -> 
 
 
 def _use_threads_of(model: Model) -> None:
-    """Those without a network take no threads of torch."""
-    if hasattr(model.settings, "cpu_threads"):
-        use_threads(model.settings.cpu_threads)
+    """One without that setting computes on one thread."""
+    use_threads(getattr(model.settings, "cpu_threads", 1))
 
 
 def output_rows(

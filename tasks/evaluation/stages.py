@@ -18,7 +18,7 @@ import polars as pl
 from pydantic import Field
 
 from schemas.config import Settings
-from schemas.errors import ConfigError
+from schemas.errors import ConfigError, NoveltyError
 from schemas.manifest import RunMark
 from schemas.runs import RunFacts
 from schemas.tables import (
@@ -35,7 +35,7 @@ from storage.parquet import filled_columns
 from storage.pieces import Part, Piece
 from tasks import scores as score_files
 from tasks.engine.plugins import ALL
-from tasks.engine.stage import Build, Produced, Shard, stage
+from tasks.engine.stage import Build, Produced, Reject, Shard, stage
 from tasks.engine.threads import one_torch_thread
 from tasks.evaluation.conventions import find_convention
 from tasks.evaluation.intervals import intervals
@@ -189,10 +189,18 @@ def measure_runs(
 
     `scored` are pieces of scores that other stages made, `described` what those scores are.
     """
+    record_failures(build)
+    failed = {mark.run_id for failure in build.failures if (mark := failure.shard.run)}
+    runs = [run for run in runs if run.mark.run_id not in failed]
     every = {choice.score_id: choice for choice in (*choices, *described)}
     build.run(describe_scores, plan_score_settings(list(every.values())), Settings())
-    pieces = [*build.run(score_outputs, plan_scores(runs, choices, asked), Settings()), *scored]
+    pieces = [*score_runs(build, plan_scores(runs, choices, asked)), *scored]
     build.run(evaluate_scores, plan_evaluation(runs, pieces, conventions), EvaluationSettings())
+
+
+def score_runs(build: Build, shards: Sequence[Shard]) -> list[Piece]:
+    """The pieces of scores; a score with a defect is noted and stops no other."""
+    return [piece for _, piece in build.run_each(score_outputs, shards, Settings())]
 
 
 def plan_evaluation(
@@ -223,12 +231,17 @@ def plan_evaluation(
 # ---------------------------------------------------------------- runs without training
 
 
-def plan_failures(failures: Sequence[tuple[Shard, str]]) -> list[Shard]:
-    """One shard for each run that failed; the facts stand in the shard that was to be made."""
-    return [
-        Shard(shard.name, about={"facts": shard.about, "reason": reason}, run=shard.run)
-        for shard, reason in failures
-    ]
+def record_failures(build: Build) -> None:
+    """Say in `runs` which runs failed; one that lacks a score only has not."""
+    done = {p.shard for p in build.pieces if p.manifest.stage == record_failure.name}
+    shards: dict[str, Shard] = {}
+    for failure in build.failures:
+        mark, about = failure.shard.run, failure.shard.about
+        if mark is None or failure.stage == score_outputs.name or mark.run_id in done:
+            continue
+        told = {"facts": about.get("facts", about), "reason": failure.reason}
+        shards.setdefault(mark.run_id, Shard(mark.run_id, about=told, run=mark))
+    build.run(record_failure, list(shards.values()), Settings())
 
 
 @stage(writes=(RUNS,), version=1)
@@ -272,16 +285,32 @@ def describe_scores(shard: Shard, settings: Settings) -> Produced:
 
 @stage(writes=(SCORES,), version=2)
 def score_outputs(shard: Shard, settings: Settings) -> Produced:
-    """One score of one run, for every valid and test row of its protocol."""
-    from tasks.scores.base import Head, Reference
+    """One score of one run, for every valid and test row of its protocol.
+
+    Where the rows do not suffice for the score, its reason stands in quarantine.
+    """
+    from tasks.scores.base import Head
 
     one_torch_thread()
-    about = shard.about
-    choice = ScoreChoice.model_validate(about["score"])
-    kind = score_files.find(choice.name)
+    choice = ScoreChoice.model_validate(shard.about["score"])
+    heads = [Head.load(part.path) for part in shard.parts if part.table == HEAD]
     rows = run_rows(shard)
-    heads = [part for part in shard.parts if part.table == HEAD]
-    head = Head.load(heads[0].path) if heads else None
+    try:
+        table = scored_rows(shard.about, choice, rows, heads[0] if heads else None)
+    except NoveltyError as error:
+        record = f"{choice.name} of {shard.about['run_id']}"
+        print(f"  {shard.name}: left out: {error}", file=sys.stderr)
+        return Produced({}, 1, [Reject(record, "score", str(error))])
+    return Produced({SCORES.name: table}, table.height)
+
+
+def scored_rows(
+    about: Mapping[str, Any], choice: ScoreChoice, rows: pl.DataFrame, head: Any
+) -> pl.DataFrame:
+    """Rows of `scores`; the score is fitted for each view and step on what it may learn from."""
+    from tasks.scores.base import Reference
+
+    kind = score_files.find(choice.name)
     rows, classes = numbered_labels(rows)
     with_train = set(rows.filter(split="train")["view"])
     fitted: tuple[tuple[str, int], Any] | None = None
@@ -299,10 +328,8 @@ def score_outputs(shard: Shard, settings: Settings) -> Produced:
             known = train.filter((pl.col("split") == "valid") & (pl.col("role") == "known"))
             if known.is_empty():
                 if "valid" in kind.needs:
-                    print(
-                        f"  {shard.name}: no validation rows, so training rows take their place",
-                        file=sys.stderr,
-                    )
+                    what = f"{choice.name} of {about['run_id']}"
+                    print(f"  {what}: training rows stand in for validation", file=sys.stderr)
                 known = learnt
             given = Reference(
                 arrays(learnt) if kind.needs & {"train", "valid", "head"} else None,
@@ -336,8 +363,7 @@ def score_outputs(shard: Shard, settings: Settings) -> Produced:
                 )
             )
         )
-    table = pl.concat(frames)
-    return Produced({SCORES.name: table}, table.height)
+    return pl.concat(frames)
 
 
 def numbered_labels(rows: pl.DataFrame) -> tuple[pl.DataFrame, dict[int, str]]:

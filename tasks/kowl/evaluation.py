@@ -197,6 +197,7 @@ def plan_runs(
                 about=one.model_dump(mode="json"),
                 depends=depends,
                 run=mark,
+                threads=one.settings["threads"],
             )
         )
     return shards
@@ -216,7 +217,7 @@ def led_runs(facts: Sequence[RunFacts], frozen: PassedRun) -> list[PassedRun]:
     writes=(RUNS, PREDICTIONS, SCORES, METRICS, MEASURES, CONFUSION, FEEDBACK),
     version=3,
     tags=("gpu",),
-    alone=True,
+    apart=True,
 )
 def evaluate_predictor(shard: Shard, settings: RunSettings) -> Produced:
     """Lead one predictor through all increments, before and after feedback."""

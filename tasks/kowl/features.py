@@ -46,6 +46,7 @@ from tasks.evaluation.model_runs import (
     model_of,
     output_rows,
     plan_models,
+    threads_of,
 )
 from tasks.evaluation.runs import run_mark
 from tasks.kowl.videos import sample_videos
@@ -110,10 +111,11 @@ def plan_features(
                 about={"facts": facts.model_dump(mode="json"), "view": transform},
                 depends={"run": mark.run_id, "clips": clips},
                 run=mark,
+                threads=threads_of(run.settings),
             )
 
 
-@stage(writes=(OUTPUTS,), version=2, tags=("gpu",), alone=True, reuses=True)
+@stage(writes=(OUTPUTS,), version=2, tags=("gpu",), apart=True, reuses=True)
 def extract_features(shard: Shard, settings: DeviceSettings) -> Produced:
     """Pass the clips of one shard under one transform through the model."""
     (part,) = shard.parts

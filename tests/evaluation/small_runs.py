@@ -30,12 +30,11 @@ from tasks.evaluation.stages import (
     describe_scores,
     evaluate_scores,
     plan_evaluation,
-    plan_failures,
     plan_score_settings,
     plan_scores,
     prediction_rows,
-    record_failure,
-    score_outputs,
+    record_failures,
+    score_runs,
 )
 from tasks.scores.base import Head
 
@@ -126,8 +125,10 @@ def fit_line(shard: Shard, settings: Settings) -> Produced:
 
 @stage(writes=(OUTPUTS, PREDICTIONS), version=1)
 def pass_line(shard: Shard, settings: Settings) -> Produced:
-    """Logits and features of every row of the protocol."""
+    """Logits and features of every row of the protocol; a slope of 13 is a defect."""
     facts = RunFacts.model_validate(shard.about)
+    if facts.settings["slope"] == 13:
+        raise ZeroDivisionError("a defect")
     splits = shard.read("splits")
     rows = splits.join(_raw(shard).select("sample_id", "feature"), on="sample_id")
     x = rows["feature"].to_numpy()
@@ -209,12 +210,13 @@ def build_small(
         # The raw file is read, but what counts is the run's rows: `depends` says which.
         fits = [Shard(f.name, (), f.parts, f.source, f.about, f.depends, f.run) for f in fits]
         fitted = build.run_each(fit_line, fits, Settings())
-        build.run(record_failure, plan_failures(build.failures), Settings())
+        record_failures(build)
         passes = [
             Shard(fit.name, files, fit.parts, source.root, fit.about, run=fit.run)
             for fit, _ in fitted
         ]
         passed = build.run_each(pass_line, passes, Settings())
+        record_failures(build)
         heads = {shard.name: piece.file(HEAD) for shard, piece in fitted}
         runs = [
             PassedRun(
@@ -228,7 +230,7 @@ def build_small(
             for shard, piece in passed
         ]
         build.run(describe_scores, plan_score_settings(choices), Settings())
-        scored = build.run(score_outputs, plan_scores(runs, choices, scores), Settings())
+        scored = score_runs(build, plan_scores(runs, choices, scores))
         build.run(
             evaluate_scores,
             plan_evaluation(runs, scored, ("openood",)),

@@ -2,19 +2,22 @@
 
 from itertools import pairwise, permutations
 from pathlib import Path
+from typing import Any, ClassVar
 
 import polars as pl
 import pytest
 
-from schemas.errors import RunsFailed
+from schemas.errors import ConfigError, RunsFailed
 from schemas.manifest import Snapshot
 from schemas.runs import RunFacts
 from storage.snapshots import current_snapshot, history
 from storage.tables import current_version, versions_of
 from tasks.engine.stage import Build
+from tasks.evaluation import stages
 from tasks.evaluation.protocols import rows_key
 from tasks.evaluation.runs import config_id, run_id
 from tasks.evaluation.stages import numbered_labels
+from tasks.scores.msp import Msp
 from tests.evaluation.small_runs import MADE, MENDED, build_small, write_raw
 
 
@@ -135,6 +138,54 @@ def test_a_run_that_fails_is_recorded_and_stops_no_other(raw: Path, tmp_path: Pa
     MENDED.append("yes")
     build_small(lake, raw, slopes=(-1.0,), protocols=("first",))
     assert read(lake, "runs")["state"].to_list() == ["done", "done"]
+
+
+def test_a_run_whose_pass_has_a_defect_is_recorded_once(raw: Path, tmp_path: Path) -> None:
+    with pytest.raises(RunsFailed, match=r"1 runs of small failed .* a defect"):
+        build_small(tmp_path, raw, slopes=(13.0, 4.0), protocols=("first",))
+    runs = read(tmp_path, "runs").sort("state")
+    assert runs["state"].to_list() == ["done", "failed"]
+    assert set(read(tmp_path, "metrics")["run_id"]) == {runs["run_id"][0]}
+
+
+class Unfit(Msp):
+    """A score for which rows never suffice, or one with a defect."""
+
+    error: ClassVar[type[Exception]] = ConfigError
+
+    def _novelty(self, logits: Any) -> Any:
+        raise self.error("too few rows")
+
+
+def with_unfit(monkeypatch: pytest.MonkeyPatch, error: type[Exception]) -> None:
+    found = stages.score_files.find
+    kind = type("Broken", (Unfit,), {"error": error})
+    monkeypatch.setattr(
+        stages.score_files, "find", lambda name: kind if name == "mls" else found(name)
+    )
+
+
+def test_a_score_without_enough_rows_is_quarantined(
+    raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_unfit(monkeypatch, ConfigError)
+    build_small(tmp_path, raw, protocols=("first",), scores={"msp": {}, "mls": {}})
+    assert set(read(tmp_path, "metrics")["score"]) == {"msp"}
+    (row,) = read(tmp_path, "quarantine").to_dicts()
+    assert row["record"].startswith("mls of ") and row["message"] == "too few rows"
+
+
+def test_a_score_with_a_defect_stops_no_other(
+    raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_unfit(monkeypatch, ZeroDivisionError)
+    with pytest.raises(RunsFailed, match="too few rows"):
+        build_small(
+            tmp_path, raw, slopes=(4.0,), protocols=("first",), scores={"msp": {}, "mls": {}}
+        )
+    assert set(read(tmp_path, "metrics")["score"]) == {"msp"}
+    assert read(tmp_path, "runs")["state"].to_list() == ["done"]
+    assert read(tmp_path, "quarantine").is_empty()
 
 
 def test_ids_see_what_decides_the_numbers_and_nothing_else() -> None:

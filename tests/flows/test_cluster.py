@@ -30,8 +30,7 @@ from tests.cluster_stages import (
     fail,
     meet_three,
     read_after_a_death,
-    tell_process_alone,
-    tell_process_apart,
+    tell_process,
     tell_worker,
     wait_for,
 )
@@ -201,8 +200,7 @@ def test_a_gpu_stage_runs_anywhere_where_none_is_declared(tmp_path, on_cluster):
     assert int((tmp_path / "0").read_text()) != os.getpid()
 
 
-@pytest.mark.parametrize("chosen", [tell_process_alone, tell_process_apart], ids=["alone", "apart"])
-def test_processes_of_their_own_on_workers(tmp_path, on_cluster, chosen):
+def test_processes_of_their_own_on_workers(tmp_path, on_cluster):
     from distributed import Client
 
     with Client(on_cluster.address, set_as_default=False) as client:
@@ -210,7 +208,7 @@ def test_processes_of_their_own_on_workers(tmp_path, on_cluster, chosen):
         children = client.run(lambda: multiprocessing.parent_process() is not None).values()
     assert list(children) == [True, True]  # of their nannies
     shards = [Shard(str(n), about=str(tmp_path)) for n in range(2)]
-    in_flow(lambda: run_stage(tmp_path / "lake", chosen, shards) and None)
+    in_flow(lambda: run_stage(tmp_path / "lake", tell_process, shards) and None)
     told = [path.read_text().split() for path in tmp_path.glob("[0-9]")]
     own, parents = ({int(pair[place]) for pair in told} for place in (0, 1))
     assert len(own) == 2

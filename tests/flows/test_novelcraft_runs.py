@@ -42,15 +42,9 @@ def built(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("flows.novelcraft.publish_report", lambda *_: None)
         patch.setattr("tasks.evaluation.stages.EvaluationSettings", few_draws())
-        patch.setattr("tasks.engine.places.in_own_process", in_this_process)
         write_novelcraft(root / "raw", episodes=EPISODES, bad_records=False)
         run(root, models=MODELS)
         yield root
-
-
-def in_this_process(function, name, *arguments):
-    """Saves the start of a process, and of torch in it, for every training."""
-    return function(*arguments)
 
 
 def few_draws():

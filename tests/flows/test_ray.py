@@ -27,8 +27,7 @@ from tests.cluster_stages import (
     fail_beside,
     meet_three,
     read_after_a_death,
-    tell_process_alone,
-    tell_process_apart,
+    tell_process,
     tell_worker,
     wait_for,
 )
@@ -134,10 +133,9 @@ def test_a_shard_that_kills_every_worker_is_said(tmp_path, on_ray):
         in_flow(lambda: run_stage(tmp_path, end_worker, [Shard("x")]) and None)
 
 
-@pytest.mark.parametrize("chosen", [tell_process_alone, tell_process_apart], ids=["alone", "apart"])
-def test_processes_of_their_own_on_workers(tmp_path, on_ray, chosen):
+def test_processes_of_their_own_on_workers(tmp_path, on_ray):
     shards = [Shard(str(n), about=str(tmp_path)) for n in range(2)]
-    in_flow(lambda: run_stage(tmp_path / "lake", chosen, shards) and None)
+    in_flow(lambda: run_stage(tmp_path / "lake", tell_process, shards) and None)
     told = [path.read_text().split() for path in tmp_path.glob("[0-9]")]
     assert len({own for own, _ in told}) == 2
     assert str(os.getpid()) not in {parent for _, parent in told}

@@ -13,7 +13,7 @@ from schemas.errors import ConfigError, SourceError
 from schemas.runs import RunFacts
 from schemas.threedos import Config, ShapeSettings
 from tasks import models
-from tasks.engine.stage import Shard
+from tasks.engine.stage import Failure, Shard
 from tasks.evaluation.model_runs import ModelRun, PlannedRun, make_runs, model_of, plan_facts
 from tasks.evaluation.runs import run_id
 from tasks.learning.samples import Samples
@@ -226,10 +226,10 @@ class FailingBuild:
     """A build in which every training fails."""
 
     def __init__(self) -> None:
-        self.dry, self.failures = None, []
+        self.dry, self.failures, self.pieces = None, [], []
 
     def run_each(self, stage: Any, shards: list[Shard], settings: Any) -> list[Any]:
-        self.failures += [(shard, "diverged") for shard in shards]
+        self.failures += [Failure(shard, stage.name, "diverged") for shard in shards]
         return []
 
     def run(self, stage: Any, shards: list[Shard], settings: Any) -> None:
@@ -244,7 +244,7 @@ def test_what_starts_from_a_failed_run_fails_with_the_reason() -> None:
     made, build = planned(**choices), FailingBuild()
     assert make_runs(build, made, lambda run: (), configured(**choices)) == []  # type: ignore[arg-type]
     names = {run.facts.protocol: run.name for run in made if not run.bases}
-    reasons = {(s.run.protocol, reason) for s, reason in build.failures if s.run}
+    reasons = {(f.shard.run.protocol, f.reason) for f in build.failures if f.shard.run}
     lost = {(track, f"it builds on {name}, which failed") for track, name in names.items()}
     assert reasons == lost | {(track, "diverged") for track in names}
     assert len(build.recorded) == len(made) == 4
