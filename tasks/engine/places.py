@@ -9,7 +9,8 @@ import importlib
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,6 +25,8 @@ from tasks.engine.workers import Workers
 SEEN_WITHIN_SECONDS = 90.0
 """How long a committed piece may stay unseen: network file systems remember absence for a while."""
 
+LONG_SECONDS = 3.0
+"""Work of a stage that is spread over processes; less stays in threads."""
 SLOTS = Slots(os.cpu_count() or 1, gpu_count())
 """What shards in processes of their own share on this machine."""
 WORKERS = Workers()
@@ -46,15 +49,46 @@ class Cluster(Protocol):
         """How many functions they run at once."""
 
 
+class Pace:
+    """How long the shards of a stage take, to tell whether other processes pay.
+
+    Threads of one process share one interpreter, but starting others and their imports takes a
+    second or two: a few short shards are made here.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._seconds: list[float] = []
+
+    @contextmanager
+    def measured(self) -> Iterator[None]:
+        """Around the making of one shard in this process."""
+        start = time.monotonic()
+        yield
+        self._seconds.append(time.monotonic() - start)
+
+    def long(self, left: int) -> bool:
+        """Whether so many shards more would keep the threads busy for long."""
+        if self._workers == 1 or not self._seconds:
+            return False
+        mean = sum(self._seconds) / len(self._seconds)
+        return left * mean / self._workers > LONG_SECONDS
+
+
 def make_shard(code: str, lake: str, benchmark: str, shard: Any, settings: Settings) -> Piece:
     """The piece of one shard, made on this machine as the stage demands."""
-    stage = _stage_of(code)
-    if stage.apart:
-        with SLOTS.taken(*places_wanted(shard, settings)) as device:
-            if hasattr(settings, "device"):
-                settings = settings.model_copy(update={"device": device})
-            return WORKERS.run(shard.name, _make_here, code, lake, benchmark, shard, settings)
+    if _stage_of(code).apart:
+        return make_apart(code, lake, benchmark, shard, settings)
     return _make_here(code, lake, benchmark, shard, settings)
+
+
+def make_apart(code: str, lake: str, benchmark: str, shard: Any, settings: Settings) -> Piece:
+    """The piece of one shard, made by another process once there is a place for it."""
+    apart = _stage_of(code).apart
+    with SLOTS.taken(*places_wanted(shard, settings) if apart else ("cpu",)) as device:
+        if apart and hasattr(settings, "device"):
+            settings = settings.model_copy(update={"device": device})
+        return WORKERS.run(shard.name, _make_here, code, lake, benchmark, shard, settings)
 
 
 def places_wanted(shard: Any, settings: Settings) -> tuple[str, int, int | None, int]:
