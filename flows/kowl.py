@@ -1,5 +1,7 @@
 """KOWL-718: Kinetics lists to open-world increments, videos to features, predictors evaluated."""
 
+from functools import partial
+
 from flows.runner import benchmark_flow, publish_report
 from schemas.config import Settings
 from schemas.errors import ConfigError, SourceError
@@ -44,7 +46,13 @@ from tasks.kowl.evaluation import (
     protocol_inputs,
 )
 from tasks.kowl.evaluator import OWN, P_UNKNOWN
-from tasks.kowl.features import backbone_facts, extract_features, plan_backbones, plan_features
+from tasks.kowl.features import (
+    backbone_facts,
+    extract_features,
+    plan_backbones,
+    plan_features,
+    views_so_far,
+)
 from tasks.kowl.videos import (
     match_source,
     plan_unlisted_shards,
@@ -118,14 +126,12 @@ def pass_clips(
     build: Build, config: Config, run: ModelRun, root: str, videos: dict[str, list[Piece]]
 ) -> PassedRun:
     """Features of all usable videos, by the table that they stand in, by one frozen model."""
-    facts = backbone_facts(run, config.device)
-    transforms = config.features.transforms
-    shards = [
-        shard
-        for table, validated in videos.items()
-        for shard in plan_features(root, validated, transforms, run, facts, table)
-    ]
-    made = build.run(extract_features, shards, DeviceSettings.of(config))
+    facts, how = backbone_facts(run, config.device), DeviceSettings.of(config)
+    views = views_so_far(build, config.features.transforms, how)
+    planned = partial(plan_features, root, views=views, run=run, facts=facts)
+    clips = build.table("clips")
+    shards = [*planned(videos["videos"], clips=clips), *planned(videos["unlisted_videos"])]
+    made = build.run(extract_features, shards, how)
     outputs = tuple(piece.part("outputs") for piece in made)
     return PassedRun(facts, run_mark(facts, "none"), outputs, ())
 

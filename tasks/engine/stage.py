@@ -469,7 +469,7 @@ class Build:
             return planned
         missing = [number for number, piece in enumerate(found) if piece is None]
         if stage.reuses and missing:
-            earlier = self._earlier(stage, settings)
+            earlier = self.earlier(stage, settings)
             shards = [replace(shard, earlier=earlier.get(shard.name)) for shard in shards]
         if missing:
             self._publish_finished()
@@ -488,7 +488,7 @@ class Build:
         self.pieces += pieces
         return pieces
 
-    def _earlier(self, stage: Stage, settings: Settings) -> dict[str, Piece]:
+    def earlier(self, stage: Stage, settings: Settings) -> dict[str, Piece]:
         """Pieces behind the current version that the same code made with the same settings."""
         try:
             version = current_version(self.lake, self.benchmark, stage.writes(settings)[0].name)

@@ -7,15 +7,19 @@ among its settings (tasks/models, KOWL-718 section 5.1).
 The run is that of the model alone: no protocol, no seed. It depends on its settings and weights;
 each of its pieces on the clips in it. A clip whose file did not change is not read again where
 that gives the same bits: with a model that is alike in any batch, and with a batch of one clip.
+Predictors learn from plain clips alone, so train clips are not transformed.
 """
 
+import io
 import json
-from collections.abc import Iterable, Iterator
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any, cast
+from typing import cast, get_args
 
 import numpy as np
 import polars as pl
@@ -29,15 +33,18 @@ from schemas.kowl import (
     Config,
     FeatureSettings,
     SampleSettings,
+    Transform,
 )
 from schemas.runs import RunFacts
 from schemas.tables import OUTPUTS, PLAIN
+from storage.checkpoints import read_checkpoint, write_checkpoint
 from storage.layout import content_key
-from storage.pieces import Piece
+from storage.pieces import Part, Piece
 from storage.raw import RawFile
 from storage.unchanged import read_unchanged
+from tasks.engine.ahead import ahead
 from tasks.engine.progress import progress
-from tasks.engine.stage import Produced, Reject, Shard, stage
+from tasks.engine.stage import Build, Produced, Reject, Shard, stage
 from tasks.evaluation.model_runs import (
     LOADER,
     DeviceSettings,
@@ -57,6 +64,9 @@ from tasks.scores.base import Outputs
 
 LOADER_VERSION = 1
 """Raised when the same videos give models other pictures to see."""
+ROWS_KEPT = 64
+"""A killed shard loses no more vectors than this, and a batch."""
+TRAIN = "train"
 CONTENT = "clips.json"
 """File of a piece: the digest of each clip's video, to know which ones changed since."""
 
@@ -89,95 +99,172 @@ def backbone_facts(run: ModelRun, device: str = "cpu") -> RunFacts:
 def plan_features(
     root: str,
     validated: Iterable[Piece],
-    transforms: Iterable[str],
+    views: Mapping[str, Sequence[str]],
     run: ModelRun,
     facts: RunFacts,
-    table: str = VIDEOS.name,
+    clips: tuple[Part, ...] = (),
 ) -> Iterator[Shard]:
-    """One shard for each shard of videos with something to use and each transform."""
+    """One shard for each shard of videos with something to use.
+
+    `views` are the visual transforms by the name of the shard. `clips` tell which videos are
+    trained with: those are shown as they are, and so are videos of no clip.
+    """
     mark = run_mark(facts, "none")
     for piece in validated:
-        part = piece.part(table)
-        rows = _usable(part.read(), table)
-        if rows.is_empty():
-            continue
-        clips = content_key(rows.select("sample_id", "sha256").sort("sample_id").rows())
-        for transform in transforms:
+        parts = (_videos_of(piece), *clips)
+        shown = _views_of_clips(parts, views[name := f"{mark.run_id}/{piece.shard}"])
+        if shown.height:
             yield Shard(
-                f"{mark.run_id}/{piece.shard}/{transform}",
+                name,
                 files=run.weights,
-                parts=(part,),
+                parts=parts,
                 source=root,
-                about={"facts": facts.model_dump(mode="json"), "view": transform},
-                depends={"run": mark.run_id, "clips": clips},
+                about={"facts": facts.model_dump(mode="json"), "views": list(views[name])},
+                depends={"run": mark.run_id, "shown": content_key(shown.sort(pl.all()).rows())},
                 run=mark,
                 threads=threads_of(run.settings),
             )
 
 
-@stage(writes=(OUTPUTS,), version=2, tags=("gpu",), apart=True, reuses=True)
+def views_so_far(
+    build: Build, asked: Sequence[str], settings: DeviceSettings
+) -> Mapping[str, Sequence[str]]:
+    """The transforms of each shard: those asked for, and those that earlier commands made."""
+
+    def in_order(views: set[str]) -> list[str]:
+        return [view for view in get_args(Transform) if view in views]
+
+    views: dict[str, list[str]] = defaultdict(lambda: in_order({*asked}))
+    for name, piece in build.earlier(extract_features, settings).items():
+        before = piece.part(OUTPUTS.name).read(["view"])["view"]
+        views[name] = in_order({*asked, *before})
+    return views
+
+
+def _videos_of(piece: Piece) -> Part:
+    (part,) = (
+        piece.part(table.name) for table in (VIDEOS, UNLISTED_VIDEOS) if piece.has(table.name)
+    )
+    return part
+
+
+def _views_of_clips(parts: Sequence[Part], views: Sequence[str]) -> pl.DataFrame:
+    """sample_id, sha256 and view of all that a model is shown, in the order of the videos."""
+    rows, (clips, *_) = _usable(parts[0].read(), parts[0].table), parts[1:] or (None,)
+    evaluated = rows["sample_id"].head(0)
+    if clips is not None:
+        evaluated = clips.read(["sample_id", "split"]).filter(pl.col("split") != TRAIN)["sample_id"]
+    is_shown = (pl.col("view") == PLAIN) | pl.col("sample_id").is_in(evaluated.implode())
+    every = rows.select("sample_id", "sha256").join(
+        pl.DataFrame({"view": views}, schema={"view": pl.String}), how="cross"
+    )
+    return every.filter(is_shown)
+
+
+@stage(writes=(OUTPUTS,), version=3, tags=("gpu",), apart=True, reuses=True)
 def extract_features(shard: Shard, settings: DeviceSettings) -> Produced:
-    """Pass the clips of one shard under one transform through the model."""
-    (part,) = shard.parts
-    videos = _usable(part.read(), part.table)
+    """Pass the clips of one shard through the model, under every transform; decode them once."""
+    videos = _usable(shard.parts[0].read(), shard.parts[0].table)
     files = [RawFile(*row) for row in videos.select("file", "bytes", "sha256").rows()]
     work = partial(_extracted, shard, settings, videos)
     return read_unchanged(shard.source, files, work, fault=Produced.unreadable)
 
 
 def _extracted(shard: Shard, settings: DeviceSettings, videos: pl.DataFrame) -> Produced:
-    view, facts = shard.about["view"], RunFacts.model_validate(shard.about["facts"])
+    facts = RunFacts.model_validate(shard.about["facts"])
     model = cast(Backbone, model_of(facts, {file.name: str(file.path) for file in shard.files}))
     model.prepare(device=settings.device)
     use_threads(model.settings.cpu_threads)
-    digests = dict(videos.select("sample_id", "sha256").iter_rows())
-    alone = model.alike_in_any_batch or model.settings.batch == 1
-    before = _extracted_before(shard, digests, alone)
-    left = videos.join(before, on="sample_id", how="anti", maintain_order="left")
-    sampling = SampleSettings(**model.settings.model_dump(include=set(FrameSampling.model_fields)))
-    loader = FeatureSettings.model_validate(facts.settings[LOADER])
-    ids: list[str] = []
-    vectors: list[Any] = []
-    rejects: list[Reject] = []
-
-    def good() -> Iterator[tuple[str, np.ndarray]]:
-        for sample_id, frames in sample_videos(shard.source or "", left, sampling):
-            if isinstance(frames, RecordError):
-                rejects.append(Reject.of(f"{sample_id}, {view}", frames))
-            else:
-                yield sample_id, _transformed(frames, view, sample_id, loader)
-
-    clips = good()
-    with progress(f"{facts.model} {shard.name}", left.height) as advance:
-        while batch := list(islice(clips, model.settings.batch)):
-            names = [sample_id for sample_id, _ in batch]
-            shown = np.stack([frames for _, frames in batch])
-            vectors.append(model.outputs(Samples(names, None, {"clips": shown})).features)
-            ids += names
-            advance(len(batch))
-    rows = [before.select(OUTPUTS.polars_schema.names())]
-    if ids:
-        made = output_rows(facts, ids, Outputs(features=np.concatenate(vectors)), {})
-        rows.append(made.with_columns(pl.lit(view).alias("view")))
-    table = pl.concat(rows)
+    shown = _views_of_clips(shard.parts, shard.about["views"])
     work = shard.work or Path(mkdtemp())
     work.mkdir(parents=True, exist_ok=True)
-    (work / CONTENT).write_text(json.dumps(digests, sort_keys=True))
+    kept = _Kept(work, facts)
+    before = pl.concat([_extracted_before(shard, shown, model), kept.rows()])
+    left = shown.join(before, on=["sample_id", "view"], how="anti", maintain_order="left")
+    views = {str(name): part["view"].to_list() for (name,), part in left.group_by("sample_id")}
+    loader = FeatureSettings.model_validate(facts.settings[LOADER])
+    rejects: list[Reject] = []
+
+    def showings() -> Iterator[tuple[str, str, np.ndarray]]:
+        wanted = videos.filter(pl.col("sample_id").is_in(list(views)))
+        for sample_id, frames in sample_videos(shard.source or "", wanted, _sampling(model)):
+            for view in views[sample_id]:
+                if isinstance(frames, RecordError):
+                    rejects.append(Reject.of(f"{sample_id}, {view}", frames))
+                else:
+                    yield sample_id, view, _transformed(frames, view, sample_id, loader)
+
+    size = model.settings.batch
+    with (
+        progress(f"{facts.model} {shard.name}", left.height) as advance,
+        ahead(showings(), size) as coming,
+    ):
+        while batch := list(islice(coming, size)):
+            clips = np.stack([frames for *_, frames in batch])
+            made = model.outputs(Samples([name for name, *_ in batch], None, {"clips": clips}))
+            kept.add([name for name, *_ in batch], [view for _, view, _ in batch], made)
+            advance(len(batch))
+    table = pl.concat([before, kept.added()])
+    (work / CONTENT).write_text(
+        json.dumps(dict(videos.select("sample_id", "sha256").iter_rows()), sort_keys=True)
+    )
     files = {CONTENT: work / CONTENT}
     return Produced({OUTPUTS.name: table}, table.height + len(rejects), rejects, files)
 
 
-def _extracted_before(shard: Shard, digests: dict[str, str], alone: bool) -> pl.DataFrame:
+def _sampling(model: Backbone) -> SampleSettings:
+    frames = model.settings.model_dump(include=set(FrameSampling.model_fields))
+    on_gpu = model.device.startswith("cuda")
+    return SampleSettings(**frames, workers=os.cpu_count() or 1 if on_gpu else 1)
+
+
+class _Kept:
+    """Rows that are made, in files of the shard's folder: a killed shard goes on behind them.
+
+    What is shown comes in one order, so the batches that are left are the same to the bit.
+    """
+
+    def __init__(self, work: Path, facts: RunFacts) -> None:
+        self.work, self.facts = work, facts
+        self.files = sorted(work.glob("rows-*.parquet"))
+        self._added: list[pl.DataFrame] = [OUTPUTS.empty()]
+        self._saved = 0
+
+    def rows(self) -> pl.DataFrame:
+        """Those of before the kill."""
+        frames = [pl.read_parquet(read_checkpoint(file)) for file in self.files]
+        return pl.concat([OUTPUTS.empty(), *frames])
+
+    def add(self, names: list[str], views: list[str], outputs: Outputs) -> None:
+        rows = output_rows(self.facts, names, outputs, {})
+        self._added.append(rows.with_columns(pl.Series("view", views)))
+        unsaved = self._added[self._saved + 1 :]
+        if sum(frame.height for frame in unsaved) >= ROWS_KEPT:
+            buffer = io.BytesIO()
+            pl.concat(unsaved).write_parquet(buffer)
+            write_checkpoint(self.work / f"rows-{len(self.files):06}.parquet", buffer.getvalue())
+            self.files.append(self.work)
+            self._saved = len(self._added) - 1
+
+    def added(self) -> pl.DataFrame:
+        """Those of this process."""
+        return pl.concat(self._added)
+
+
+def _extracted_before(shard: Shard, shown: pl.DataFrame, model: Backbone) -> pl.DataFrame:
     """Rows of the last build whose clips have the same video now.
 
-    Only where a vector does not depend on the clips beside it in a batch (`alone`).
+    Only where a vector does not depend on the clips beside it in a batch.
     """
-    if shard.earlier is None or not alone:
+    if shard.earlier is None or not (model.alike_in_any_batch or model.settings.batch == 1):
         return OUTPUTS.empty()
     then = json.loads(shard.earlier.file(CONTENT).path.read_text())
-    same = [name for name, digest in digests.items() if then.get(name) == digest]
+    digests = pl.DataFrame(
+        list(then.items()), {"sample_id": pl.String, "sha256": pl.String}, orient="row"
+    )
+    same = shown.join(digests, on=["sample_id", "sha256"], how="semi")
     rows = shard.earlier.part(OUTPUTS.name).read()
-    return rows.filter(pl.col("sample_id").is_in(same))
+    return rows.join(same, on=["sample_id", "view"], how="semi", maintain_order="left")
 
 
 def _usable(rows: pl.DataFrame, table: str) -> pl.DataFrame:

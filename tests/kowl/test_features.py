@@ -1,5 +1,7 @@
 """The feature stage: shards, transforms, refusals; and what real videos give."""
 
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -49,11 +51,26 @@ def videos(*rows: tuple[str, str]) -> pl.DataFrame:
 
 
 class Planned:
-    def __init__(self, shard: str, rows: pl.DataFrame):
-        self.shard, self.rows = shard, rows
+    """A piece of validated videos."""
+
+    def __init__(self, shard: str, rows: pl.DataFrame, table: str = "videos"):
+        self.shard, self.rows, self.table = shard, rows, table
+
+    def has(self, table: str) -> bool:
+        return table == self.table
 
     def part(self, table: str) -> Held:
         return Held(table, self.rows)
+
+
+def planned(pieces, run, views=("plain",), clips=()) -> list[Shard]:
+    views_by_shard = defaultdict(lambda: list(views))
+    return list(plan_features("", pieces, views_by_shard, run, backbone_facts(run), clips))
+
+
+def split_of(**splits: str) -> Held:
+    """A part of `clips`."""
+    return Held("clips", pl.DataFrame({"sample_id": [*splits], "split": [*splits.values()]}))
 
 
 def test_shards_with_nothing_to_use_are_left_out():
@@ -61,10 +78,9 @@ def test_shards_with_nothing_to_use_are_left_out():
         Planned("a", videos(("x", "ok"), ("y", "missing"))),
         Planned("b", videos(("z", "missing"))),
     ]
-    run, transforms = backbone(), ("plain", "rotation")
-    facts = backbone_facts(run)
-    shards = list(plan_features("root", pieces, transforms, run, facts))
-    assert [shard.name for shard in shards] == [f"{run_id(facts)}/a/{t}" for t in transforms]
+    run = backbone()
+    shards = planned(pieces, run, ("plain", "rotation"))
+    assert [shard.name for shard in shards] == [f"{run_id(backbone_facts(run))}/a"]
 
 
 def test_what_a_backbones_run_and_its_shards_depend_on():
@@ -79,12 +95,16 @@ def test_what_a_backbones_run_and_its_shards_depend_on():
     others += [backbone(features=f) for f in ({"strength": {"hue": 0.1}}, {"seed": 1})]
     assert len({run_id(facts), *(run_id(backbone_facts(run)) for run in others)}) == 5
 
-    def key(*rows: tuple[str, str]) -> str:
-        planned = plan_features("root", [Planned("a", videos(*rows))], ["plain"], same, facts)
-        return extract_features.key("kowl", next(planned), CPU)
+    def key(*rows: tuple[str, str], views=("plain",), **splits: str) -> str:
+        (shard,) = planned([Planned("a", videos(*rows))], same, views, (split_of(**splits),))
+        return extract_features.key("kowl", replace(shard, about=None), CPU)
 
     assert key(("x", "ok")) == key(("x", "ok"), ("y", "missing"))
     assert key(("x", "ok")) != key(("x", "ok"), ("y", "ok"))
+    # Clips that are trained with have no view but the plain one.
+    both = ("plain", "rotation")
+    assert key(("x", "ok"), x="train") == key(("x", "ok"), views=both, x="train")
+    assert key(("x", "ok"), x="test") != key(("x", "ok"), views=both, x="test")
 
 
 @pytest.fixture
@@ -93,22 +113,37 @@ def clips(monkeypatch):
     drawn = np.random.default_rng(0).integers(0, 256, (2, 1, 1, 256, 256, 3), dtype=np.uint8)
 
     def sampled(root, rows, settings):
-        for number, name in enumerate(rows["sample_id"]):
+        for name in rows["sample_id"]:
             gone = RecordError("frames_missing", "the file has changed")
-            yield name, gone if name == "gone" else drawn[number % 2]
+            yield name, gone if name == "gone" else drawn[len(name) % 2]
 
     monkeypatch.setattr(stage, "sample_videos", sampled)
     monkeypatch.setattr(stage, "read_unchanged", lambda root, files, work, **options: work())
     return Held("videos", videos(("one", "ok"), ("gone", "ok"), ("two", "frame_count_lie")))
 
 
-def run(clips: Held, transform: str, **changed):
-    return extract_features(shard_of(clips, transform, backbone(crops=1, **changed)), CPU)
+def run(clips: Held, *views: str, **changed):
+    return extract_features(shard_of(clips, views, backbone(crops=1, **changed)), CPU)
 
 
-def shard_of(clips: Held, view: str, run, source: str = "") -> Shard:
-    about = {"facts": backbone_facts(run).model_dump(mode="json"), "view": view}
-    return Shard("s", files=run.weights, parts=(clips,), source=source, about=about)
+@pytest.fixture
+def read(clips, monkeypatch) -> list[str]:
+    """Clips that were decoded."""
+    read: list[str] = []
+    sampled = stage.sample_videos
+
+    def counted(root, rows, settings):
+        read.extend(rows["sample_id"])
+        return sampled(root, rows, settings)
+
+    monkeypatch.setattr(stage, "sample_videos", counted)
+    return read
+
+
+def shard_of(clips: Held, views: Sequence[str], run, source: str = "") -> Shard:
+    about = {"facts": backbone_facts(run).model_dump(mode="json"), "views": list(views)}
+    splits = split_of(one="train", gone="test", two="test", three="train")
+    return Shard("s", files=run.weights, parts=(clips, splits), source=source, about=about)
 
 
 def vectors_of(produced) -> np.ndarray:
@@ -125,49 +160,77 @@ def test_every_usable_clip_gets_a_vector_or_a_reason(clips):
 
 
 def test_features_follow_the_transform_and_not_the_batch(clips):
-    plain, alone, inverted = (
-        vectors_of(run(clips, transform, batch=batch))
-        for transform, batch in (("plain", 8), ("plain", 1), ("color_invert", 8))
+    """To the bit: so vectors of clips that did not change are taken over from an earlier build."""
+    both, alone = (
+        run(clips, "plain", "color_invert", batch=batch).tables["outputs"].drop("run_id")
+        for batch in (8, 1)
     )
-    # To the bit: so vectors of clips that did not change are taken over from an earlier build.
-    np.testing.assert_array_equal(plain, alone)
+    assert both.equals(alone)
+    shown = both.select("sample_id", "view").rows()
+    assert shown == [("one", "plain"), ("two", "plain"), ("two", "color_invert")]
+    _, plain, inverted = np.array(both["features"].to_list())
     assert np.abs(plain - inverted).max() > 0.1
 
 
-def test_a_clip_that_did_not_change_is_not_read_again(clips, monkeypatch):
-    shard = shard_of(clips, "plain", backbone(crops=1))
+def test_a_clip_is_decoded_once_for_all_views(clips, read):
+    run(clips, "plain", "color_invert", "vertical_flip")
+    assert read == ["one", "gone", "two"]
+
+
+def test_a_killed_shard_goes_on_behind_its_last_rows(clips, read, monkeypatch, tmp_path):
+    """Also with a model whose vectors depend on the batch: the batches left are the same."""
+    monkeypatch.setattr(stage, "ROWS_KEPT", 1)
+    monkeypatch.setattr(find("efficientnet"), "alike_in_any_batch", False)
+    shard = replace(
+        shard_of(clips, ["plain", "rotation"], backbone(crops=1, batch=2)), work=tmp_path
+    )
+    whole = extract_features(replace(shard, work=tmp_path / "whole"), CPU).tables["outputs"]
+    outputs, calls = find("efficientnet").outputs, []
+
+    def killed(model, samples):
+        calls.append(samples.ids)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return outputs(model, samples)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(find("efficientnet"), "outputs", killed)
+        with pytest.raises(KeyboardInterrupt):
+            extract_features(shard, CPU)
+    read.clear()
+    again = extract_features(shard, CPU)
+    assert again.tables["outputs"].equals(whole)
+    assert read == ["gone", "two"]
+    assert again.records == whole.height + 2
+
+
+def test_a_clip_that_did_not_change_is_not_read_again(clips, read):
+    shard = shard_of(clips, ["plain"], backbone(crops=1))
     first = extract_features(shard, CPU)
     earlier = SimpleNamespace(
         file=lambda name: SimpleNamespace(path=first.files[name]),
         part=lambda name: Held(name, first.tables[name]),
     )
-    read: list[str] = []
-    sampled = stage.sample_videos
-
-    def counted(root, rows, settings):
-        read.extend(rows["sample_id"])
-        return sampled(root, rows, settings)
-
-    monkeypatch.setattr(stage, "sample_videos", counted)
+    read.clear()
     changed = videos(("one", "ok"), ("two", "ok"), ("three", "ok"))
     changed = changed.with_columns(pl.Series("sha256", ["one", "other", "three"]))
-    again = replace(shard, parts=(Held("videos", changed),), earlier=earlier)
+    again = replace(shard, parts=(Held("videos", changed), shard.parts[1]), earlier=earlier)
     produced = extract_features(again, CPU)
     assert read == ["two", "three"]
     rows = produced.tables["outputs"]
     assert sorted(rows["sample_id"]) == ["one", "three", "two"]
     assert rows.filter(sample_id="one").equals(first.tables["outputs"].filter(sample_id="one"))
-    none_left = replace(again, parts=(Held("videos", changed.filter(sample_id="one")),))
+    none_left = replace(
+        again, parts=(Held("videos", changed.filter(sample_id="one")), shard.parts[1])
+    )
     assert extract_features(none_left, CPU).tables["outputs"]["sample_id"].to_list() == ["one"]
     assert read == ["two", "three"]
 
 
 def test_unlisted_videos_get_features_under_the_name_of_their_file(clips):
     rows = clips.frame.drop("sample_id").with_columns(file=pl.Series(["a/x.avi", "gone", "b"]))
-    pieces = [Planned("unlisted_0000_of_0001", rows)]
-    run = backbone(crops=1)
-    facts = backbone_facts(run)
-    (shard,) = plan_features("", pieces, ["plain"], run, facts, "unlisted_videos")
+    pieces = [Planned("unlisted_0000_of_0001", rows, "unlisted_videos")]
+    (shard,) = planned(pieces, backbone(crops=1), ("plain", "rotation"))
     produced = extract_features(shard, CPU)
     assert produced.tables["outputs"]["sample_id"].to_list() == ["a/x.avi", "b"]
 
@@ -262,7 +325,7 @@ def test_the_papers_networks_run_from_a_checkpoint_of_official_names(tmp_path, n
         }
     )
     run = backbone(name, weights=str(weights), batch=2)
-    shard = shard_of(Held("videos", rows), "plain", run, str(root))
+    shard = shard_of(Held("videos", rows), ["plain"], run, str(root))
     produced = extract_features(shard, CPU)
     vectors = vectors_of(produced)
     assert vectors.shape == (2, WIDTH[name]) and not produced.rejects
