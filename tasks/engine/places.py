@@ -49,7 +49,7 @@ class Cluster(Protocol):
         """How many functions they run at once."""
 
 
-class Pace:
+class ThreadTimes:
     """How long the shards of a stage take, to tell whether other processes pay.
 
     Threads of one process share one interpreter, but starting others and their imports takes a

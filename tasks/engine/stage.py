@@ -68,7 +68,7 @@ from storage.unchanged import read_unchanged
 from storage.upkeep import read_build_record, write_build_record
 from tasks.engine.estimates import DryRun, DryRunEnds, current_dry_run, note_time
 from tasks.engine.flow_run import FlowRun, current_run
-from tasks.engine.places import WORKERS, Pace, make_apart, make_on_cluster, make_shard
+from tasks.engine.places import WORKERS, ThreadTimes, make_apart, make_on_cluster, make_shard
 from tasks.engine.progress import progress
 from tasks.engine.threads import one_blas_thread
 
@@ -513,7 +513,7 @@ class Build:
         with ExitStack() as stack:
             run = current_run() or stack.enter_context(FlowRun())
             cluster = run.cluster
-            pace = Pace(self.workers if _is_found(stage) else 1)
+            times = ThreadTimes(self.workers if _is_found(stage) else 1)
 
             def make(shard: Shard) -> Piece:
                 what = (self.benchmark, shard, settings)
@@ -521,9 +521,9 @@ class Build:
                     return make_on_cluster(cluster, stage, self.lake, *what)
                 if stage.apart:
                     return make_shard(stage.code, str(self.lake), *what)
-                if pace.long(len(left)):
+                if times.long(len(left)):
                     return make_apart(stage.code, str(self.lake), *what)
-                with pace.measured():
+                with times.measured():
                     return stage.make(self.lake, *what)
 
             done: queue.SimpleQueue[Future[Piece]] = queue.SimpleQueue()
