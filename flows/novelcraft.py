@@ -25,6 +25,7 @@ from tasks.novelcraft.label import (
     read_official_targets,
     render_targets,
 )
+from tasks.novelcraft.mask_checks import check_masks
 from tasks.novelcraft.runs import (
     CONVENTIONS,
     chosen_protocols,
@@ -57,7 +58,8 @@ def build(config: Config) -> None:
             official = plan_official_targets(config.targets_csv, build.table("frames"))
             build.run(read_official_targets, official, Settings())
         else:
-            build.run(render_targets, plan_label_shards(ingested), config.render)
+            rendered = build.run(render_targets, plan_label_shards(ingested), config.render)
+            check_masks(build, rendered, ingested, config.render, config.checks)
 
         if config.compare_targets:
             compared = plan_drift(config.compare_targets, build.table("targets"))

@@ -218,6 +218,28 @@ NOVEL_OBJECTS = Table(
     references=(Reference(("frame_id",), "targets", ("frame_id",)),),
 )
 
+MASK_CHECKS = Table(
+    name="mask_checks",
+    description="A sample of frames with novelty in view: our mask against Blender's.",
+    columns=(
+        *_FRAME,
+        Column("pixels", pa.int32(), "Novel pixels of our mask", unit="pixel", minimum=0),
+        Column("blender_pixels", pa.int32(), "Those of Blender's", unit="pixel", minimum=0),
+        Column("differing_pixels", pa.int32(), "Pixels of one mask only", unit="pixel", minimum=0),
+        Column("iou", pa.float64(), "Intersection over union", minimum=0, maximum=1),
+        Column("blender", pa.string(), "Version of Blender"),
+        Column("height", pa.int32(), "Rows of the masks", unit="pixel"),
+        Column("width", pa.int32(), "Columns of the masks", unit="pixel"),
+        Column(
+            "differing_runs",
+            pa.list_(pa.int32()),
+            "The differing pixels as run lengths, as in `masks`",
+            unit="pixel",
+        ),
+    ),
+    key=_FRAME_KEY,
+)
+
 SCENE_MAPS = Table(
     name="scene_maps",
     description="Semantic segmentation and depth of each frame, one ray a pixel (on request).",
@@ -341,6 +363,7 @@ TABLES = (
     TARGET_LABELS,
     MASKS,
     NOVEL_OBJECTS,
+    MASK_CHECKS,
     SCENE_MAPS,
     FRAME_ROLES,
     WINDOWS,
@@ -380,6 +403,17 @@ class RenderSettings(Settings):
     """Width and height of the mask."""
     scene_maps: bool = False
     """Also store segmentation and depth of every frame (large)."""
+
+
+class CheckSettings(Settings):
+    """Which masks are compared with Blender's, where it is installed."""
+
+    share: float = Field(0.01, ge=0, le=1)
+    """Share of the frames with novelty in view; 0 checks none."""
+    least: int = Field(8, ge=1)
+    """At least so many of them."""
+    seed: int = Field(0, ge=0)
+    """Seed of the choice."""
 
 
 class SplitSettings(Settings):
@@ -437,6 +471,7 @@ class Config(RunChoices):
     """Share of frames that may go to quarantine before the build stops."""
     ingest: IngestSettings = IngestSettings()
     render: RenderSettings = RenderSettings()
+    checks: CheckSettings = CheckSettings()
     splits: SplitSettings = SplitSettings()
     windows: WindowSettings = WindowSettings()
     vgg_weights: Path | None = None

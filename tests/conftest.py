@@ -1,6 +1,22 @@
-"""For every test: property tests have no deadline, since a busy machine is no defect."""
+"""For every test: a known environment, no Blender, and no deadline for property tests."""
 
+import os
+
+import pytest
 from hypothesis import settings
 
+# A busy machine is no defect.
 settings.register_profile("busy", deadline=None)
 settings.load_profile("busy")
+
+for name in list(os.environ):
+    if name.startswith(("NOVELTY_", "PREFECT_")) and name != "NOVELTY_SHARED":
+        del os.environ[name]
+# Builds of NovelCraft would start it to check masks.
+os.environ["NOVELTY_BLENDER_PYTHON"] = "none"
+
+
+@pytest.fixture
+def with_blender(monkeypatch):
+    """For tests that render with Blender."""
+    monkeypatch.delenv("NOVELTY_BLENDER_PYTHON")

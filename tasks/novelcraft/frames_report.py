@@ -98,6 +98,35 @@ def section(read: Read) -> Section | None:
     return Section("Frames and their masks", parts)
 
 
+def checks_section(read: Read) -> Section | None:
+    """Our masks against Blender's, with a picture of the frame that differs most."""
+    checks = filled(read, "mask_checks")
+    if checks is None:
+        return None
+    checks = checks.sort("differing_pixels", "frame_id", descending=[True, False])
+    worst = checks.row(0, named=True)
+    differing = checks["differing_pixels"].to_numpy()
+    parts = [
+        paragraph(
+            f"{counted(checks.height, 'frame')} with novelty in view, drawn by a seed, rendered "
+            f"again by Blender {worst['blender']}: {(differing == 0).sum()} masks are the same, "
+            f"the mean difference is {differing.mean():.2f} pixels, the least agreement (IoU) "
+            f"{checks['iou'].to_numpy().min():.4f}."
+        )
+    ]
+    pictures = filled(read, "images", ["frame_id", "png"], pl.col("frame_id") == worst["frame_id"])
+    small = None if pictures is None else _shrunk(pictures["png"][0])
+    if small is not None:
+        size = (worst["width"], worst["height"])
+        where = decode_runs(np.array(worst["differing_runs"]), size[::-1])
+        caption = (
+            f"The frame that differs most, `{worst['frame_id']}`: "
+            f"{counted(worst['differing_pixels'], 'pixel')} coloured, of {worst['pixels']} novel"
+        )
+        parts.append(gallery([Picture(small, caption, size, _overlay(where), [])]))
+    return Section("Masks checked with Blender", parts)
+
+
 def _shrunk(png: bytes) -> bytes | None:
     """A JPEG of at most PICTURE_SIDE pixels a side; None if the picture cannot be decoded."""
     import cv2

@@ -44,6 +44,7 @@ def sections(read: Read) -> list[Section]:
     """The sections that this lake has the tables for."""
     found = (
         frames_report.section(read),
+        frames_report.checks_section(read),
         _fractions(read),
         _episodes(read),
         _paper_tables(read),

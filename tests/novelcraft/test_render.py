@@ -36,6 +36,7 @@ DOCUMENTS = [
 ]
 
 
+@pytest.mark.usefixtures("with_blender")
 def test_blender_in_child_processes_gives_the_masks_of_raycast():
     frames = [(world_state(document), (TNT,)) for document in DOCUMENTS]
     cast = list(render_all(frames, RenderSettings()))
@@ -46,6 +47,7 @@ def test_blender_in_child_processes_gives_the_masks_of_raycast():
         assert abs(ours.fraction - theirs.fraction) <= 0.0005
 
 
+@pytest.mark.usefixtures("with_blender")
 def test_a_frame_that_blender_cannot_render_is_a_bad_record(monkeypatch):
     monkeypatch.setattr(rendering, "BLENDER", "tests.novelcraft.test_render:crash")
     monkeypatch.setattr(rendering, "BLENDER_LIMITS", Limits(seconds_per_item=20))
