@@ -4,8 +4,12 @@ An error that the user can mend is one sentence on stderr and exit code 2, never
 """
 
 import argparse
+import atexit
+import contextlib
 import errno
 import importlib
+import logging
+import os
 import shlex
 import signal
 import sys
@@ -58,9 +62,33 @@ def stop_at_sigterm() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    if arguments is None:
-        stop_at_sigterm()
+    if arguments is not None:
+        return _status_of(list(arguments))
+    stop_at_sigterm()
+    status = 1
+    atexit.register(lambda: _leave(status))
+    try:
+        status = _status_of(sys.argv[1:])
+    except SystemExit as error:
+        status = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
+        raise
+    return status
+
+
+def _leave(status: int) -> None:
+    """The end of a process that used Prefect, whose threads keep DuckDB's objects to the last.
+
+    DuckDB would print an account of them, so the process ends before it does.
+    """
+    if "prefect" in sys.modules:
+        logging.shutdown()
+        with contextlib.suppress(ValueError, OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
+
+
+def _status_of(words: list[str]) -> int:
     try:
         _refuse_old_name(words)
         if words[:1] == ["build"]:
