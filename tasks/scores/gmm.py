@@ -17,6 +17,9 @@ from schemas.config import Settings
 from schemas.errors import ConfigError
 from tasks.scores.base import Outputs, Reference, Score
 
+# Samples for a feature from which on a full covariance is taken to be known.
+_ENOUGH = 10
+
 
 class Configuration(Settings):
     over: Literal["class", "all"] = "class"
@@ -24,7 +27,7 @@ class Configuration(Settings):
     components: int = Field(1, ge=1)
     """Gaussians of a mixture; as many as it has samples if these are fewer."""
     covariance: Literal["auto", "full", "diag", "spherical"] = "auto"
-    """auto: full where each mixture has more samples for a component than features, else diag."""
+    """auto: full where each component has ten samples for a feature, else diag."""
     ridge: float = Field(1e-6, gt=0)
     """Added to the variances, in units of the mean variance."""
     seed: int = Field(0, ge=0)
@@ -54,7 +57,7 @@ class Gmm(Score):
         kind = self.settings.covariance
         if kind == "auto":
             fewest = min(len(part) for part in parts) / self.settings.components
-            kind = "full" if fewest > features.shape[1] else "diag"
+            kind = "full" if fewest >= _ENOUGH * features.shape[1] else "diag"
         self.mixtures = [
             (float(np.log(len(part) / len(features))), self._mixture(self._placed(part), kind))
             for part in parts

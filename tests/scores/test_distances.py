@@ -154,8 +154,8 @@ def test_gmm_takes_full_covariances_where_samples_suffice() -> None:
         score.fit(Reference(Outputs(features=random.normal(size=(rows, 3))), labels))
         return {mixture.covariance_type for _, mixture in score.mixtures}
 
-    assert kinds(8) == {"full"} and kinds(7) == {"diag"}
-    assert kinds(8, components=2) == {"diag"} and kinds(8, over="all") == {"full"}
+    assert kinds(60) == {"full"} and kinds(59) == {"diag"}
+    assert kinds(60, components=2) == {"diag"} and kinds(30, over="all") == {"full"}
 
 
 def test_one_class_svm_by_hand() -> None:
