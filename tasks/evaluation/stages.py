@@ -336,6 +336,7 @@ def scored_rows(
                 learnt["label"].to_numpy().astype(np.int64) if "train" in kind.needs else None,
                 arrays(known) if "valid" in kind.needs else None,
                 head if "head" in kind.needs else None,
+                known["label"].to_numpy().astype(np.int64) if "valid" in kind.needs else None,
             )
             score.fit(given)
             fitted = ((fit_view, train.height), score)

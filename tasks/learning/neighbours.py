@@ -3,7 +3,7 @@
 Products in float32 rule out what cannot be among the k nearest, by a bound on their rounding error;
 the few pairs that are left are measured again in float64 from the rows themselves. So distances are
 exact to float64 and do not depend on row order, block size or threads; d = 0 is exactly 0; equally
-near rows come in the order of their numbers. The scores `nearest` and `cosine` use it.
+near rows come in the order of their numbers. The scores `nearest`, `cosine` and `knn` use it.
 """
 
 from __future__ import annotations

@@ -154,11 +154,15 @@ class Head:
             g = functional.batch_norm(g, mean, var, weight, bias, eps=self.norm.eps)
         return functional.leaky_relu(g, self.slope)
 
-    def __call__(self, g: torch.Tensor) -> torch.Tensor:
-        """Logits (N, C)."""
+    def linear(self, z: torch.Tensor) -> torch.Tensor:
+        """Logits (N, C) of inputs of the last Linear."""
         from torch.nn import functional
 
-        return functional.linear(self.activated(g), self.weight.to(g), self.bias.to(g))
+        return functional.linear(z, self.weight.to(z), self.bias.to(z))
+
+    def __call__(self, g: torch.Tensor) -> torch.Tensor:
+        """Logits (N, C)."""
+        return self.linear(self.activated(g))
 
     def save(self, path: Path) -> None:
         tensors = {"weight": self.weight, "bias": self.bias}
@@ -187,25 +191,25 @@ class Head:
 class Reference:
     """What scores are fitted on; each score names the parts that it needs.
 
-    `train_labels` are int64, the class of each row of `train`.
+    `train_labels` and `valid_labels` are int64, the class of each row of `train` and of `valid`.
     """
 
     train: Outputs | None = None
     train_labels: np.ndarray | None = None
     valid: Outputs | None = None
     head: Head | None = None
+    valid_labels: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        labels = self.train_labels
-        if labels is not None and (
-            self.train is None or labels.shape != (len(self.train),) or labels.dtype != np.int64
-        ):
-            raise ConfigError(
-                f"reference: train labels are {labels.dtype} {labels.shape}, expected int64, "
-                "one for each row of train"
-            )
         for name in ("train", "valid"):
-            outputs = getattr(self, name)
+            outputs, labels = getattr(self, name), getattr(self, f"{name}_labels")
+            if labels is not None and (
+                outputs is None or labels.shape != (len(outputs),) or labels.dtype != np.int64
+            ):
+                raise ConfigError(
+                    f"reference: {name} labels are {labels.dtype} {labels.shape}, expected int64, "
+                    f"one for each row of {name}"
+                )
             if outputs is not None and not len(outputs):
                 raise ConfigError(f"reference: {name} has no rows; leave it out or fill it")
             if outputs is not None and self.head is not None:
@@ -301,6 +305,21 @@ class Score(Plugin, ABC):
             raise ConfigError(f"score {self.name} needs {part}, which the outputs lack")
         return array
 
+    def train_labels(self, reference: Reference, classes: int | None = None) -> np.ndarray:
+        """The labels of the training rows; with `classes`, they must be columns of the logits."""
+        labels = reference.train_labels
+        if labels is None:
+            raise ConfigError(f"score {self.name} needs train_labels, which the reference lacks")
+        return self.columns(labels, classes)
+
+    def columns(self, labels: np.ndarray, classes: int | None) -> np.ndarray:
+        if classes is not None and not ((labels >= 0) & (labels < classes)).all():
+            raise ConfigError(
+                f"score {self.name}: labels from {labels.min()} to {labels.max()} are not columns "
+                f"of logits of {classes} classes; number the classes as the network does"
+            )
+        return np.ascontiguousarray(labels)
+
     def _check(self, outputs: Outputs) -> None:
         if not self._fitted:
             raise ConfigError(f"score {self.name} is not fitted; call fit with a reference first")
@@ -318,13 +337,16 @@ class Score(Plugin, ABC):
 class RowWise(Score):
     """A score of each row by itself, computed in float64, some rows at a time."""
 
+    held: int = 0
+    """Numbers that `_novelty` makes of a row, where they are more than its inputs."""
+
     def _score(self, outputs: Outputs) -> np.ndarray:
         import torch
 
         arrays = [
             self.array(outputs, part) for part in ("logits", "features") if part in self.needs
         ]
-        step = max(1, _BLOCK // max(array.shape[1] for array in arrays))
+        step = max(1, _BLOCK // max(self.held, *(array.shape[1] for array in arrays)))
         scores = np.empty(len(outputs))
         for start in range(0, len(outputs), step):
             rows = slice(start, start + step)

@@ -17,7 +17,9 @@ from tasks.scores.nearest import Nearest
 
 class Cosine(Nearest):
     name: ClassVar[str] = "cosine"
-    metric: ClassVar[Metric] = "cosine"
+
+    def search(self) -> tuple[int, Metric]:
+        return self.settings.k, "cosine"
 
     def _score(self, outputs: Outputs) -> np.ndarray:
         return 0.5 * super()._score(outputs) - 1

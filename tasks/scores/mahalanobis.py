@@ -7,7 +7,7 @@ one for all classes, plus a ridge where there are fewer samples than dimensions.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -23,36 +23,35 @@ if TYPE_CHECKING:
 class Configuration(Settings):
     ridge: float = Field(1e-6, gt=0)
     """Added to the diagonal of the covariance, in units of its mean variance."""
+    # Left out of keys at its default: scores that were made before it was there stay as they are.
+    covariance: Literal["mean", "sum"] = Field("mean", exclude_if=lambda value: value == "mean")
+    """`sum`: as pytorch-ood 0.4: not divided by the samples, ridge as it is, half the distance."""
 
 
-class Mahalanobis(RowWise):
-    name: ClassVar[str] = "mahalanobis"
-    needs: ClassVar[frozenset[str]] = frozenset({"features", "train"})
-    configuration: ClassVar[type[Settings]] = Configuration
-    classes: np.ndarray
-    centres: torch.Tensor
-    factor: torch.Tensor
+class Gaussians:
+    """Classes of one covariance; distances to their means."""
 
-    def _fit(self, reference: Reference) -> None:
+    def __init__(
+        self, features: torch.Tensor, member: np.ndarray, settings: Configuration, name: str
+    ) -> None:
         import torch
 
-        assert reference.train is not None
-        labels = reference.train_labels
-        if labels is None:
-            raise ConfigError("score mahalanobis needs train_labels, which the reference lacks")
-        features = torch.from_numpy(self.array(reference.train, "features").astype(np.float64))
-        self.classes, place = np.unique(labels, return_inverse=True)
-        member = torch.from_numpy(place)
-        sums = features.new_zeros(len(self.classes), features.shape[1])
-        sums.index_add_(0, member, features)
-        means = sums / torch.bincount(member)[:, None]
-        spread = features - means[member]
-        covariance = spread.T @ spread / len(spread)
-        variance = covariance.diagonal().mean()
-        if not variance > 0:
-            raise ConfigError("score mahalanobis: every training sample equals its class mean")
-        covariance.diagonal().add_(self.settings.ridge * variance)
-        self.factor = torch.linalg.cholesky(covariance)
+        places = torch.from_numpy(member)
+        sums = features.new_zeros(int(member.max()) + 1, features.shape[1])
+        sums.index_add_(0, places, features)
+        means = sums / torch.bincount(places)[:, None]
+        spread = features - means[places]
+        covariance = spread.T @ spread
+        ridge = settings.ridge
+        if settings.covariance == "mean":
+            covariance /= len(spread)
+            ridge *= float(covariance.diagonal().mean())
+        if not covariance.diagonal().mean() > 0:
+            raise ConfigError(f"score {name}: every training sample equals its class mean")
+        covariance.diagonal().add_(ridge)
+        self.factor, failed = torch.linalg.cholesky_ex(covariance)
+        if failed:
+            raise ConfigError(f"score {name}: the covariance has no inverse; raise ridge")
         self.centres = self._whitened(means)
 
     def _whitened(self, features: torch.Tensor) -> torch.Tensor:
@@ -60,19 +59,37 @@ class Mahalanobis(RowWise):
 
         return torch.linalg.solve_triangular(self.factor, features.T, upper=False).T.contiguous()
 
-    def _squared(self, features: torch.Tensor) -> torch.Tensor:
+    def squared(self, features: torch.Tensor) -> torch.Tensor:
         """Squared distance (rows, classes)."""
         import torch
 
         exact = "donot_use_mm_for_euclid_dist"
         return torch.cdist(self._whitened(features), self.centres, compute_mode=exact).square()
 
+
+class Mahalanobis(RowWise):
+    name: ClassVar[str] = "mahalanobis"
+    needs: ClassVar[frozenset[str]] = frozenset({"features", "train"})
+    configuration: ClassVar[type[Settings]] = Configuration
+    classes: np.ndarray
+    known: Gaussians
+
+    def _fit(self, reference: Reference) -> None:
+        import torch
+
+        assert reference.train is not None
+        labels = self.train_labels(reference)
+        features = torch.from_numpy(self.array(reference.train, "features").astype(np.float64))
+        self.classes, place = np.unique(labels, return_inverse=True)
+        self.known = Gaussians(features, place, self.settings, self.name)
+
     def _novelty(self, features: torch.Tensor) -> torch.Tensor:
-        return self._squared(features).amin(1)
+        nearest = self.known.squared(features).amin(1)
+        return nearest / 2 if self.settings.covariance == "sum" else nearest
 
     def predicted(self, outputs: Outputs) -> np.ndarray:
         import torch
 
         self._check(outputs)
         features = torch.from_numpy(self.array(outputs, "features").astype(np.float64))
-        return self.classes[self._squared(features).argmin(1).numpy()]
+        return self.classes[self.known.squared(features).argmin(1).numpy()]

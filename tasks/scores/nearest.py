@@ -26,7 +26,6 @@ class Nearest(Score):
     name: ClassVar[str] = "nearest"
     needs: ClassVar[frozenset[str]] = frozenset({"features", "train"})
     configuration: ClassVar[type[Settings]] = Configuration
-    metric: ClassVar[Metric] = "euclidean"
     train: np.ndarray
     labels: np.ndarray | None
 
@@ -35,11 +34,15 @@ class Nearest(Score):
         self.train = self.array(reference.train, "features")
         self.labels = reference.train_labels
 
+    def search(self) -> tuple[int, Metric]:
+        """How many neighbours are looked for, and by which distance."""
+        return self.settings.k, "euclidean"
+
     def neighbours(self, outputs: Outputs) -> Neighbours:
         """The k nearest training samples; who wants scores and classes saves a search with it."""
         self._check(outputs)
-        features = self.array(outputs, "features")
-        return nearest(features, self.train, k=self.settings.k, metric=self.metric)
+        k, metric = self.search()
+        return nearest(self.array(outputs, "features"), self.train, k=k, metric=metric)
 
     def _score(self, outputs: Outputs) -> np.ndarray:
         return self.neighbours(outputs).distance[:, -1]

@@ -112,6 +112,8 @@ def test_a_reference_refuses_labels_that_do_not_fit() -> None:
     for labels in (np.zeros(3, np.int64), np.zeros(len(train), np.int32)):
         with pytest.raises(ConfigError, match="train labels"):
             Reference(train, labels)
+        with pytest.raises(ConfigError, match="valid labels"):
+            Reference(valid=train, valid_labels=labels)
     with pytest.raises(ConfigError, match="no rows"):
         Reference(valid=Outputs(np.zeros((0, 2), np.float32)))
 
@@ -125,7 +127,7 @@ def test_every_file_is_found_by_its_name() -> None:
         kind = find(name)
         assert kind.name == name and kind.needs <= NEEDS
         assert kind.needs & {"logits", "features", "novelty"}
-    with pytest.raises(ConfigError, match="no score 'base'; there are: cosine"):
+    with pytest.raises(ConfigError, match="no score 'base'; there are: ash"):
         find("base")
 
 
@@ -136,7 +138,7 @@ def test_what_a_score_needs_is_asked_for(name: str) -> None:
         without = replace(
             world.reference,
             **{part: None},
-            **({"train_labels": None} if part == "train" else {}),
+            **({f"{part}_labels": None} if part != "head" else {}),
         )
         with pytest.raises(ConfigError, match=f"score {name} needs {part}, which the reference"):
             kind().fit(without)
