@@ -175,7 +175,10 @@ def _parser() -> Parser:
     fetched.add_argument("--name", default="", help="file name, where the address has none")
     demo = with_lake(command("demo", _demo, "build every benchmark on the sample data"))
     demo.add_argument("--sample", default="sample", help="sample folder (default: sample)")
-    with_lake(command("status", _status, "every table: rows, bytes, age, fresh or stale and why"))
+    status = with_lake(
+        command("status", _status, "every table: rows, bytes, age, fresh or stale and why")
+    )
+    status.add_argument("name", nargs="?", help="benchmark or benchmark/table (default: all)")
     verify = with_lake(command("verify", _verify, "re-hash every file and name what differs"))
     verify.add_argument(
         "table", nargs="?", help="benchmark/table and what it is made from (default: all)"
@@ -418,7 +421,15 @@ def _status(parsed: argparse.Namespace) -> None:
     def list_source(root: Path) -> dict[str, str]:
         return {file.name: file.digest for file in open_raw(root, cache).files()}
 
-    show_statuses(lake, statuses(lake, stage_version, schema_version, list_source))
+    every = statuses(lake, stage_version, schema_version, list_source)
+    name = parsed.name or ""
+    shown = [one for one in every if not name or f"{one.name}/".startswith(f"{name}/")]
+    if not shown and name:
+        there = sorted({one.name.partition("/")[0] for one in every})
+        raise LakeError(f"there is no table of {name} in {lake}; it has {', '.join(there)}")
+    show_statuses(lake, shown)
+    if name:
+        return
     in_bucket = sum(entry.bytes for entry in find_remote_garbage(lake))
     show_disk_use(lake, disk_use(lake, find_garbage(lake)), in_bucket, GRACE_HOURS)
 

@@ -37,7 +37,9 @@ def stages_of(code: ModuleType | FunctionType) -> list[str]:
             stages += [stage.name] if isinstance(stage, Stage) else []
         elif isinstance(call.func, ast.Name) and argument == "build":
             called = names.get(call.func.id)
-            if isinstance(called, FunctionType) and called.__module__ != names["__name__"]:
+            whole = isinstance(code, ModuleType) and called in vars(code).values()
+            of_module = isinstance(called, FunctionType) and called.__module__ == names["__name__"]
+            if isinstance(called, FunctionType) and not (whole and of_module):
                 stages += stages_of(called)
     return list(dict.fromkeys(stages))
 

@@ -174,6 +174,8 @@ def _with_settings(
     """What a field of plug-ins or free settings has, with the settings given put over it."""
     declared = model.model_fields[field]
     if before is None:
+        before = getattr(model, "unasked", {}).get(field)
+    if before is None:
         before = declared.get_default(call_default_factory=True)
     if not _is_choice(_plain(declared.annotation)):
         return {**before, **tree}

@@ -8,7 +8,7 @@ import hashlib
 import json
 from datetime import date
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
 from pydantic import Field, field_validator, model_validator
@@ -596,6 +596,8 @@ MODALITIES = ("clip",)
 class Config(RunChoices):
     """KOWL-718: Kinetics lists to open-world increments, predictors led through them."""
 
+    unasked: ClassVar[dict[str, list[str]]] = {"models": [DEFAULT_MODEL]}
+    """Plug-ins that are used, and can be set up, where none is named."""
     lists: Path
     """Folder with the release lists, such as kinetics600_train.csv.gz."""
     lake: Path | None = None
@@ -659,7 +661,7 @@ class Config(RunChoices):
         """Of videos features are made unless `models` says otherwise; `none` makes none."""
         if not isinstance(values, dict):
             return values
-        default = [] if values.get("videos") is None else [DEFAULT_MODEL]
+        default = [] if values.get("videos") is None else cls.unasked["models"]
         models = values.get("models", default)
         none = models in ("none", ["none"], ("none",)) or models == {"none": {}}
         return {**values, "models": {} if none else models}

@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from schemas.config import Choice, Settings
 
@@ -34,6 +34,13 @@ class RunChoices(Settings):
     """Trainings at once on a CPU (default: as many as their `cpu_threads` leave cores for)."""
     trainings_per_gpu: int = Field(1, ge=1)
     """Trainings at once on each GPU."""
+
+    @field_validator("seeds")
+    @classmethod
+    def _each_once(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
+        if len(set(seeds)) < len(seeds):
+            raise ValueError(f"a seed stands twice in {', '.join(map(str, seeds))}")
+        return seeds
 
 
 class RunFacts(Settings):

@@ -103,7 +103,7 @@ RUNS = Table(
         ),
         Column("model", pa.string(), "Model or predictor, by the name of its file"),
         Column("network", pa.string(), "Network below it; `none` where it has its own"),
-        Column("preset", pa.string(), "Named settings it started from"),
+        Column("preset", pa.string(), "Named settings it started from; `none` where it has none"),
         Column("settings", pa.string(), "All settings, resolved, as JSON"),
         Column("changed", pa.string(), "Settings that differ from the preset, as JSON"),
         Column("seed", pa.int32(), "Seed; null where nothing is drawn", nullable=True),
@@ -118,11 +118,12 @@ RUNS = Table(
         Column("versions", pa.string(), "Versions of its plug-ins and of the trainer, as JSON"),
         Column("precision", pa.string(), "Arithmetic, such as float32"),
         Column("device", pa.string(), "Kind of device it ran on; not part of the key"),
-        Column("data_key", pa.string(), "Key of the rows it was fitted on"),
+        Column("fit_key", pa.string(), "Key of the train and valid rows of its protocol"),
         Column("state", pa.string(), "How it ended", allowed=("done", "failed")),
         Column("reason", pa.string(), "Why it failed", nullable=True),
     ),
     key=("run_id",),
+    version=2,
 )
 
 TRAINING = Table(

@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import polars as pl
 import psutil
 import pytest
 
@@ -36,6 +37,8 @@ def train_forever(shard: Shard, settings: Settings) -> Produced:
 
 
 def build_forever(folder: Path) -> None:
+    # After a query polars has its own way with Ctrl-C.
+    pl.LazyFrame({"a": [1]}).collect()
     with Build("toy", folder / "lake", workers=1) as build:
         build.run(train_forever, [Shard("all", about=str(folder / "worker"))], Settings())
 

@@ -6,6 +6,7 @@ writes, settings, digests of its inputs), so what is committed is never made aga
 here, before a shard is even submitted to the run of the flow.
 """
 
+import errno
 import importlib
 import os
 import queue
@@ -72,12 +73,13 @@ from tasks.engine.places import WORKERS, ThreadTimes, make_apart, make_on_cluste
 from tasks.engine.progress import progress
 from tasks.engine.threads import one_blas_thread
 
-STOPS = (OSError, LakeError, SourceError, MissingExtra, TooManyRejects)
-"""Errors that are no matter of one run: they stop a build."""
+STOPS = (LakeError, SourceError, MissingExtra, TooManyRejects)
+"""Errors that are no matter of one run: they stop a build, as a full or broken disk does."""
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 FAILURES = "record_failure"
 """Stage whose pieces say that a run failed; a run that succeeds later takes their place."""
-GROWTH_SECONDS = 5.0
-"""How often a build looks whether its cluster has grown while no shard gets done."""
+WAKE_SECONDS = 0.5
+"""How often a build looks up while no shard gets done: was it stopped, has its cluster grown?"""
 PUBLISH_SECONDS = 10.0
 """Finished runs of one stage are published together unless so much time has passed."""
 PUBLISH_SHARE = 0.05
@@ -448,9 +450,12 @@ class Build:
         """Note the failure of a run, or raise where it must stop the build."""
         if self._tolerate is None or shard.run is None or isinstance(error, STOPS):
             raise error
-        if not isinstance(error, NoveltyError | MemoryError):  # a defect
+        if isinstance(error, OSError) and error.errno in DISK:
+            raise error
+        reason = str(error)
+        if not isinstance(error, NoveltyError):
             traceback.print_exception(error)
-        reason = str(error) or type(error).__name__
+            reason = f"{type(error).__name__}: {error}"
         what = f"run {shard.name} failed in {stage.name}"
         print(f"{self.benchmark}: {what}: {reason}", file=sys.stderr, flush=True)
         self._tolerate.add(shard.name)
@@ -540,7 +545,8 @@ class Build:
                         waiting[future] = number
                         future.add_done_callback(done.put)
                     try:
-                        future = done.get(timeout=GROWTH_SECONDS if left and cluster else None)
+                        # Not for ever: polars keeps Ctrl-C from waking a thread that waits.
+                        future = done.get(timeout=WAKE_SECONDS)
                     except queue.Empty:
                         continue
                     number = waiting.pop(future)
@@ -753,6 +759,7 @@ class Build:
             and not (piece.manifest.stage == FAILURES and piece.manifest.run.run_id in mended)
         ]
         true = {p.manifest.run.run_id for p in earlier if _is_true_of(p.manifest.run, keys)}
+        true -= mended
         if lost := true - {p.manifest.run.run_id for p in current if p.manifest.run}:
             print(
                 f"{self.benchmark}: {len(lost)} runs of older versions of this software leave the "
@@ -804,10 +811,11 @@ class Build:
         refresh_catalog(self.lake)
 
     def _failure_sentence(self) -> str:
-        names = ", ".join(failure.shard.name for failure in self.failures)
+        names = ", ".join(f"{failed.stage} {failed.shard.name}" for failed in self.failures)
         return (
-            f"{len(self.failures)} runs of {self.benchmark} failed ({names}), the others are "
-            f"published; `novelty runs show` tells why. The first: {self.failures[0].reason}"
+            f"{self.benchmark}: {len(self.failures)} shards of runs failed ({names}), all others "
+            f"are published; what was printed above tells why, and `novelty runs list` which runs "
+            f"failed whole. The first: {self.failures[0].reason}"
         )
 
     def _record(self) -> BuildRecord:

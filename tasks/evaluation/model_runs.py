@@ -43,7 +43,7 @@ from tasks.learning.training import BASE, MODEL, EpochLines, weights_file
 from tasks.models.base import Fitting, Model
 from tasks.scores.base import Outputs
 
-NO_NETWORK = "none"
+NO_NETWORK = NO_PRESET = "none"
 NETWORK, LOADER = "network", "loader"
 """Where a run's settings have those of its network and of what loads its samples."""
 
@@ -108,6 +108,13 @@ class ModelRun:
         """Checkpoint files that it starts from."""
         files = self.kind.weights_files(self.settings)
         return tuple(replace(weights_file(path), name=name) for name, path in files.items())
+
+    def preset(self, name: str) -> str:
+        """The preset, where it decides anything about the model or its network."""
+        presets = {**self.kind.presets}
+        if self.shape is not None and self.network is not None:
+            presets |= networks.find(self.network).presets
+        return name if presets else NO_PRESET
 
     def values(self) -> dict[str, Any]:
         """All settings as JSON: of the model, its network and its loader."""
@@ -340,7 +347,7 @@ def plan_facts(
             protocol=protocol,
             model=run.kind.name,
             network=run.network or NO_NETWORK,
-            preset=config.preset,
+            preset=run.preset(config.preset),
             settings=run.values(),
             changed=dict(run.changed),
             seed=run.seed,

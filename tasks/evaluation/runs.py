@@ -28,7 +28,8 @@ def config_id(facts: RunFacts) -> str:
 
 
 def _identity(facts: RunFacts) -> dict[str, Any]:
-    return facts.model_dump(mode="json", exclude={"preset", "changed"})
+    """`changed` follows from the rest."""
+    return facts.model_dump(mode="json", exclude={"changed"})
 
 
 def run_mark(facts: RunFacts, data_key: str) -> RunMark:
@@ -53,7 +54,7 @@ def run_row(facts: RunFacts, *, device: str = "cpu", failed: str | None = None) 
         "versions": as_json(facts.versions),
         "precision": facts.precision,
         "device": device,
-        "data_key": facts.fit_key,
+        "fit_key": facts.fit_key,
         "state": "done" if failed is None else "failed",
         "reason": failed,
     }

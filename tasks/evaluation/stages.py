@@ -331,14 +331,15 @@ def scored_rows(
                     what = f"{choice.name} of {about['run_id']}"
                     print(f"  {what}: training rows stand in for validation", file=sys.stderr)
                 known = learnt
-            given = Reference(
-                arrays(learnt) if kind.needs & {"train", "valid", "head"} else None,
-                learnt["label"].to_numpy().astype(np.int64) if "train" in kind.needs else None,
-                arrays(known) if "valid" in kind.needs else None,
-                head if "head" in kind.needs else None,
-                known["label"].to_numpy().astype(np.int64) if "valid" in kind.needs else None,
+            score.fit(
+                Reference(
+                    _given(learnt, kind.needs & {"train", "head"}),
+                    _labels(learnt, kind.needs & {"train"}),
+                    _given(known, kind.needs & {"valid"}),
+                    head if "head" in kind.needs else None,
+                    _labels(known, kind.needs & {"valid"}),
+                )
             )
-            score.fit(given)
             fitted = ((fit_view, train.height), score)
         score = fitted[1]
         outputs = arrays(tested)
@@ -365,6 +366,17 @@ def scored_rows(
             )
         )
     return pl.concat(frames)
+
+
+def _given(rows: pl.DataFrame, needed: Iterable[str]) -> Any:
+    return arrays(rows) if needed and rows.height else None
+
+
+def _labels(rows: pl.DataFrame, needed: Iterable[str]) -> np.ndarray | None:
+    labels = rows["label"]
+    if not needed or not len(labels) or labels.null_count():
+        return None
+    return labels.to_numpy().astype(np.int64)
 
 
 def numbered_labels(rows: pl.DataFrame) -> tuple[pl.DataFrame, dict[int, str]]:

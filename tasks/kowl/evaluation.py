@@ -157,7 +157,7 @@ def predictor_facts(
             protocol=frozen.facts.protocol,
             model=name,
             network=frozen.facts.model,
-            preset=config.preset,
+            preset=config.preset if one.kind.presets else "none",
             settings={
                 **one.settings.model_dump(mode="json"),
                 **shared,

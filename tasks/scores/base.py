@@ -280,7 +280,11 @@ class Score(Plugin, ABC):
         """One float64 per sample, higher = more novel."""
         self._check(outputs)
         scores = self._score(outputs)
-        assert scores.shape == (len(outputs),) and scores.dtype == np.float64
+        if scores.shape != (len(outputs),) or scores.dtype != np.float64:
+            raise TypeError(
+                f"score {self.name} gave {scores.dtype} {scores.shape}, expected float64 "
+                f"({len(outputs)},)"
+            )
         bad = np.flatnonzero(~np.isfinite(scores))
         if bad.size:
             raise NoveltyError(
@@ -343,10 +347,9 @@ class RowWise(Score):
     def _score(self, outputs: Outputs) -> np.ndarray:
         import torch
 
-        arrays = [
-            self.array(outputs, part) for part in ("logits", "features") if part in self.needs
-        ]
-        step = max(1, _BLOCK // max(self.held, *(array.shape[1] for array in arrays)))
+        parts = ("logits", "features", "novelty")
+        arrays = [self.array(outputs, part) for part in parts if part in self.needs]
+        step = max(1, _BLOCK // max(self.held, 1, *(a.shape[1] for a in arrays if a.ndim > 1)))
         scores = np.empty(len(outputs))
         for start in range(0, len(outputs), step):
             rows = slice(start, start + step)
@@ -356,4 +359,5 @@ class RowWise(Score):
 
     @abstractmethod
     def _novelty(self, *blocks: Any) -> torch.Tensor:
-        """Novelty (rows,) of float64 logits, of features, or of both in this order, as needed."""
+        """Novelty (rows,) of float64 logits, features and the model's own novelty, in this order,
+        as needed."""

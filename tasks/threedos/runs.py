@@ -60,11 +60,12 @@ def offer_of(track: Track, networks_below: tuple[str, ...]) -> Offer:
 def settings_of_track(track: Track, kind: type[Model], settings: Any) -> Mapping[str, Any]:
     """What the track asks for, given what the preset and the user have."""
     by_track: dict[str, Any] = {}
-    if settings.augmentation != "none":
+    if getattr(settings, "augmentation", "none") != "none":
         # Clouds are upright by now.
         by_track = {"augmentation": "rw" if SCANS in track.sources else "st", "up": "y"}
-    if settings.scan_points and "train" in scan_splits(track):
-        by_track["points"] = settings.scan_points
+    scan_points = getattr(settings, "scan_points", None)
+    if scan_points and "train" in scan_splits(track):
+        by_track["points"] = scan_points
     return by_track
 
 

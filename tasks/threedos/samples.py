@@ -41,14 +41,15 @@ def load(shard: Shard, facts: RunFacts, split: str, model: Model) -> Samples:
     rows = rows.join(clouds, on="sample_id", maintain_order="left")
     places = {label: place for place, label in enumerate(names)}
     labels = rows["label"].replace_strict(places, default=NOVEL, return_dtype=pl.Int64)
+    array = cloud_array(rows)
     samples = Samples(
         rows["sample_id"].to_list(),
         labels.to_numpy().astype(np.int64),
-        {"clouds": cloud_array(rows)},
+        {"clouds": array},
         list(names.values()),
         {
             "normalisation": rows["normalisation"][0] if rows.height else "unit_sphere",
-            "points": points_seen(shard, facts, split, model.settings),
+            "points": points_seen(shard, facts, split, model.settings) or array.shape[1],
         },
     )
     if split == "train":
@@ -68,13 +69,14 @@ def cloud_array(rows: pl.DataFrame) -> np.ndarray:
     return points
 
 
-def points_seen(shard: Shard, facts: RunFacts, split: str, settings: Any) -> int:
-    """Points of a pass: those of the view; else of scans as many as the model asks for."""
+def points_seen(shard: Shard, facts: RunFacts, split: str, settings: Any) -> int | None:
+    """Points of a pass: those of the view; else as many as the model asks for, none: all."""
     density = shard.about.get("view_settings", {}).get("points")
     if density is not None:
         return int(density)
     scans = split in facts.settings[LOADER]["scan_splits"]
-    return int((settings.scan_points if scans else None) or settings.points)
+    of_scans = getattr(settings, "scan_points", None) if scans else None
+    return of_scans or getattr(settings, "points", None)
 
 
 def require_training(train: Samples, track: str) -> None:

@@ -127,7 +127,9 @@ def test_runs_leave_with_the_rows_that_they_were_made_on(raw: Path, tmp_path: Pa
 def test_a_run_that_fails_is_recorded_and_stops_no_other(raw: Path, tmp_path: Path) -> None:
     lake = tmp_path / "lake"
     MENDED.clear()
-    with pytest.raises(RunsFailed, match=r"1 runs of small failed .* training diverged with slope"):
+    with pytest.raises(
+        RunsFailed, match=r"1 shards of runs failed .* training diverged with slope"
+    ):
         build_small(lake, raw, slopes=(-1.0, 4.0), protocols=("first",))
     runs = read(lake, "runs").sort("state")
     assert runs["state"].to_list() == ["done", "failed"]
@@ -141,7 +143,7 @@ def test_a_run_that_fails_is_recorded_and_stops_no_other(raw: Path, tmp_path: Pa
 
 
 def test_a_run_whose_pass_has_a_defect_is_recorded_once(raw: Path, tmp_path: Path) -> None:
-    with pytest.raises(RunsFailed, match=r"1 runs of small failed .* a defect"):
+    with pytest.raises(RunsFailed, match=r"1 shards of runs failed .* ZeroDivisionError: a defect"):
         build_small(tmp_path, raw, slopes=(13.0, 4.0), protocols=("first",))
     runs = read(tmp_path, "runs").sort("state")
     assert runs["state"].to_list() == ["done", "failed"]

@@ -487,7 +487,7 @@ def test_an_agent_that_cannot_run_a_test_is_a_failed_run(built, tmp_path):
     update = {**FEW, "lake": tmp_path / "lake", "run": SessionSettings(red_light="without")}
     update |= {"predictors": {"threshold": {"accepted_error": 0.001}, "clustering": {}}}
     with pytest.raises(
-        RunsFailed, match=r"2 runs of condda failed .*threshold cannot run OND/image"
+        RunsFailed, match=r"2 shards of runs failed .*threshold cannot run OND/image"
     ):
         build(built[1].model_copy(update=update))
     runs = table(tmp_path / "lake", "runs")

@@ -137,7 +137,7 @@ def test_other_models_keep_the_first_ones_and_an_unused_episode_fits_nothing(bui
 def test_a_training_that_fails_is_recorded_and_takes_what_builds_on_it_along(built):
     # A rate without bounds ends in numbers that are none.
     wild = {**TINY, "learning_rate": 1e30, "optimizer": "sgd", "batch_norm": False}
-    with pytest.raises(RunsFailed, match="2 runs of novelcraft failed"):
+    with pytest.raises(RunsFailed, match="2 shards of runs failed"):
         run(built, models={"vgg_classifier": wild, "odin": {}, "colour_rarity": {"bits": 2}})
     runs = table(built, "runs")
     failed = runs.filter(state="failed")

@@ -243,7 +243,7 @@ def test_other_models_stay_and_a_run_that_fails_stops_no_other(built, capsys):
         "scores": {"energy": {"temperature": 2.0}},
         "trivial_baseline": False,
     }
-    with pytest.raises(RunsFailed, match=r"1 runs of semantic failed .*diverged in epoch 2"):
+    with pytest.raises(RunsFailed, match=r"1 shards of runs failed .*diverged in epoch 2"):
         build.fn(config.model_copy(update=other))
     assert made_of(capsys)["train_model"] == 2
     runs = table(root / "lake", "runs")

@@ -1,7 +1,9 @@
 """What is asked of the models is checked before they are trained, and decides their runs."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,6 +11,7 @@ import polars as pl
 import pytest
 from pydantic import ValidationError
 
+from schemas.config import Settings
 from schemas.errors import ConfigError, SourceError
 from schemas.runs import RunFacts
 from schemas.threedos import Config, ShapeSettings
@@ -20,8 +23,14 @@ from tasks.learning.samples import Samples
 from tasks.models.clouds import SMALL
 from tasks.models.cross_entropy import CrossEntropy
 from tasks.networks.dgcnn import Dgcnn
-from tasks.threedos.runs import density_views, plan_runs, scan_splits, trainable
-from tasks.threedos.samples import load
+from tasks.threedos.runs import (
+    density_views,
+    plan_runs,
+    scan_splits,
+    settings_of_track,
+    trainable,
+)
+from tasks.threedos.samples import load, points_seen
 from tasks.threedos.splits import named_by_label
 from tasks.threedos.tracks import Track, built_in_tracks
 
@@ -68,6 +77,24 @@ def test_a_setting_for_all_models_reaches_those_that_have_it(model: str) -> None
     changed = settings_of(model, "SR1", train=train, own={"epochs": "4"})
     assert (changed.smoothing, changed.epochs) == (0.2, 4)
     assert changed.augmentation == "rw"
+
+
+def test_a_model_of_clouds_needs_none_of_the_fields_of_the_others() -> None:
+    kind, facts = (
+        models.find("vae"),
+        SimpleNamespace(settings={"loader": {"scan_splits": ["train"]}}),
+    )
+    assert settings_of_track(TRACKS["SR1"], kind, Settings()) == {}
+    assert points_seen(Shard("a", about={}), facts, "train", Settings()) is None  # type: ignore[arg-type]
+
+
+def test_a_preset_counts_where_a_model_or_its_network_has_one() -> None:
+    plain = planned(models=["cross_entropy"], preset="paper")[0]
+    assert plain.facts.preset == "paper"
+    run = plain.run
+    without = type("Without", (run.kind,), {"presets": {}})
+    bare = replace(run, kind=without, shape=None, network=None)
+    assert bare.preset("paper") == "none"
 
 
 def test_a_setting_for_all_models_leaves_those_without_it_alone() -> None:
