@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 FLOWS = Path(__file__).parent
 GROUPS = {
     "essentials": ("demo", "build", "status", "query", "report"),
-    "models and their numbers": ("models", "networks", "scores", "predictors", "runs", "evaluate"),
+    "models and their numbers": (
+        *("models", "networks", "scores", "predictors", "runs", "leaderboard", "evaluate"),
+    ),
     "the lake": ("history", "path", "diff", "lineage", "verify", "restore", "gc"),
     "data in and out": ("sample", "fetch", "publish", "check-published"),
     "one benchmark": ("novelcraft", "kowl", "condda"),
@@ -190,6 +192,14 @@ def _parser() -> Parser:
     runs = with_lake(command("runs", _runs, "runs of models: list, show, compare, drop"))
     runs.add_argument("action", choices=("list", "show", "compare", "drop"), nargs="?")
     runs.add_argument("names", nargs="*", help="ids, or how they begin; list: a benchmark")
+    board = with_lake(command("leaderboard", _leaderboard, "detectors ranked, with intervals"))
+    board.add_argument("--benchmark", help="only this one (default: all in the lake)")
+    board.add_argument("--protocol", action="append", help="means over these (may be repeated)")
+    board.add_argument("--by-protocol", action="store_true", help="rank in each protocol")
+    board.add_argument("--metric", default="auroc", help="such as fpr95 (default: auroc)")
+    board.add_argument("--convention", default="openood", help="of metrics (default: openood)")
+    board.add_argument("--split", choices=("test", "valid"), default="test")
+    board.add_argument("--format", choices=("table", "csv", "json", "markdown"), default="table")
     for kind, what in (
         ("models", "models that can be fitted"),
         ("networks", "networks below models"),
@@ -616,6 +626,25 @@ def _runs(parsed: argparse.Namespace) -> None:
     else:
         dropped = drop_runs(lake, names)
         print(f"dropped {', '.join(dropped)}; a build that asks for them brings them back")
+
+
+def _leaderboard(parsed: argparse.Namespace) -> None:
+    from storage.layout import lake_root
+    from storage.upkeep import require_lake
+    from tasks.operations.leaderboard import find_boards, show_boards
+
+    lake = lake_root(parsed.lake)
+    require_lake(lake)
+    found = find_boards(
+        lake,
+        benchmark=parsed.benchmark,
+        protocols=parsed.protocol or (),
+        metric=parsed.metric,
+        convention=parsed.convention,
+        split=parsed.split,
+        by_protocol=parsed.by_protocol,
+    )
+    show_boards(found, parsed.format)
 
 
 def _plugins(parsed: argparse.Namespace) -> None:
