@@ -5,9 +5,12 @@ else the file has, and the names of its logits if it has any. Whether the sample
 protocol is judged in imports.py.
 """
 
+import io
 import re
 import sys
-from collections.abc import Sequence
+import zipfile
+import zlib
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,6 +77,8 @@ def _refuse_gaps(file: str, rows: pl.DataFrame, name: str) -> None:
     where = column.is_null()
     if name in MATRICES:
         widths = column.list.len()
+        if widths[0] == 0:
+            raise SourceError(f"{file}: {name} of sample {rows['sample_id'][0]!r} have no numbers")
         if not where.any() and (widths != widths[0]).any():
             row = int((widths != widths[0]).arg_true()[0])
             raise SourceError(
@@ -86,11 +91,20 @@ def _refuse_gaps(file: str, rows: pl.DataFrame, name: str) -> None:
         where |= ~column.is_finite().fill_null(False)
     if where.any():
         row = int(where.arg_true()[0])
-        said = "is empty or NaN" if name not in MATRICES else "has an empty, NaN or endless number"
+        if name in WORDS:
+            raise SourceError(f"{file}: {name} of row {row + 1} is empty; fill it")
         raise SourceError(
-            f"{file}: {name} of sample {rows['sample_id'][row]!r} (row {row + 1}) {said}; mend the "
-            f"model or leave {name} out"
+            f"{file}: {name} of sample {rows['sample_id'][row]!r} (row {row + 1}) are not all "
+            f"finite float32 numbers; mend the model or leave {name} out"
         )
+
+
+def _check_rows(file: str, count: int, names: Collection[str]) -> None:
+    if not count:
+        raise SourceError(f"{file} has no rows")
+    for old, new in ALIASES.items():
+        if {old, new} <= set(names):
+            raise SourceError(f"{file} has both {old} and {new}, the same thing; leave one out")
 
 
 # ---------------------------------------------------------------- CSV and Parquet
@@ -110,6 +124,7 @@ def _read_table(path: Path) -> OutputFile:
         raise SourceError(f"{path.name} cannot be read: {error}") from error
     if "sample_id" not in rows.columns:
         raise SourceError(f"{path.name} has no column sample_id; it has {', '.join(rows.columns)}")
+    _check_rows(path.name, rows.height, rows.columns)
     rows = rows.rename({old: new for old, new in ALIASES.items() if old in rows.columns})
     rows = rows.with_columns(pl.col(name).cast(pl.String) for name in WORDS if name in rows.columns)
     classes: tuple[str, ...] | None = None
@@ -161,15 +176,20 @@ def _lists(file: str, column: pl.Series) -> pl.Series:
 
 def _read_npz(path: Path) -> OutputFile:
     try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {ALIASES.get(name, name): file[name] for name in file.files}
-    except (OSError, ValueError, EOFError) as error:
-        raise SourceError(f"{path.name} is no npz of plain arrays ({error})") from error
+        with zipfile.ZipFile(path), np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise SourceError(
+            f"{path.name} is no npz of plain arrays ({error}); save ids and names as text: "
+            "np.array(ids, dtype=str)"
+        ) from error
     if "sample_id" not in arrays:
         raise SourceError(
             f"{path.name} has no array sample_id; it has {', '.join(sorted(arrays)) or 'none'} "
             "(docs/importing.md lists the arrays)"
         )
+    _check_rows(path.name, arrays["sample_id"].size, arrays)
+    arrays = {ALIASES.get(name, name): array for name, array in arrays.items()}
     names = arrays.pop("classes", None)
     count = len(np.atleast_1d(arrays["sample_id"]))
     columns = []
@@ -199,8 +219,6 @@ def _read_npz(path: Path) -> OutputFile:
 
 def write_outputs(path: Path, rows: pl.DataFrame, classes: Sequence[str]) -> None:
     """Rows of `outputs` without their run as such a file; what no row has is left out."""
-    import io
-
     if not path.name.endswith(SUFFIXES) or path.name.endswith(".gz"):
         raise ConfigError(f"{path.name}: expected a name that ends with .csv, .parquet or .npz")
     rows = rows.select(name for name in rows.columns if rows[name].null_count() < rows.height)

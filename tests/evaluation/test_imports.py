@@ -306,7 +306,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
     ),
     "NaN": (
         bad_value("logit:a", float("nan")),
-        "logits of sample 's004' (row 4) has an empty, NaN or endless number",
+        "logits of sample 's004' (row 4) are not all finite float32 numbers",
     ),
     "too large": (bad_value("logit:a", 1e300), "logits of sample 's004' (row 4)"),
     "empty": (bad_value("feature:1", None), "features of sample 's004' (row 4)"),
@@ -356,6 +356,9 @@ def array(**arrays: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
         (array(classes=["a"]), "protocol first has 2 known classes: a, b"),
         (array(classes=["a", "a"]), "names a class of its logits twice"),
         (array(features=np.array([{}] * 70)), "is no npz of plain arrays"),
+        (array(features=np.zeros((70, 0))), "features of sample 's000' have no numbers"),
+        (array(novelty=np.zeros(70), score=np.zeros(70)), "has both score and novelty"),
+        (lambda given: {name: array[:0] for name, array in given.items()}, "has no rows"),
     ],
 )
 def test_a_wrong_npz_is_one_sentence(made: Path, tmp_path: Path, capsys, change, said) -> None:
@@ -363,6 +366,18 @@ def test_a_wrong_npz_is_one_sentence(made: Path, tmp_path: Path, capsys, change,
         np.savez(tmp_path / "bad.npz", **change({name: file[name] for name in file.files}))
     assert refused(made / "lake", "outputs", tmp_path / "bad.npz", "bad")
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["bad.npz", "bad.parquet", "bad.csv"])
+@pytest.mark.parametrize(
+    "data", [b"", b"PK\x03\x04 and more", b"\x93NUMPY\x01\x00", bytes(range(256))]
+)
+def test_a_file_of_other_bytes_is_one_sentence(
+    made: Path, tmp_path: Path, capsys, name: str, data: bytes
+) -> None:
+    (tmp_path / name).write_bytes(data)
+    assert refused(made / "lake", "outputs", tmp_path / name, "bad")
+    assert f"novelty: {name}" in capsys.readouterr().err
 
 
 def test_lists_of_other_widths_are_refused(made: Path, tmp_path: Path, capsys) -> None:

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import duckdb
+import polars as pl
 import pytest
 
 from tasks.sample.condda import write_condda
@@ -110,6 +111,13 @@ def test_the_new_score_is_made_on_every_benchmark(metrics):
 
 
 @pytest.mark.slow
+def test_the_new_score_is_on_the_leaderboard_of_every_benchmark(tree, metrics):
+    answer = novelty(tree, "leaderboard", "--by-protocol", "--format", "csv")
+    rows = pl.read_csv(answer.stdout.encode()).filter(score="centroid_gap")
+    assert set(rows["benchmark"]) >= set(BUILDS)
+
+
+@pytest.mark.slow
 def test_the_new_model_runs_where_there_are_pictures(metrics):
     rows = metrics.filter(model="mean_colours")
     assert set(rows["benchmark"]) == {"novelcraft", "semantic"}
@@ -149,3 +157,6 @@ def test_the_new_benchmark_is_built_from_its_sample(tree):
             "select count(*) from lake.quarantine where benchmark = 'toy'"
         ).fetchall()
     assert auroc > 0.8 and refused == 1
+    answer = novelty(tree, "leaderboard", "--benchmark", "toy", "--format", "csv")
+    assert "toy,all,test,openood,auroc,1,line · " in answer.stdout
+    assert "line · centroid_gap (" not in answer.stdout and "line · centroid_gap" in answer.stdout
