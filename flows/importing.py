@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from schemas.config import Settings
-from schemas.errors import ConfigError, SourceError
+from schemas.errors import ConfigError, LakeError, SourceError
+from schemas.similar import did_you_mean
 from schemas.tables import RUNS
 from storage.leaderboard import CONVENTION
-from storage.snapshots import current_snapshot
+from storage.snapshots import benchmarks_in, current_snapshot
 from tasks import models
 from tasks.evaluation.imported import import_outputs
 from tasks.evaluation.imports import (
@@ -27,7 +28,13 @@ from tasks.predictors import predictor_names
 
 def import_file(lake: Path, asked: Import) -> str:
     """Add the run to the lake; its id. The report is left to the caller."""
+    there = benchmarks_in(lake)
+    if asked.benchmark not in there:
+        named = f"{', '.join(there)}{did_you_mean(asked.benchmark, there)}"
+        raise LakeError(f"no tables of {asked.benchmark!r} in {lake}; there are: {named}")
     _check_name(asked.name)
+    if asked.seed is not None and not 0 <= asked.seed < 1 << 31:
+        raise ConfigError(f"--seed is {asked.seed}, expected 0 to {(1 << 31) - 1}")
     with Addition(asked.benchmark, lake, max_reject_share=0.0) as build:
         shard = plan_import(build, asked)
         snapshot = current_snapshot(lake, asked.benchmark)

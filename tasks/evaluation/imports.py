@@ -58,6 +58,8 @@ class Addition(Build):
 
     def __enter__(self) -> Self:
         super().__enter__()
+        current = current_snapshot(self.lake, self.benchmark)
+        self.within_partial = current is not None and current.partial
         return self
 
     def parts(self, table: str) -> tuple[Part, ...]:
@@ -69,8 +71,7 @@ class Addition(Build):
 
     def finish(self) -> None:
         """Publish; a build that was stopped half-way stays marked as such."""
-        current = current_snapshot(self.lake, self.benchmark)
-        self._publish(self.pieces, partial=current is not None and current.partial)
+        self._publish(self.pieces, partial=self.within_partial)
         refresh_catalog(self.lake)
 
     def _there(self, tables: Sequence[str]) -> list[Piece]:

@@ -19,7 +19,7 @@ OPTIMISTIC = (
     "too good: choose on validation, or on another protocol, before you quote it."
 )
 NOT_ABOVE, NOT_BELOW = "not above chance", "not below chance"
-NO_INTERVAL = "no interval"
+WIDE, NO_INTERVAL = "wide interval", "no interval"
 
 
 def ranking(tables: Mapping[str, pl.DataFrame], protocols: Sequence[str] = ()) -> pl.DataFrame:
@@ -89,9 +89,12 @@ def boards(
 
 def note() -> pl.Expr:
     """What a reader must know of a number: that it may be chance, or that nobody can tell."""
+    lower = pl.col("metric") == "fpr95"
+    chance = pl.when(lower).then(pl.lit(NOT_BELOW)).otherwise(pl.lit(NOT_ABOVE))
+    better = pl.when(lower).then(pl.col("mean") < 0.95).otherwise(pl.col("mean") > 0.5)
     return (
         pl.when(~pl.col("above_chance"))
-        .then(pl.when(metric="fpr95").then(pl.lit(NOT_BELOW)).otherwise(pl.lit(NOT_ABOVE)))
+        .then(pl.when(better).then(pl.format("{}: {}", chance, pl.lit(WIDE))).otherwise(chance))
         .when(pl.col("above_chance").is_null() & pl.col("metric").is_in(["auroc", "fpr95"]))
         .then(pl.lit(NO_INTERVAL))
         .otherwise(pl.lit(""))

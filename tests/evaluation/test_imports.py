@@ -13,6 +13,7 @@ import pytest
 from flows.cli import main
 from flows.importing import conventions_of, import_file
 from storage.catalog import open_catalog
+from storage.snapshots import current_snapshot
 from storage.upkeep import read_build_record
 from tasks.evaluation.imports import Import
 from tasks.operations.export_outputs import export_outputs
@@ -210,6 +211,8 @@ def test_it_stays_through_builds_and_goes_when_dropped(tmp_path: Path, capsys) -
     export_outputs(lake, trained(lake), tmp_path / "o.npz")
     run = take(lake, "outputs", tmp_path / "o.npz", "mine")
     assert read_build_record(lake, "small") == record, "the build's settings and sources stay"
+    snapshot = current_snapshot(lake, "small")
+    assert snapshot is not None and not snapshot.partial
     for name, rows in before.items():
         assert rows.join(read(lake, name), on=rows.columns, nulls_equal=True).height == rows.height
     capsys.readouterr()
@@ -403,6 +406,7 @@ def test_lists_of_other_widths_are_refused(made: Path, tmp_path: Path, capsys) -
         (["outputs", "out.csv", "line"], "line is a model of small; choose another"),
         (["outputs", "out.csv", "a/b"], "--name is 'a/b', expected letters"),
         (["outputs", "gone.csv", "mine"], "gone.csv does not exist"),
+        (["outputs", "out.csv", "mine", "--seed", "-1"], "--seed is -1, expected 0 to 2147483647"),
         (["outputs", "head.safetensors", "mine"], "a file of .csv, .csv.gz, .parquet"),
         (["outputs", "out.csv", "mine", "--head", "out.csv"], "out.csv"),
         (["scores", "out.csv", "mine"], "has no novelty, which a file of scores has"),
@@ -419,7 +423,9 @@ def test_a_wrong_choice_is_one_sentence(made: Path, capsys, words: list[str], sa
 def test_a_benchmark_that_is_not_there(made: Path, capsys) -> None:
     words = ("--benchmark", "kowl")
     assert refused(made / "lake", "outputs", made / "out.csv", "mine", *words)
-    assert "no tables of kowl" in capsys.readouterr().err
+    assert "no tables of 'kowl' in" in capsys.readouterr().err
+    assert refused(made / "lake", "outputs", made / "out.csv", "mine", "--benchmark", "smal")
+    assert "there are: small; did you mean small?" in capsys.readouterr().err
 
 
 def test_features_without_train_samples_fit_no_score(made: Path, tmp_path: Path, capsys) -> None:

@@ -16,7 +16,7 @@ from schemas.runs import RunFacts
 from schemas.tables import METRICS, SCORE_SETTINGS
 from storage.catalog import open_catalog, refresh_catalog
 from storage.leaderboard import ALL_PROTOCOLS, COLUMNS, RANKED
-from tasks.evaluation.leaderboard import boards, ranking
+from tasks.evaluation.leaderboard import boards, note, ranking
 from tasks.evaluation.runs import run_id, run_row
 from tasks.report import write_report
 from tests.small_lake import put_table
@@ -245,6 +245,20 @@ def test_only_whole_plain_numbers_count_and_gaps_are_left_out() -> None:
     assert list(COLUMNS) == found.columns
 
 
+def test_notes_tell_a_wide_interval_from_a_bad_detector() -> None:
+    kinds = [("auroc", 0.6, 0.4), ("auroc", 0.5, 0.4), ("auroc", 0.9, 0.8), ("oscr", 0.1, 0.0)]
+    kinds += [("fpr95", 0.9, 0.8), ("fpr95", 0.97, 0.9)]
+    rows = [
+        number(f"m{place}", "p", 0, value, metric=metric, low=low, high=0.99)
+        for place, (metric, value, low) in enumerate(kinds)
+    ]
+    found = ranking(tables_of(rows)).filter(protocol="p").sort("model")
+    assert found.select(note())["note"].to_list() == [
+        *("not above chance: wide interval", "not above chance", "", ""),
+        *("not below chance: wide interval", "not below chance"),
+    ]
+
+
 # ---- a small lake
 
 
@@ -303,7 +317,7 @@ def test_the_command_prints_tables_csv_json_and_markdown(lake: Path, capsys) -> 
     assert "too good" in shown, "picking the best after looking is said to be optimistic"
     lines = {line.split()[1]: line for line in shown.splitlines() if line[:2] in ("1 ", "2 ", "3 ")}
     assert "not above chance" not in lines["good"] and "0.86" in lines["good"]
-    assert "not above chance" in lines["weak"] and "no interval" in lines["bare"]
+    assert "not above chance: wide interval" in lines["weak"] and "no interval" in lines["bare"]
     rows = json.loads(ask("--format", "json", "--protocol", "p", "--benchmark", "toy"))
     assert [(row["model"], row["mean"], row["deviation"]) for row in rows] == [
         ("good", pytest.approx(0.81), pytest.approx(0.01)),
