@@ -32,9 +32,11 @@ if TYPE_CHECKING:
 FLOWS = Path(__file__).parent
 GROUPS = {
     "essentials": ("demo", "build", "status", "query", "report"),
-    "models and their numbers": ("models", "networks", "scores", "predictors", "runs", "evaluate"),
+    "models and their numbers": (
+        *("models", "networks", "scores", "predictors", "runs", "leaderboard", "evaluate"),
+    ),
     "the lake": ("history", "path", "diff", "lineage", "verify", "restore", "gc"),
-    "data in and out": ("sample", "fetch", "publish", "check-published"),
+    "data in and out": ("import", "export", "sample", "fetch", "publish", "check-published"),
     "one benchmark": ("novelcraft", "kowl", "condda"),
     "operating": ("service", "doctor", "completion", "dictionary"),
 }
@@ -221,6 +223,28 @@ def _parser() -> Parser:
     runs = with_lake(command("runs", _runs, "runs of models: list, show, compare, drop"))
     runs.add_argument("action", choices=("list", "show", "compare", "drop"), nargs="?")
     runs.add_argument("names", nargs="*", help="ids, or how they begin; list: a benchmark")
+    given = with_lake(command("import", _import, "a file of any model's numbers becomes a run"))
+    given.add_argument("kind", choices=("outputs", "scores", "predictions"))
+    given.add_argument("file", help="CSV, Parquet or npz, as docs/importing.md describes")
+    given.add_argument("--benchmark", required=True, help=", ".join(benchmarks()))
+    given.add_argument("--protocol", required=True, help="protocol that its samples are of")
+    given.add_argument("--name", required=True, help="what the model is called from now on")
+    given.add_argument("--seed", type=int, help="of the model, where there are several")
+    given.add_argument("--partial", action="store_true", help="it may lack test samples")
+    given.add_argument("--head", help="its last layer, for scores that need it (safetensors)")
+    put = with_lake(command("export", _export_run, "what a run put out, as a file to import"))
+    put.add_argument("kind", choices=("outputs",))
+    put.add_argument("run_id", metavar="run", help="the beginning of its id")
+    put.add_argument("file", help="new file: .csv, .parquet or .npz")
+    put.add_argument("--head", help="new file for its last layer")
+    board = with_lake(command("leaderboard", _leaderboard, "detectors ranked, with intervals"))
+    board.add_argument("--benchmark", help="only this one (default: all in the lake)")
+    board.add_argument("--protocol", action="append", help="means over these (may be repeated)")
+    board.add_argument("--by-protocol", action="store_true", help="rank in each protocol")
+    board.add_argument("--metric", default="auroc", help="such as fpr95 (default: auroc)")
+    board.add_argument("--convention", default="openood", help="of metrics (default: openood)")
+    board.add_argument("--split", choices=("test", "valid"), default="test")
+    board.add_argument("--format", choices=("table", "csv", "json", "markdown"), default="table")
     for kind, what in (
         ("models", "models that can be fitted"),
         ("networks", "networks below models"),
@@ -655,6 +679,64 @@ def _runs(parsed: argparse.Namespace) -> None:
     else:
         dropped = drop_runs(lake, names)
         print(f"dropped {', '.join(dropped)}; a build that asks for them brings them back")
+
+
+def _import(parsed: argparse.Namespace) -> None:
+    from flows.importing import import_file
+    from flows.runner import publish_report
+    from storage.layout import lake_root
+    from storage.upkeep import require_lake
+    from tasks.evaluation.imports import Import
+    from tasks.operations.runs import show_run
+    from tasks.operations.summary import show_frame
+
+    lake = lake_root(parsed.lake)
+    require_lake(lake)
+    asked = Import(
+        parsed.kind,
+        Path(parsed.file),
+        parsed.benchmark,
+        parsed.protocol,
+        parsed.name,
+        parsed.seed,
+        Path(parsed.head) if parsed.head else None,
+        parsed.partial,
+    )
+    run = import_file(lake, asked)
+    publish_report(lake, parsed.benchmark)
+    show_frame(show_run(lake, run)[1].drop("run_id"))
+    print(f"run {run}; `novelty leaderboard --benchmark {parsed.benchmark}` ranks it")
+
+
+def _export_run(parsed: argparse.Namespace) -> None:
+    from storage.layout import lake_root
+    from storage.upkeep import require_lake
+    from tasks.operations.export_outputs import export_outputs
+
+    lake = lake_root(parsed.lake)
+    require_lake(lake)
+    head = Path(parsed.head) if parsed.head else None
+    rows = export_outputs(lake, parsed.run_id, Path(parsed.file), head)
+    print(f"{rows:,} rows in {parsed.file}")
+
+
+def _leaderboard(parsed: argparse.Namespace) -> None:
+    from storage.layout import lake_root
+    from storage.upkeep import require_lake
+    from tasks.operations.leaderboard import find_boards, show_boards
+
+    lake = lake_root(parsed.lake)
+    require_lake(lake)
+    found = find_boards(
+        lake,
+        benchmark=parsed.benchmark,
+        protocols=parsed.protocol or (),
+        metric=parsed.metric,
+        convention=parsed.convention,
+        split=parsed.split,
+        by_protocol=parsed.by_protocol,
+    )
+    show_boards(found, parsed.format)
 
 
 def _plugins(parsed: argparse.Namespace) -> None:

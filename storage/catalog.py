@@ -2,7 +2,8 @@
 
 The schema `lake` has a view over all benchmarks of every table that they share, and two tables:
 `builds` (every snapshot that `gc` left, and which of them the views show) and `versions` (the
-tables in each). Its view `metrics_by_build` has the metrics of all these snapshots.
+tables in each). Its view `metrics_by_build` has the metrics of all these snapshots, its view
+`leaderboard` ranks the detectors of all benchmarks.
 
 Views name the immutable version folders of one snapshot, so a query never sees half of a swap; the
 file itself is replaced whole after each build. Paths are relative to the lake, so that a moved or
@@ -26,9 +27,10 @@ import pyarrow.parquet as pq
 
 from schemas.errors import LakeError
 from schemas.manifest import Snapshot
-from schemas.tables import METRICS, SHARED
+from schemas.tables import METRICS, RUNS, SCORE_SETTINGS, SHARED
 from storage.atomic import explained, fsync_path, step, temporary_name
 from storage.layout import catalog_path
+from storage.leaderboard import COLUMNS, SOURCES, leaderboard_sql
 from storage.locks import locked
 from storage.objects import Bucket, bucket_of
 from storage.remote import SWAPS, at_once, version_prefix
@@ -114,6 +116,28 @@ def _unions(versions: Sequence[TableVersion]) -> list[str]:
             f"COMMENT ON VIEW lake.{_identifier(name)} IS {_quoted(comment)}",
         ]
     return statements
+
+
+def _leaderboard(versions: Sequence[TableVersion]) -> list[str]:
+    """The view of the ranking, where there are numbers to rank."""
+    there = {
+        version.manifest.table
+        for version in versions
+        if (table := SHARED.get(version.manifest.table)) is not None
+        and table.version == version.manifest.schema_version
+    }
+    if not {METRICS.name, RUNS.name} <= there:
+        return []
+    sql = leaderboard_sql("lake.", described=SCORE_SETTINGS.name in there)
+    comment = "Detectors ranked in each protocol and over the protocols that all of them have."
+    return [
+        f"CREATE OR REPLACE VIEW lake.leaderboard AS {sql}",
+        f"COMMENT ON VIEW lake.leaderboard IS {_quoted(comment)}",
+        *(
+            f"COMMENT ON COLUMN lake.leaderboard.{_identifier(column)} IS {_quoted(meaning)}"
+            for column, meaning in COLUMNS.items()
+        ),
+    ]
 
 
 @dataclass(frozen=True)
@@ -220,7 +244,7 @@ def _all_statements(
     statements = []
     for version, schema in zip(versions, schemas, strict=True):
         statements += _statements(version, schema, place(version))
-    statements += _unions(versions)
+    statements += _unions(versions) + _leaderboard(versions)
     statements += _tables(past, {(snapshot.benchmark, snapshot.name) for snapshot in current})
     return statements + _metrics_by_build(past, place)
 
@@ -307,6 +331,8 @@ def catalog_for(lake: Path, sql: str) -> Path:
         for statement in connection.extract_statements(sql):
             names |= connection.get_table_names(statement.query, qualified=True)
     wanted = {name.replace('"', "").replace(".", "/") for name in names}
+    if "lake/leaderboard" in wanted:
+        wanted |= {f"lake/{name}" for name in SOURCES}
     for version in current_versions(lake):
         if {version.name, f"lake/{version.manifest.table}"} & wanted:
             _ = version.files

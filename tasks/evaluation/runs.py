@@ -12,6 +12,8 @@ from schemas.tables import RUNS
 from storage.layout import content_key
 
 ID_DIGITS = 16
+FILES = "files"
+"""Where the settings of an imported run have the digests of its files."""
 
 
 def run_id(facts: RunFacts) -> str:
@@ -20,10 +22,15 @@ def run_id(facts: RunFacts) -> str:
 
 
 def config_id(facts: RunFacts) -> str:
-    """The same for runs that differ in protocol, rows and seed alone."""
+    """The same for runs that differ in protocol, rows and seed alone.
+
+    Of an imported run each protocol and seed has a file of its own.
+    """
     identity = _identity(facts)
     for name in ("protocol", "seed", "fit_key", "base_runs"):
         identity.pop(name)
+    if facts.origin == "imported":
+        identity["settings"].pop(FILES, None)
     return content_key(identity)[:ID_DIGITS]
 
 

@@ -68,6 +68,8 @@ class PassedRun:
     phase: str = "none"
     view: str = PLAIN
     """Where views are passed apart, each is a `PassedRun` of its own."""
+    reference: bool = True
+    """Whether training rows are there to fit scores on; an imported run may have none."""
 
     def about(self) -> dict[str, Any]:
         """What its rows of `scores` and `metrics` say of it."""
@@ -87,7 +89,8 @@ class PassedRun:
         """What a score may ask of it."""
         filled = set().union(*(filled_columns(part.path) for part in self.outputs))
         given = filled & {"logits", "features", "novelty"}
-        return frozenset(given | {"train", "valid"} | ({"head"} if self.head else set()))
+        fitted_on = {"train", "valid"} if self.reference else set()
+        return frozenset(given | fitted_on | ({"head"} if self.head else set()))
 
 
 class ScoreChoice(Settings):
@@ -345,7 +348,7 @@ def scored_rows(
         outputs = arrays(tested)
         labels = score.labels_of(outputs)
         predicted = tested["predicted"]  # what the model says, unless the score names a class
-        if labels is not None:
+        if labels is not None and classes:
             predicted = pl.Series([classes[int(label)] for label in labels], dtype=pl.String)
         frames.append(
             SCORES.conform(

@@ -23,7 +23,7 @@ from storage.tables import Contents, current_versions, pieces_of, publish, versi
 HEADLINE = ("auroc", "fpr95", "average_precision", "acc")
 
 
-def _read(lake: Path, table: str, version: int, benchmark: str | None = None) -> pl.DataFrame:
+def read_shared(lake: Path, table: str, version: int, benchmark: str | None = None) -> pl.DataFrame:
     """A shared table over all benchmarks, with `benchmark`; empty where there is none."""
     frames = [
         one.read().select(pl.lit(one.manifest.benchmark).alias("benchmark"), pl.all())
@@ -35,7 +35,7 @@ def _read(lake: Path, table: str, version: int, benchmark: str | None = None) ->
 
 def list_runs(lake: Path, benchmark: str | None = None) -> pl.DataFrame:
     """One row per run, with AUROC and its interval of the first score on test."""
-    runs = _read(lake, RUNS.name, RUNS.version, benchmark)
+    runs = read_shared(lake, RUNS.name, RUNS.version, benchmark)
     if runs.is_empty():
         where = f" of {benchmark}" if benchmark else ""
         raise LakeError(f"there are no runs{where} in {lake}; name models in a build, then look")
@@ -45,7 +45,7 @@ def list_runs(lake: Path, benchmark: str | None = None) -> pl.DataFrame:
 
 def find_run(lake: Path, name: str) -> tuple[str, str]:
     """Benchmark and id of the one run whose id begins like that."""
-    runs = _read(lake, RUNS.name, RUNS.version)
+    runs = read_shared(lake, RUNS.name, RUNS.version)
     found = runs.filter(pl.col("run_id").str.starts_with(name)) if not runs.is_empty() else runs
     if found.height != 1:
         counted = "no run" if found.is_empty() else f"{found.height} runs"
@@ -56,7 +56,7 @@ def find_run(lake: Path, name: str) -> tuple[str, str]:
 def show_run(lake: Path, name: str) -> tuple[dict[str, object], pl.DataFrame]:
     """All facts of a run, and its numbers on test."""
     benchmark, run_id = find_run(lake, name)
-    runs = _read(lake, RUNS.name, RUNS.version, benchmark).filter(run_id=run_id)
+    runs = read_shared(lake, RUNS.name, RUNS.version, benchmark).filter(run_id=run_id)
     facts = {key: value for key, value in runs.row(0, named=True).items() if value is not None}
     for key in ("settings", "changed", "versions"):
         facts[key] = json.loads(str(facts[key]))
@@ -64,7 +64,7 @@ def show_run(lake: Path, name: str) -> tuple[dict[str, object], pl.DataFrame]:
 
 
 def _numbers(lake: Path, benchmark: str, run_ids: Sequence[str]) -> pl.DataFrame:
-    metrics = _read(lake, METRICS.name, METRICS.version, benchmark)
+    metrics = read_shared(lake, METRICS.name, METRICS.version, benchmark)
     if metrics.is_empty():
         return metrics
     # Of the steps of a stream, all together; else the one step there is.
@@ -84,7 +84,7 @@ def compare_runs(lake: Path, names: Sequence[str]) -> tuple[pl.DataFrame, pl.Dat
     found = [find_run(lake, name) for name in names]
     facts = []
     for benchmark, run_id in found:
-        row = _read(lake, RUNS.name, RUNS.version, benchmark).filter(run_id=run_id)
+        row = read_shared(lake, RUNS.name, RUNS.version, benchmark).filter(run_id=run_id)
         values = row.row(0, named=True)
         flat = {key: str(values[key]) for key in ("benchmark", "protocol", "model", "network")}
         flat |= {"seed": str(values["seed"]), "preset": values["preset"]}
@@ -114,7 +114,7 @@ def drop_runs(lake: Path, names: Sequence[str], wait: float = 60.0) -> list[str]
     dropped = []
     for benchmark in sorted({benchmark for benchmark, _ in chosen}):
         with locked(lake, benchmark, wait):
-            runs = _read(lake, RUNS.name, RUNS.version, benchmark)
+            runs = read_shared(lake, RUNS.name, RUNS.version, benchmark)
             gone = {run_id for of, run_id in chosen if of == benchmark}
             while True:
                 building = runs.filter(

@@ -162,6 +162,7 @@ def build_small(
     seeds: Sequence[int] = (0,),
     scores: dict[str, dict[str, Any]] | None = None,
     versions: dict[str, int] | None = None,
+    draws: int = 20,
 ) -> Build:
     choices = chosen_scores(scores or {"msp": {}, "nearest": {}})
     with Build(benchmark, lake, workers=1) as build:
@@ -234,6 +235,6 @@ def build_small(
         build.run(
             evaluate_scores,
             plan_evaluation(runs, scored, ("openood",)),
-            EvaluationSettings(draws=20),
+            EvaluationSettings(draws=draws),
         )
     return build

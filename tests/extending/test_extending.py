@@ -110,6 +110,24 @@ def test_the_new_score_is_made_on_every_benchmark(metrics):
 
 
 @pytest.mark.slow
+def test_the_new_score_is_on_the_leaderboard_of_every_benchmark(tree, metrics):
+    """Wherever its AUROC has a value: the sample of some has no novel test samples."""
+    with duckdb.connect(tree / "lake" / "catalog.duckdb", read_only=True) as connection:
+        connection.execute(f"SET file_search_path = '{tree / 'lake'}'")
+        measured, ranked = (
+            set(
+                connection.sql(
+                    f"select distinct benchmark, split from {table} where score = 'centroid_gap' "
+                    f"and metric = 'auroc' and {number} is not null"
+                ).fetchall()
+            )
+            for table, number in (("lake.metrics", "value"), ("lake.leaderboard", "mean"))
+        )
+    assert ranked == measured
+    assert {"novelcraft", "semantic", "threedos", "condda"} <= {name for name, _ in ranked}
+
+
+@pytest.mark.slow
 def test_the_new_model_runs_where_there_are_pictures(metrics):
     rows = metrics.filter(model="mean_colours")
     assert set(rows["benchmark"]) == {"novelcraft", "semantic"}
@@ -149,3 +167,6 @@ def test_the_new_benchmark_is_built_from_its_sample(tree):
             "select count(*) from lake.quarantine where benchmark = 'toy'"
         ).fetchall()
     assert auroc > 0.8 and refused == 1
+    answer = novelty(tree, "leaderboard", "--benchmark", "toy", "--format", "csv")
+    assert "toy,all,test,openood,auroc,1,line · " in answer.stdout
+    assert "line · centroid_gap (" not in answer.stdout and "line · centroid_gap" in answer.stdout

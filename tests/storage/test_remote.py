@@ -209,6 +209,26 @@ def test_catalogue_in_the_cache_and_in_the_bucket(strict, raw):
         assert connection.sql(sql).fetchall() == [(version.manifest.rows,)]
 
 
+def test_a_file_is_imported_and_ranked_on_another_machine(strict, tmp_path, capsys):
+    write_samples(tmp_path / "samples" / "samples.csv")
+    here = strict.use("here")
+    build_small(here, tmp_path / "samples", protocols=("first",))
+    run = current_version(here, "small", "runs").read()["run_id"][0]
+    strict.use("there")
+    file = str(tmp_path / "out.npz")
+    assert main(["export", "outputs", run, file, "--lake", strict.address]) == 0
+    place = ["--benchmark", "small", "--protocol", "first", "--lake", strict.address]
+    assert main(["import", "outputs", file, "--name", "mine", *place]) == 0
+    strict.use("elsewhere")
+    sql = "select distinct detector from lake.leaderboard where score = 'msp'"
+    capsys.readouterr()
+    assert main(["query", sql, "--lake", strict.address]) == 0
+    shown = capsys.readouterr().out
+    assert "mine · msp" in shown and "line · msp" in shown
+    assert main(["leaderboard", "--lake", strict.address]) == 0
+    assert "mine · msp" in capsys.readouterr().out
+
+
 def test_commands_take_an_address(strict, raw, capsys):
     build_toy(strict.use("here"), raw)
     (raw / "f0.txt").write_text("a,1\n")

@@ -1,0 +1,77 @@
+"""A file of any model as a run: checked, scored and evaluated by the stages of every run."""
+
+import importlib
+import importlib.util
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from schemas.config import Settings
+from schemas.errors import ConfigError, LakeError, SourceError
+from schemas.similar import did_you_mean
+from schemas.tables import RUNS
+from storage.leaderboard import CONVENTION
+from storage.snapshots import benchmarks_in, current_snapshot
+from tasks import models
+from tasks.evaluation.imported import import_outputs
+from tasks.evaluation.imports import (
+    Addition,
+    Import,
+    import_scores,
+    other_file,
+    passed_import,
+    plan_import,
+)
+from tasks.evaluation.output_files import NAME
+from tasks.evaluation.stages import measure_runs, plan_records, plan_scores, record_run
+from tasks.predictors import predictor_names
+
+
+def import_file(lake: Path, asked: Import) -> str:
+    """Add the run to the lake; its id. The report is left to the caller."""
+    there = benchmarks_in(lake)
+    if asked.benchmark not in there:
+        named = f"{', '.join(there)}{did_you_mean(asked.benchmark, there)}"
+        raise LakeError(f"no tables of {asked.benchmark!r} in {lake}; there are: {named}")
+    _check_name(asked.name)
+    if asked.seed is not None and not 0 <= asked.seed < 1 << 31:
+        raise ConfigError(f"--seed is {asked.seed}, expected 0 to {(1 << 31) - 1}")
+    with Addition(asked.benchmark, lake, max_reject_share=0.0) as build:
+        shard = plan_import(build, asked)
+        snapshot = current_snapshot(lake, asked.benchmark)
+        if snapshot is not None and RUNS.name in snapshot.tables:
+            runs = build.read_current(RUNS.name)
+            if (runs.filter(model=asked.name)["origin"] != "imported").any():
+                raise ConfigError(f"{asked.name} is a model of {asked.benchmark}; choose another")
+            if (other := other_file(runs, shard)) is not None:
+                raise ConfigError(
+                    f"run {other} of {asked.name} with this seed on {asked.protocol} is of another "
+                    f"file; `novelty runs drop {other}` first, or choose another --name or --seed"
+                )
+        (piece,) = build.run(import_outputs, [shard], Settings())
+        run = passed_import(shard, piece)
+        scores = import_scores(build)
+        if not plan_scores([run], scores):
+            raise SourceError(
+                f"{asked.path.name}: no score can be made of it: features need the train samples "
+                f"of {asked.protocol} in the same file"
+            )
+        build.run(record_run, plan_records([run]), Settings())
+        measure_runs(build, [run], scores, lambda name: conventions_of(asked.benchmark, name))
+    return run.mark.run_id
+
+
+def _check_name(name: str) -> None:
+    if not NAME.fullmatch(name):
+        raise ConfigError(f"--name is {name!r}, expected letters, digits and any of _ . + -")
+    if name in (*models.names(), *predictor_names()):
+        raise ConfigError(f"{name} is the name of a plug-in; choose another name for the file")
+
+
+def conventions_of(benchmark: str, protocol: str) -> Sequence[str]:
+    """Those that the benchmark's flow measures its own runs by, as `CONVENTIONS`."""
+    name = f"flows.{benchmark}"
+    there = importlib.util.find_spec(name) is not None
+    declared = getattr(importlib.import_module(name), "CONVENTIONS", None) if there else None
+    if isinstance(declared, Mapping):
+        declared = declared.get(protocol)
+    return tuple(declared or (CONVENTION,))

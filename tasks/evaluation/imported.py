@@ -1,0 +1,218 @@
+"""The stage that makes outputs of a file: every check against the protocol, then the rows.
+
+Enters: a file of the user's (`output_files.py`), `splits` and `samples` of its protocol. Leaves:
+`outputs`, `predictions` and, where one is given, the head of the model. A file that is not right is
+refused as a whole, with the first sample that is wrong.
+"""
+
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from schemas.config import Settings
+from schemas.errors import SourceError
+from schemas.runs import RunFacts
+from schemas.similar import did_you_mean
+from schemas.tables import OUTPUTS, PLAIN, PREDICTIONS, SAMPLES, SPLITS
+from tasks.engine.stage import Produced, Shard, stage
+from tasks.evaluation.output_files import OutputFile, is_unknown, read_outputs
+from tasks.evaluation.runs import run_id
+from tasks.evaluation.stages import EVALUATED, HEAD, numbered_labels, prediction_rows
+
+IMPORT_VERSION = 1
+KIND, PARTIAL = "kind", "partial"
+"""Settings of an imported run: what its file is of, and whether it may lack test samples."""
+
+
+def visible_rows(shard: Shard, protocol: str) -> pl.DataFrame:
+    """Rows of the protocol that models get to see, with the sequence of each sample.
+
+    These are the samples with content, or all where none has any.
+    """
+    rows = shard.read(SPLITS.name).filter(pl.col("protocol") == protocol)
+    samples = shard.read(SAMPLES.name, ["sample_id", "digest", "sequence"])
+    rows = rows.join(samples, on="sample_id", how="left", maintain_order="left")
+    seen = rows.filter(pl.col("digest").is_not_null())
+    return seen if seen.height else rows
+
+
+@stage(writes=(OUTPUTS, PREDICTIONS), version=IMPORT_VERSION)
+def import_outputs(shard: Shard, settings: Settings) -> Produced:
+    """Check a file against its protocol and take its rows."""
+    facts = RunFacts.model_validate(shard.about)
+    protocol, kind = str(facts.protocol), facts.settings[KIND]
+    given = read_outputs(Path(str(shard.files[0].path)), kind)
+    every = shard.read(SPLITS.name).filter(pl.col("protocol") == protocol)
+    seen = visible_rows(shard, protocol)
+    check_samples(given, every, seen, protocol, partial=facts.settings[PARTIAL])
+    classes = numbered_labels(seen)[1]
+    names = list(classes.values())
+    rows = given.rows.sort("view", "sample_id")
+    if "logits" in rows.columns:
+        rows = rows.with_columns(_ordered_logits(given, rows["logits"], names, protocol))
+    if "predicted" in rows.columns:
+        _check_classes(given, names)
+    if kind == "predictions":
+        rows = rows.with_columns(_novelty_of(given))
+    outputs = _output_rows(run_id(facts), rows, names)
+    joined = outputs.drop("run_id").join(every, on="sample_id")
+    predictions = PREDICTIONS.empty()
+    if "logits" in rows.columns:
+        predictions = prediction_rows(facts, joined.drop("predicted"), classes)
+    elif "predicted" in rows.columns:
+        predictions = _prediction_rows(run_id(facts), joined, rows)
+    files = {}
+    if len(shard.files) > 1:
+        files[HEAD] = _checked_head(shard, given, seen)
+    return Produced(
+        {OUTPUTS.name: outputs, PREDICTIONS.name: predictions}, outputs.height, files=files
+    )
+
+
+def check_samples(
+    given: OutputFile, every: pl.DataFrame, seen: pl.DataFrame, protocol: str, *, partial: bool
+) -> None:
+    """Each sample once a view; all of test, unless `partial`; of train and valid all or none."""
+    file, ids = given.name, given.rows["sample_id"]
+    twice = given.rows.select("sample_id", "view").is_duplicated()
+    if twice.any():
+        first = given.rows.row(int(twice.arg_true()[0]), named=True)
+        raise SourceError(
+            f"{file}: sample {first['sample_id']!r} stands there more than once; give each sample "
+            "one row (of a view)"
+        )
+    for known, why in ((every, "not in protocol"), (seen, "without content in this lake, of")):
+        strange = ids.filter(~ids.is_in(known["sample_id"].implode()))
+        if len(strange):
+            raise SourceError(
+                f"{file}: {len(strange)} samples are {why} {protocol}, the first is "
+                f"{strange[0]!r}; `select sample_id from splits` of the benchmark lists them"
+            )
+    views = given.rows["view"].unique().sort().to_list()
+    if PLAIN not in views:
+        raise SourceError(f"{file} has no rows of the view {PLAIN}, only {', '.join(views)}")
+    for view in views:
+        there = given.rows.filter(view=view)["sample_id"].implode()
+        for split in ("test", "valid", "train"):
+            wanted = seen.filter(split=split)["sample_id"].unique(maintain_order=True)
+            lacking = wanted.filter(~wanted.is_in(there))
+            if split == "test" and partial and len(lacking) < len(wanted):
+                continue
+            if len(lacking) and (split == "test" or len(lacking) < len(wanted)):
+                rule = "give all of them"
+                rule += ", or say --partial" if split == "test" else " or none"
+                of_view = "" if view == PLAIN else f" in view {view}"
+                raise SourceError(
+                    f"{file}: {len(lacking)} of {len(wanted)} {split} samples of {protocol} are "
+                    f"missing{of_view}, the first is {lacking[0]!r}; {rule}"
+                )
+
+
+def _ordered_logits(
+    given: OutputFile, logits: pl.Series, names: list[str], protocol: str
+) -> pl.Series:
+    """Logits in the order of labels, by the names that the file gives."""
+    width = logits.list.len()[0]
+    known = ", ".join(names)
+    if width != len(names) or (given.classes is not None and len(given.classes) != width):
+        raise SourceError(
+            f"{given.name} has {width} logits a sample, protocol {protocol} has {len(names)} known "
+            f"classes: {known}"
+        )
+    titles = given.classes
+    counted = tuple(str(place) for place in range(width))
+    if titles is None or (titles == counted and set(titles) != set(names)):
+        print(
+            f"  {given.name}: logits have no class names, so they are taken in the order of the "
+            f"labels: {known}",
+            file=sys.stderr,
+        )
+        return logits
+    for title in titles:
+        if title not in names:
+            raise SourceError(
+                f"{given.name}: logits of class {title!r}, which is not known in {protocol}; known "
+                f"are: {known}{did_you_mean(title, names)}"
+            )
+    if len(set(titles)) < width:
+        raise SourceError(f"{given.name} names a class of its logits twice: {', '.join(titles)}")
+    places = [titles.index(name) for name in names]
+    matrix = logits.list.to_array(width).to_numpy()[:, places]
+    return pl.Series("logits", np.ascontiguousarray(matrix)).cast(pl.List(pl.Float32))
+
+
+def _check_classes(given: OutputFile, names: list[str]) -> None:
+    word = pl.col("predicted")
+    strange = given.rows.filter(~word.is_in(names) & ~is_unknown(word))
+    if strange.height:
+        name = strange["predicted"][0]
+        raise SourceError(
+            f"{given.name}: sample {strange['sample_id'][0]!r} is called {name!r}, which is no "
+            f"known class; known are: {', '.join(names)}, or `unknown`{did_you_mean(name, names)}"
+        )
+
+
+def _novelty_of(given: OutputFile) -> pl.Expr:
+    """How novel a prediction calls its sample."""
+    rows = given.rows
+    for name in ("probability", "p_unknown"):
+        if name in rows.columns and not rows[name].is_between(0, 1).all():
+            raise SourceError(f"{given.name}: {name} holds values outside of 0 to 1")
+    if "p_unknown" in rows.columns:
+        return pl.col("p_unknown").alias("novelty")
+    if rows.select(is_unknown(pl.col("predicted")).any()).item():
+        return is_unknown(pl.col("predicted")).cast(pl.Float64).alias("novelty")
+    if "probability" in rows.columns:
+        return (1 - pl.col("probability")).alias("novelty")
+    raise SourceError(
+        f"{given.name} says of no sample how novel it is: add p_unknown or probability, or call "
+        "novel samples `unknown`"
+    )
+
+
+def _output_rows(run: str, rows: pl.DataFrame, names: list[str]) -> pl.DataFrame:
+    lacking = [
+        pl.lit(None, kind).alias(name)
+        for name, kind in OUTPUTS.polars_schema.items()
+        if name not in rows.columns and name != "run_id"
+    ]
+    rows = rows.with_columns(pl.lit(run).alias("run_id"), *lacking)
+    if rows["logits"].null_count() == 0:
+        best = rows["logits"].list.arg_max()
+        predicted = pl.Series("predicted", [names[place] for place in best], pl.String)
+        rows = rows.with_columns(predicted)
+    return OUTPUTS.conform(rows.select(OUTPUTS.polars_schema.names()))
+
+
+def _prediction_rows(run: str, joined: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
+    """Predictions of valid and test samples as the file has them."""
+    extra = [name for name in ("probability", "p_unknown") if name in rows.columns]
+    none = [
+        pl.lit(None, pl.Float64).alias(name)
+        for name in ("probability", "p_unknown")
+        if name not in extra
+    ]
+    tested = joined.filter(pl.col("split").is_in(EVALUATED))
+    made = tested.join(rows.select("sample_id", "view", *extra), on=["sample_id", "view"])
+    made = made.with_columns(
+        pl.lit(run).alias("run_id"), pl.lit("none").alias("phase"), pl.lit(1).alias("rank"), *none
+    )
+    return PREDICTIONS.conform(made.select(PREDICTIONS.polars_schema.names()))
+
+
+def _checked_head(shard: Shard, given: OutputFile, seen: pl.DataFrame) -> Path:
+    from tasks.scores.base import Head
+
+    path = Path(str(shard.files[1].path))
+    train = seen.filter(split="train")["sample_id"].implode()
+    if not given.rows["sample_id"].is_in(train).any():
+        raise SourceError(
+            f"{path.name}: a head is of use with train samples, {given.name} has none"
+        )
+    Head.load(path)
+    assert shard.work is not None
+    shard.work.mkdir(parents=True, exist_ok=True)
+    return Path(shutil.copyfile(path, shard.work / HEAD))

@@ -1,0 +1,102 @@
+"""Detectors ranked: the query of storage/leaderboard.py on chosen rows, and tables to be shown.
+
+Enters: rows of `metrics`, `runs` and `score_settings` with the column `benchmark`. Leaves: the
+ranking, and for each benchmark one board over the protocols that all its detectors have, or where
+they have none in common a board for each protocol.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import duckdb
+import polars as pl
+
+from schemas.tables import SHARED
+from storage.leaderboard import ALL_PROTOCOLS, CONVENTION, SOURCES, leaderboard_sql
+
+OPTIMISTIC = (
+    "The best of several detectors is chosen after looking at the same samples, so its number is "
+    "too good: choose on validation, or on another protocol, before you quote it."
+)
+NOT_ABOVE, NOT_BELOW = "not above chance", "not below chance"
+WIDE, NO_INTERVAL = "wide interval", "no interval"
+
+
+def ranking(tables: Mapping[str, pl.DataFrame], protocols: Sequence[str] = ()) -> pl.DataFrame:
+    """All rows of the leaderboard, of these protocols alone if some are named.
+
+    A table that is not given is empty.
+    """
+    with duckdb.connect() as connection:
+        for name in SOURCES:
+            empty = SHARED[name].empty().select(pl.lit("").alias("benchmark"), pl.all())
+            connection.register(name, tables.get(name, empty).to_arrow())
+        return connection.sql(leaderboard_sql(protocols=protocols)).pl()
+
+
+@dataclass(frozen=True)
+class Board:
+    """Detectors of one benchmark that were ranked together, best first."""
+
+    benchmark: str
+    protocols: tuple[str, ...]
+    """Those that the means are over."""
+    of_protocols: int
+    """All that detectors of the benchmark have numbers of."""
+    rows: pl.DataFrame
+
+    @property
+    def scope(self) -> str:
+        """What the means are over, as words."""
+        count = f"{self.rows.height} detector{'' if self.rows.height == 1 else 's'}"
+        named = ", ".join(self.protocols[:4]) + (", …" if len(self.protocols) > 4 else "")
+        if self.rows["protocol"][0] != ALL_PROTOCOLS or self.of_protocols == 1:
+            words = f"protocol {named}, {count}"
+        else:
+            words = (
+                f"mean over {len(self.protocols)} of {self.of_protocols} protocols ({named}), "
+                f"those that all {count} have"
+            )
+        if self.rows["samples"].n_unique() > 1:
+            counts = self.rows["samples"].sort()
+            words += f", not all on the same samples ({counts[0]} to {counts[-1]})"
+        return f"{words}; {self.rows['above_chance'].sum()} clearly better than chance"
+
+
+def boards(
+    ranked: pl.DataFrame,
+    metric: str = "auroc",
+    convention: str = CONVENTION,
+    split: str = "test",
+    *,
+    by_protocol: bool = False,
+) -> list[Board]:
+    """What is shown of a ranking: one board for each benchmark, or one for each protocol."""
+    made = []
+    chosen = ranked.filter(metric=metric, convention=convention, split=split)
+    for (benchmark,), rows in chosen.group_by("benchmark", maintain_order=True):
+        single = rows.filter(pl.col("protocol") != ALL_PROTOCOLS)
+        every = rows.filter(protocol=ALL_PROTOCOLS)
+        names = single["protocol"].unique(maintain_order=True).to_list()
+        shared = single.filter(detectors=every.height)["protocol"].unique(maintain_order=True)
+        if by_protocol or every.is_empty():
+            parts = [((name,), single.filter(protocol=name)) for name in names]
+        else:
+            parts = [(tuple(shared), every)]
+        made += [Board(str(benchmark), over, len(names), part) for over, part in parts]
+    return made
+
+
+def note() -> pl.Expr:
+    """What a reader must know of a number: that it may be chance, or that nobody can tell."""
+    lower = pl.col("metric") == "fpr95"
+    chance = pl.when(lower).then(pl.lit(NOT_BELOW)).otherwise(pl.lit(NOT_ABOVE))
+    better = pl.when(lower).then(pl.col("mean") < 0.95).otherwise(pl.col("mean") > 0.5)
+    return (
+        pl.when(~pl.col("above_chance"))
+        .then(pl.when(better).then(pl.format("{}: {}", chance, pl.lit(WIDE))).otherwise(chance))
+        .when(pl.col("above_chance").is_null() & pl.col("metric").is_in(["auroc", "fpr95"]))
+        .then(pl.lit(NO_INTERVAL))
+        .otherwise(pl.lit(""))
+        .alias("note")
+    )
