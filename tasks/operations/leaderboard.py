@@ -45,7 +45,7 @@ def find_boards(
 
 
 def _check(what: str, asked: Sequence[str], there: pl.Series) -> None:
-    names = there.unique(maintain_order=True).to_list()
+    names = there.unique().sort().to_list()
     for name in asked:
         if name not in names:
             listed = ", ".join(names)

@@ -205,11 +205,11 @@ def test_ids_see_what_decides_the_numbers_and_nothing_else() -> None:
         "precision": "bfloat16",
         "fit_key": "l",
         "origin": "frozen",
+        "preset": "small",
     }
     for name, value in other.items():
         assert run_id(facts.model_copy(update={name: value})) != run_id(facts), name
-    for name, value in {"preset": "small", "changed": {"rate": 0.1}}.items():
-        assert run_id(facts.model_copy(update={name: value})) == run_id(facts), name
+    assert run_id(facts.model_copy(update={"changed": {"rate": 0.1}})) == run_id(facts)
     assert config_id(facts) == config_id(facts.model_copy(update={"seed": 3, "fit_key": "z"}))
     assert config_id(facts) != config_id(facts.model_copy(update={"settings": {}}))
 
