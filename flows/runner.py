@@ -18,9 +18,12 @@ from flows.processes import end_within
 from flows.share_report import report_link, share_report
 from schemas.errors import SourceError
 from storage.layout import lake_address, lake_root
+from tasks.engine.estimates import duration
 from tasks.engine.flow_run import FlowRun, current_run, latest_run
 from tasks.report import REPORTS
 
+DEMO_SHARES = {"condda": 0.1, "kowl": 0.3, "novelcraft": 0.4, "semantic": 0.1, "threedos": 0.1}
+"""Of the demo's time, as measured on two cores."""
 STOP_SECONDS = 8.0
 """How long shards under way may still take when a build is told to stop."""
 
@@ -91,22 +94,34 @@ def publish_report(lake: Path, benchmark: str) -> Path:
 
 
 def run_demo(sample: Path, lake: str | None, benchmarks: list[str]) -> None:
-    """Build every benchmark on the sample data, then say what there is and where.
+    """Build every benchmark on the sample data, then say what was found and where to look.
 
     One Prefect server follows them all and ends with them; `make server` shows the runs afterwards.
     """
     from flows.service import temporary_server
-    from tasks.operations.summary import show_tables
+    from tasks.operations.leaderboard import show_best
 
     for benchmark in benchmarks:
         if not (sample / benchmark).is_dir():
             raise SourceError(f"no sample data in {sample / benchmark}; run `novelty sample` first")
+    address, begun = lake_address(lake_root(lake)), time.monotonic()
     with temporary_server():
-        for benchmark in benchmarks:
+        for number, benchmark in enumerate(benchmarks, 1):
+            print(f"\n== {benchmark}, benchmark {number} of {len(benchmarks)}", flush=True)
             start = time.monotonic()
             model = importlib.import_module(f"schemas.{benchmark}").Config
             config = model.demo(sample / benchmark)
             run_flow(benchmark, config.model_copy(update={"lake": Path(lake)} if lake else {}))
-            print(f"{benchmark}: done in {time.monotonic() - start:.0f} s", flush=True)
-    show_tables(lake)
-    print(f"report: {lake_address(lake_root(lake))}/{REPORTS}/index.html")
+            print(f"== {benchmark} took {time.monotonic() - start:.0f} s", end="")
+            left = _time_left(time.monotonic() - begun, benchmarks, number)
+            print(f"; about {duration(left)} left" if left else "", flush=True)
+            print(f"== to look at now: {address}/{REPORTS}/{benchmark}.html", flush=True)
+    show_best(lake_root(lake))
+    print(f"\nall of it, with pictures: {address}/{REPORTS}/index.html")
+    print("every table and its rows: novelty status; every number: novelty leaderboard")
+
+
+def _time_left(spent: float, benchmarks: list[str], done: int) -> float:
+    """Seconds for the benchmarks to come, by what those behind took here."""
+    shares = [DEMO_SHARES.get(benchmark, 0.2) for benchmark in benchmarks]
+    return spent / sum(shares[:done]) * sum(shares[done:])

@@ -78,6 +78,21 @@ def show_boards(found: Sequence[Board], form: str) -> None:
     print(f"\n{OPTIMISTIC}")
 
 
+def show_best(lake: Path) -> None:
+    """A sentence for each benchmark: the detector that finds novelty best, and how sure that is."""
+    print("\nWhat finds novelty best (AUROC on test: 1 finds all of it, 0.5 is chance):")
+    for board in find_boards(lake):
+        best = board.rows.row(0, named=True)
+        sure = "no interval" if best["low"] is None else f"{best['low']:.2f} to {best['high']:.2f}"
+        place = ", ".join(board.protocols[:2]) + (", …" if len(board.protocols) > 2 else "")
+        worth = "" if best["above_chance"] else "; not clearly above chance on this sample"
+        print(
+            f"  {board.benchmark} ({place}): {best['detector']} {best['mean']:.3f} "
+            f"({sure}, {best['samples']} samples), best of {board.rows.height}{worth}"
+        )
+    print(f"  {OPTIMISTIC}")
+
+
 def _markdown(rows: pl.DataFrame) -> str:
     lines = [rows.columns, ["---"] * rows.width, *rows.rows()]
     cells = (["–" if cell is None else str(cell) for cell in line] for line in lines)
