@@ -110,6 +110,11 @@ class ModelRun:
         files = self.kind.weights_files(self.settings)
         return tuple(replace(weights_file(path), name=name) for name, path in files.items())
 
+    def weights_said(self) -> dict[str, str]:
+        """Checkpoint files that a setting names, by the start of their SHA-256."""
+        fields = type(self.settings).model_fields
+        return {file.name: file.digest[:8] for file in self.weights if file.name in fields}
+
     def values(self) -> dict[str, Any]:
         """All settings as JSON: of the model, its network and its loader."""
         values = self.settings.model_dump(mode="json")
@@ -343,8 +348,9 @@ def plan_facts(
             network=run.network or NO_NETWORK,
             preset=config.preset,
             settings=run.values(),
-            changed=dict(run.changed),
+            changed={**run.changed, **run.weights_said()},
             seed=run.seed,
+            origin=run.kind.origin,
             base_runs=tuple(base.mark.run_id for base in bases),
             versions=run.versions(version),
             weights={file.name: file.digest for file in run.weights},

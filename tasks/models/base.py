@@ -20,6 +20,7 @@ import polars as pl
 
 from schemas.config import Settings
 from schemas.errors import ConfigError, TrainingError
+from schemas.runs import Origin
 from storage.tensors import as_tensors, write_tensors
 from tasks import networks
 from tasks.engine.plugins import Plugin, put_over
@@ -104,6 +105,8 @@ class Model(Plugin, ABC):
     """Whether anything in it is drawn at random; if not, it has one run without a seed."""
     needs_weights: ClassVar[bool] = False
     """Whether it works only from a checkpoint file, which its setting `weights` names."""
+    origin: ClassVar[Origin] = "trained"
+    """`frozen` where nothing of it is learnt here."""
 
     def __init__(
         self,

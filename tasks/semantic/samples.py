@@ -5,6 +5,7 @@ import polars as pl
 
 from schemas.runs import RunFacts
 from tasks.engine.stage import Shard
+from tasks.evaluation.model_runs import LOADER
 from tasks.learning.samples import NOVEL, Samples
 from tasks.models.base import Model
 from tasks.semantic.cache import PictureCache
@@ -19,10 +20,11 @@ def load(shard: Shard, facts: RunFacts, split: str, model: Model) -> Samples:
     rows = trial.filter(split=split)
     places = {label: place for place, label in enumerate(trained["label"])}
     labels = rows["label"].replace_strict(places, default=NOVEL, return_dtype=pl.Int64)
+    side = facts.settings.get(LOADER, {}).get("side")
     files = [part.path for part in shard.parts if part.table == "pictures"]
     return Samples(
         rows["sample_id"].to_list(),
         labels.to_numpy().astype(np.int64),
-        {"images": PictureCache.read(files, rows["sample_id"])},
+        {"images": PictureCache.read(files, rows["sample_id"], side)},
         classes=trained["class"].to_list(),
     )

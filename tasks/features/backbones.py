@@ -1,0 +1,77 @@
+"""Picture networks by file: which network a file of weights is, its names tell.
+
+A path enters; a network for use only leaves, with `features` (normalised pictures to rows), `width`
+and `last`, the linear layer from features to classes, where the file has one. `made` gives the
+same network of a recorded kind and shape, for weights that were saved with a model.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import torch
+from torch import nn
+
+from schemas.errors import SourceError
+from tasks.features.checkpoints import COUNTER, NAMED_AT_MOST, fill, read_state, without_prefix
+from tasks.features.resnet import ResNet
+
+
+class PictureNetwork(Protocol):
+    """What a kind of network has beside nn.Module."""
+
+    width: int
+
+    @property
+    def last(self) -> nn.Linear | None: ...
+
+    def features(self, pictures: torch.Tensor) -> torch.Tensor: ...
+
+    @staticmethod
+    def is_of(state: Mapping[str, torch.Tensor]) -> bool:
+        """Whether these names are those of this kind."""
+
+    @staticmethod
+    def shape_of(state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+        """What the constructor takes, as JSON."""
+
+    @staticmethod
+    def name_in(own: str, state: Mapping[str, torch.Tensor]) -> str:
+        """What the file calls our tensor `own`."""
+
+
+KINDS: dict[str, type[Any]] = {"resnet": ResNet}
+WANTED = "a checkpoint of a ResNet (CIFAR's resnet20 to resnet110, torchvision's resnet18 and on)"
+
+
+def read_network(path: Path) -> tuple[Any, dict[str, Any]]:
+    """The network of a file, and its record: kind, shape, origin of the weights."""
+    loaded, origin = read_state(path, WANTED)
+    state = without_prefix(loaded)
+    kind = next((name for name, network in KINDS.items() if network.is_of(state)), None)
+    if kind is None:
+        first = ", ".join(sorted(state)[:NAMED_AT_MOST])
+        raise SourceError(
+            f"weights file {path} holds {first}, ..., which is no known layout; name {WANTED}"
+        )
+    try:
+        shape = KINDS[kind].shape_of(state)
+    except SourceError as error:
+        raise SourceError(f"weights file {path} is no whole {kind}: {error}") from None
+    with torch.device("meta"):  # nothing is drawn
+        network = KINDS[kind](**shape)
+    names = {
+        name: KINDS[kind].name_in(name, state)
+        for name in network.state_dict()
+        if not name.endswith(COUNTER)
+    }
+    fill(network, state, names, path)
+    return network.requires_grad_(False).eval(), {"kind": kind, "shape": shape, "weights": origin}
+
+
+def made(record: Mapping[str, Any], state: Mapping[str, torch.Tensor]) -> nn.Module:
+    """The network of a record, with weights that were saved."""
+    with torch.device("meta"):
+        network = cast(nn.Module, KINDS[record["kind"]](**record["shape"]))
+    network.load_state_dict(dict(state), assign=True)
+    return network.requires_grad_(False).eval()
