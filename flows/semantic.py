@@ -7,7 +7,8 @@ from schemas.config import Settings
 from schemas.semantic import Config
 from storage.layout import lake_root
 from tasks.engine.stage import Build
-from tasks.evaluation.model_runs import DeviceSettings, make_runs, plan_facts, plan_models
+from tasks.evaluation.model_runs import make_runs, plan_facts, plan_models
+from tasks.evaluation.passing import DeviceSettings
 from tasks.evaluation.protocols import key_protocols, protocol_keys
 from tasks.evaluation.stages import chosen_scores, measure_runs
 from tasks.ingest.raw_files import ARCHIVE_LIMITS

@@ -11,9 +11,12 @@ from typing import Any, Protocol, cast
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from schemas.errors import SourceError
 from tasks.features.checkpoints import COUNTER, NAMED_AT_MOST, fill, read_state, without_prefix
+from tasks.features.efficientnet import load_efficientnet
+from tasks.features.images import crop_item_bar, to_unit
 from tasks.features.resnet import ResNet
 
 
@@ -21,6 +24,14 @@ class PictureNetwork(Protocol):
     """What a kind of network has beside nn.Module."""
 
     width: int
+    side: int
+    """Side of the pictures that it was made for."""
+    shown: float
+    """Share of the shorter side of a picture that it sees, in the middle."""
+    mean: tuple[float, float, float]
+    """Of pixels 0-1 by channel, subtracted."""
+    deviation: tuple[float, float, float]
+    """What divides them then."""
 
     @property
     def last(self) -> nn.Linear | None: ...
@@ -38,6 +49,21 @@ class PictureNetwork(Protocol):
     @staticmethod
     def name_in(own: str, state: Mapping[str, torch.Tensor]) -> str:
         """What the file calls our tensor `own`."""
+
+
+class EfficientNetLite0(nn.Module):
+    """That of the package (tasks/features/efficientnet.py), with its ImageNet weights."""
+
+    width, side, shown = 1280, 224, 224 / 256
+    mean, deviation = (127 / 255,) * 3, (128 / 255,) * 3
+    last = None
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.layers = load_efficientnet("cpu", path)
+
+    def features(self, pictures: torch.Tensor) -> torch.Tensor:
+        return self.layers.extract_features(pictures).mean((2, 3))
 
 
 KINDS: dict[str, type[Any]] = {"resnet": ResNet}
@@ -75,3 +101,18 @@ def made(record: Mapping[str, Any], state: Mapping[str, torch.Tensor]) -> nn.Mod
         network = cast(nn.Module, KINDS[record["kind"]](**record["shape"]))
     network.load_state_dict(dict(state), assign=True)
     return network.requires_grad_(False).eval()
+
+
+def middle_square(
+    images: torch.Tensor, side: int, shown: float, item_bar_rows: int = 0
+) -> torch.Tensor:
+    """uint8 (N, H, W, 3) to (N, 3, side, side) in [0, 1]: the middle, bicubic and smoothed."""
+    pictures = to_unit(crop_item_bar(images, item_bar_rows))
+    factor = round(side / shown) / min(pictures.shape[2:])
+    size = [round(length * factor) for length in pictures.shape[2:]]
+    if size != list(pictures.shape[2:]):
+        pictures = functional.interpolate(
+            pictures, size=size, mode="bicubic", align_corners=False, antialias=True
+        ).clamp(0, 1)
+    top, left = ((length - side) // 2 for length in size)
+    return pictures[:, :, top : top + side, left : left + side].contiguous()

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from schemas.errors import SourceError
+from tasks.features.images import IMAGENET_DEVIATION, IMAGENET_MEAN
 
 LAST = ("fc", "linear")
 SHORT_CUTS = ("downsample", "shortcut")
@@ -70,12 +71,15 @@ class ResNet(nn.Module):
     of blocks, width, outer width (None: basic blocks), groups of channels, and whether the first
     short cut is learnt."""
 
+    mean, deviation = IMAGENET_MEAN, IMAGENET_DEVIATION
+
     def __init__(
         self, stem: tuple[int, int], groups: list[tuple[int, int, int | None, int, bool]], last: int
     ) -> None:
         super().__init__()
         inside, side = stem
         self.large = side > 3
+        self.side, self.shown = (224, 224 / 256) if self.large else (32, 1.0)
         self.conv1 = _convolution(3, inside, side, 2 if self.large else 1)
         self.bn1 = nn.BatchNorm2d(inside)
         self.names = [f"layer{number}" for number in range(1, len(groups) + 1)]

@@ -202,6 +202,7 @@ def test_a_real_classifier_by_file_has_its_published_accuracy(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_real_classifiers_equal_the_independent_numbers(tmp_path):
     known = {
         "cifar10.train": "cifar10/cifar10_jpeg_train_first1000.zip",
