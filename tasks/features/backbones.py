@@ -1,8 +1,8 @@
 """Picture networks by file: which network a file of weights is, its names tell.
 
-A path enters; a network for use only leaves, with `features` (normalised pictures to rows), `width`
-and `last`, the linear layer from features to classes, where the file has one. `made` gives the
-same network of a recorded kind and shape, for weights that were saved with a model.
+A path enters; a network for use only leaves, with `embed` (normalised pictures to rows of
+features), `width` and `last`, the linear layer from features to classes, where the file has one.
+`made` gives the same network of a recorded kind and shape, for weights that were saved with a model.
 """
 
 from collections.abc import Mapping
@@ -18,6 +18,8 @@ from tasks.features.checkpoints import COUNTER, NAMED_AT_MOST, fill, read_state,
 from tasks.features.efficientnet import load_efficientnet
 from tasks.features.images import crop_item_bar, to_unit
 from tasks.features.resnet import ResNet
+from tasks.features.vgg_file import TorchvisionVgg
+from tasks.features.vit_file import DinoTransformer
 
 
 class PictureNetwork(Protocol):
@@ -36,7 +38,7 @@ class PictureNetwork(Protocol):
     @property
     def last(self) -> nn.Linear | None: ...
 
-    def features(self, pictures: torch.Tensor) -> torch.Tensor: ...
+    def embed(self, pictures: torch.Tensor) -> torch.Tensor: ...
 
     @staticmethod
     def is_of(state: Mapping[str, torch.Tensor]) -> bool:
@@ -62,18 +64,23 @@ class EfficientNetLite0(nn.Module):
         super().__init__()
         self.layers = load_efficientnet("cpu", path)
 
-    def features(self, pictures: torch.Tensor) -> torch.Tensor:
+    def embed(self, pictures: torch.Tensor) -> torch.Tensor:
         return self.layers.extract_features(pictures).mean((2, 3))
 
 
-KINDS: dict[str, type[Any]] = {"resnet": ResNet}
-WANTED = "a checkpoint of a ResNet (CIFAR's resnet20 to resnet110, torchvision's resnet18 and on)"
+KINDS: dict[str, type[Any]] = {"resnet": ResNet, "vit": DinoTransformer, "vgg": TorchvisionVgg}
+WANTED = (
+    "a checkpoint of a ResNet (CIFAR's resnet20 to resnet110, torchvision's resnet18 and on), "
+    "of torchvision's VGG, or of DINO's or DINOv2's transformer"
+)
+# What files have beside the network: for training only.
+UNUSED = ("mask_token",)
 
 
 def read_network(path: Path) -> tuple[Any, dict[str, Any]]:
     """The network of a file, and its record: kind, shape, origin of the weights."""
     loaded, origin = read_state(path, WANTED)
-    state = without_prefix(loaded)
+    state = {n: v for n, v in without_prefix(loaded).items() if n not in UNUSED}
     kind = next((name for name, network in KINDS.items() if network.is_of(state)), None)
     if kind is None:
         first = ", ".join(sorted(state)[:NAMED_AT_MOST])

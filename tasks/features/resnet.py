@@ -93,7 +93,7 @@ class ResNet(nn.Module):
         self.width = inside
         self.fc = nn.Linear(inside, last) if last else None
 
-    def features(self, pictures: torch.Tensor) -> torch.Tensor:
+    def embed(self, pictures: torch.Tensor) -> torch.Tensor:
         values = functional.relu(self.bn1(self.conv1(pictures)))
         if self.large:
             values = functional.max_pool2d(values, 3, 2, 1)

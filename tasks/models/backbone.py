@@ -119,7 +119,7 @@ class Backbone(NetworkModel):
             mean, deviation = (
                 pictures.new_tensor(shown[name])[:, None, None] for name in ("mean", "deviation")
             )
-            return {"features": self.frozen.features((pictures - mean) / deviation)}
+            return {"features": self.frozen.embed((pictures - mean) / deviation)}
 
         batch = self.settings.embedding_batch
         return compute_in_batches(compute, samples, self.device, batch)["features"]

@@ -85,7 +85,7 @@ class Pretrained(Model):
 
     def classify(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits and features of normalised pictures."""
-        features = self.network.features(inputs)
+        features = self.network.embed(inputs)
         return self.network.last(features), features
 
     def _outputs(self, samples: Samples) -> Outputs:

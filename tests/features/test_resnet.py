@@ -118,13 +118,13 @@ def test_the_file_tells_the_network_and_it_computes_what_the_formula_says(shape,
     torch.save({"state_dict": {f"module.{n}": v for n, v in state.items()}}, tmp_path / "a.th")
     network, record = read_network(tmp_path / "a.th")
     pictures = torch.randn((3, 3, side, side), generator=torch.Generator().manual_seed(1))
-    features = network.features(pictures)
+    features = network.embed(pictures)
     torch.testing.assert_close(features, by_hand(state, pictures), rtol=1e-4, atol=1e-4)
     assert features.std() > 0.01
     expected = features @ state["fc.weight"].T + state["fc.bias"]
     torch.testing.assert_close(network.last(features), expected)
     again = made(record, network.state_dict())
-    assert torch.equal(again.features(pictures), features)
+    assert torch.equal(again.embed(pictures), features)
 
 
 @pytest.mark.parametrize("suffix", [".th", ".pth", ".pt", ".safetensors"])

@@ -64,7 +64,7 @@ def test_features_are_the_networks_own_in_any_batch(by_file):
     ).clamp(0, 1)
     mean = torch.tensor([0.485, 0.456, 0.406])[:, None, None]
     deviation = torch.tensor([0.229, 0.224, 0.225])[:, None, None]
-    expected = model.frozen.features((small - mean) / deviation)
+    expected = model.frozen.embed((small - mean) / deviation)
     np.testing.assert_allclose(every, expected.numpy(), rtol=1e-3, atol=1e-4)
 
 

@@ -40,7 +40,7 @@ def test_it_puts_out_what_the_network_of_the_file_computes(path):
     mean, deviation = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
     values = (pictures().images()[:] / 255 - mean) / deviation
     inputs = torch.from_numpy(values.transpose(0, 3, 1, 2).copy()).float()
-    expected = model.network.features(inputs)
+    expected = model.network.embed(inputs)
     np.testing.assert_allclose(outputs.features, expected.numpy(), rtol=1e-4, atol=1e-5)
     state = random_state(SHAPE)
     logits = expected @ state["fc.weight"].T + state["fc.bias"]
