@@ -2,7 +2,7 @@
 
 A path enters; a network for use only leaves, with `embed` (normalised pictures to rows of
 features), `width` and `last`, the linear layer from features to classes, where the file has one.
-`made` gives the same network of a recorded kind and shape, for weights that were saved with a model.
+`made` gives the same network of a recorded kind and shape, for weights that a model saved.
 """
 
 from collections.abc import Mapping
