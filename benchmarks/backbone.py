@@ -22,7 +22,7 @@ def table_of(lake: Path) -> pl.DataFrame:
     """model, score, metric, members, seeds, mean, deviation over seeds, half of the interval."""
     metrics = current_version(lake, "semantic", "metrics").read().filter(split="test")
     wanted = pl.col("metric").replace_strict(METRICS, default=None) == pl.col("convention")
-    rows = metrics.filter(wanted).with_columns(100 * pl.col("value"))
+    rows = metrics.filter(wanted).with_columns(pl.col("value") * 100)
     key = ["model", "score", "metric"]
     seeds = rows.group_by(*key, "seed").agg(pl.col("value").mean())
     members = rows.group_by(*key, "protocol").agg(pl.col("value").mean())
