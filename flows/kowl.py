@@ -10,7 +10,8 @@ from storage.layout import lake_root
 from storage.pieces import Piece
 from tasks.engine.plugins import Resolved
 from tasks.engine.stage import Build
-from tasks.evaluation.model_runs import DeviceSettings, ModelRun
+from tasks.evaluation.model_runs import ModelRun
+from tasks.evaluation.passing import DeviceSettings
 from tasks.evaluation.protocols import key_protocols, plan_protocols, protocol_keys
 from tasks.evaluation.runs import run_mark
 from tasks.evaluation.stages import (

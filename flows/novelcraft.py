@@ -5,7 +5,8 @@ from schemas.config import Settings
 from schemas.novelcraft import Config
 from storage.layout import lake_root
 from tasks.engine.stage import Build, Shard
-from tasks.evaluation.model_runs import DeviceSettings, ModelRun, make_runs, plan_facts
+from tasks.evaluation.model_runs import ModelRun, make_runs, plan_facts
+from tasks.evaluation.passing import DeviceSettings
 from tasks.evaluation.protocols import key_protocols, plan_protocols, protocol_keys
 from tasks.evaluation.stages import PassedRun, check_scores, chosen_scores, measure_runs
 from tasks.novelcraft.calibrate import calibrate_camera, plan_camera_search

@@ -7,7 +7,8 @@ from schemas.config import Settings
 from schemas.semantic import Config
 from storage.layout import lake_root
 from tasks.engine.stage import Build
-from tasks.evaluation.model_runs import DeviceSettings, make_runs, plan_facts, plan_models
+from tasks.evaluation.model_runs import make_runs, plan_facts, plan_models
+from tasks.evaluation.passing import DeviceSettings
 from tasks.evaluation.protocols import key_protocols, protocol_keys
 from tasks.evaluation.stages import chosen_scores, measure_runs
 from tasks.ingest.raw_files import ARCHIVE_LIMITS
@@ -42,6 +43,8 @@ def build(config: Config) -> None:
     check_choice(config, declared)
     names = imagenet_names(declared)
     wanted = {*names, *names.values()} if config.imagenet_classes == "members" else None
+    if "imagenet" in config.novel:
+        wanted = None
     with Build(BENCHMARK, lake, config, config.max_reject_share) as build:
         listings = []
         for name, path in config.source.items():
@@ -54,9 +57,11 @@ def build(config: Config) -> None:
                 if count:
                     print(f"  {name}: {count:,} {what}", file=sys.stderr)
             listings.append(found)
-        build.run(read_images, plan_image_shards(listings), config.pictures)
+        build.run(read_images, plan_image_shards(listings, config.novel), config.pictures)
 
-        subsets = resolve_subsets(declared, build.read("images"), config.subsets)
+        subsets = resolve_subsets(
+            declared, build.read("images"), config.subsets, config.known, config.novel
+        )
         build.run(make_trial, plan_trials(subsets, build.table("images")), config.trials)
         parts = build.table("splits"), build.table("samples")
         build.run(key_protocols, plan_keys(subsets, config.trials, *parts), Settings())
@@ -69,7 +74,7 @@ def run_models(build: Build, subsets: list[Subset], config: Config) -> None:
     """The baseline, networks trained without the held-out member, models over these; scores."""
     if not config.models:
         return
-    trials = all_trials(build, subsets)
+    trials = all_trials(build, subsets, config.known_side)
     parts = {trial.protocol: trial.parts for trial in trials}
     models = plan_models(BENCHMARK, config, offers_of(config, trials, build.read("splits")))
     planned = plan_facts(BENCHMARK, config, models, protocol_keys(build))

@@ -150,8 +150,14 @@ class Config(RunChoices):
     """YAML of subsets of your own: names, data sets and members."""
     subsets: tuple[str, ...] = ()
     """Subsets by name (default: all that have images of two members or more)."""
+    known: str | None = None
+    """Data set or subset whose classes are all known, while data sets of `novel` are novel."""
+    novel: tuple[str, ...] = ()
+    """Data sets that are novel as a whole against `known`, a trial each."""
+    known_side: int | None = Field(None, ge=8)
+    """Side of the pictures of these trials, by Pillow's bicubic (default: that of `known`)."""
     imagenet_classes: Literal["members", "all"] = "members"
-    """members: of ImageNet only the classes that a subset names are read."""
+    """members: of ImageNet only the classes that a subset names are read, unless it is novel."""
     pictures: PictureSettings = PictureSettings()
     trials: TrialSettings = TrialSettings()
     seeds: Seeds = Field((0,), min_length=1)
@@ -166,6 +172,21 @@ class Config(RunChoices):
         for name in self.source:
             if not name.partition(".")[0] or "/" in name:
                 raise ValueError(f"source {name!r}: expected a NAME or NAME.PART without /")
+        return self
+
+    @model_validator(mode="after")
+    def _known_and_novel(self) -> Self:
+        if (self.known is None) != (not self.novel):
+            raise ValueError("known and novel go together: name a known set and novel ones")
+        if self.known_side is not None and self.known is None:
+            raise ValueError("known_side is that of the trials of known and novel; name these")
+        datasets = {name.partition(".")[0] for name in self.source}
+        for name in self.novel:
+            if name not in datasets:
+                there = ", ".join(sorted(datasets))
+                raise ValueError(f"novel set {name!r} is no source; there are {there}")
+        if self.known in self.novel:
+            raise ValueError(f"{self.known!r} cannot be both known and novel")
         return self
 
     @classmethod

@@ -6,17 +6,14 @@ Leaves: `runs` and `training` with each fitted model and its head as files, then
 the samples of a split as the model takes them.
 """
 
-import importlib
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any
 
-import numpy as np
 import polars as pl
-from pydantic import Field
 
 from schemas.config import Settings
 from schemas.errors import ConfigError
@@ -28,6 +25,16 @@ from storage.raw import RawFile
 from tasks import models, networks
 from tasks.engine.plugins import put_over
 from tasks.engine.stage import Build, Failure, Produced, Shard, stage
+from tasks.evaluation.embeddings import Wanted, embedded, embedding_of, make_embeddings
+from tasks.evaluation.passing import (
+    LOADER,
+    NETWORK,
+    DeviceSettings,
+    loader_of,
+    model_of,
+    output_rows,
+    use_threads_of,
+)
 from tasks.evaluation.runs import run_id, run_mark, run_row
 from tasks.evaluation.stages import (
     EVALUATED,
@@ -36,32 +43,13 @@ from tasks.evaluation.stages import (
     prediction_rows,
     record_failures,
 )
-from tasks.learning.devices import precision_on, use_threads
+from tasks.learning.devices import precision_on
 from tasks.learning.samples import Samples
 from tasks.learning.trainer import TRAINER_VERSION, TrainingSettings
 from tasks.learning.training import BASE, MODEL, EpochLines, weights_file
 from tasks.models.base import Fitting, Model
-from tasks.scores.base import Outputs
 
 NO_NETWORK = NO_PRESET = "none"
-NETWORK, LOADER = "network", "loader"
-"""Where a run's settings have those of its network and of what loads its samples."""
-
-
-class Loader(Protocol):
-    """What the module tasks/<benchmark>/samples.py has."""
-
-    LOADER_VERSION: int
-    """Raised when the same rows give models other numbers to see."""
-
-    def load(self, shard: Shard, facts: RunFacts, split: str, model: Model) -> Samples:
-        """The samples of a split of the run's protocol, by id; labels count the trained classes."""
-
-
-def loader_of(benchmark: str) -> Loader:
-    return cast(Loader, importlib.import_module(f"tasks.{benchmark}.samples"))
-
-
 # ---------------------------------------------------------------- choices
 
 
@@ -115,6 +103,11 @@ class ModelRun:
         if self.shape is not None and self.network is not None:
             presets |= networks.find(self.network).presets
         return name if presets else NO_PRESET
+
+    def weights_said(self) -> dict[str, str]:
+        """Checkpoint files that a setting names, by the start of their SHA-256."""
+        fields = type(self.settings).model_fields
+        return {file.name: file.digest[:8] for file in self.weights if file.name in fields}
 
     def values(self) -> dict[str, Any]:
         """All settings as JSON: of the model, its network and its loader."""
@@ -323,6 +316,11 @@ class PlannedRun:
     bases: tuple["PlannedRun", ...] = ()
 
     @property
+    def embedding(self) -> RunFacts | None:
+        """The frozen run that serves it, where its model embeds."""
+        return embedding_of(self.run.kind, self.facts)
+
+    @property
     def name(self) -> str:
         """Name of its shards."""
         return f"{self.facts.model}-{self.mark.run_id}"
@@ -349,14 +347,18 @@ def plan_facts(
             network=run.network or NO_NETWORK,
             preset=run.preset(config.preset),
             settings=run.values(),
-            changed=dict(run.changed),
+            changed={**run.changed, **run.weights_said()},
             seed=run.seed,
+            origin=run.kind.origin,
             base_runs=tuple(base.mark.run_id for base in bases),
             versions=run.versions(version),
             weights={file.name: file.digest for file in run.weights},
             precision=precision_on(config.device, mixed),
             fit_key=keys[protocol]["fit_key"],
         )
+        embedding = embedding_of(run.kind, facts)
+        if embedding is not None:
+            facts = facts.model_copy(update={"base_runs": (run_id(embedding),)})
         mark = run_mark(facts, keys[protocol]["data_key"])
         planned[id(run)] = PlannedRun(run, facts, mark, bases)
     return list(planned.values())
@@ -385,11 +387,15 @@ def make_runs(
     how = DeviceSettings.of(config)
     fitted: dict[str, Piece] = {}
     passed: dict[str, list[tuple[Shard, Piece]]] = {}
+    features = make_embeddings(build, _to_embed(planned, parts_of), how)
     for level in sorted({run.run.level for run in planned}):
         wave = [
             run for run in planned if run.run.level == level and _stands_on_all(build, run, fitted)
         ]
-        shards = [_training_shard(run, parts_of(run), fitted, passed) for run in wave]
+        shards = [
+            _training_shard(run, _parts(run, parts_of(run), features), fitted, passed)
+            for run in wave
+        ]
         done = build.run_each(train_model, shards, how)
         fitted |= {shard.run.run_id: piece for shard, piece in done if shard.run is not None}
         passes = [pass_shard(shard, piece, view) for shard, piece in done for view in views]
@@ -403,6 +409,38 @@ def make_runs(
         for run in planned
         for shard, piece in passed.get(run.mark.run_id, ())
     ]
+
+
+def _to_embed(
+    planned: Sequence[PlannedRun], parts_of: Callable[[PlannedRun], tuple[Part, ...]]
+) -> dict[str, Wanted]:
+    """What is embedded once for several runs, by the id of the frozen run."""
+    wanted: dict[str, Wanted] = {}
+    for run in planned:
+        if (facts := run.embedding) is not None:
+            new = Wanted(facts, run.run.weights, threads_of(run.run.settings))
+            wanted.setdefault(run_id(facts), new).add(parts_of(run))
+    return wanted
+
+
+def _parts(
+    run: PlannedRun, parts: tuple[Part, ...], features: Mapping[str, tuple[Part, ...]]
+) -> tuple[Part, ...]:
+    """What a run's samples are loaded from: features in the place of what was embedded."""
+    if run.embedding is None:
+        return parts
+    splits = tuple(part for part in parts if part.table == "splits")
+    return splits + features[run_id(run.embedding)]
+
+
+def _load(shard: Shard, facts: RunFacts, split: str, model: Model) -> Samples:
+    """The samples of a split, with frozen features where the model embeds."""
+    samples = loader_of(facts.benchmark).load(shard, facts, split, model)
+    embedding = embedding_of(type(model), facts)
+    if embedding is None:
+        return samples
+    parts = [part for part in shard.parts if part.table == "outputs"]
+    return replace(samples, arrays={"features": embedded(parts, embedding, samples.ids)})
 
 
 def _stands_on_all(build: Build, run: PlannedRun, fitted: Mapping[str, Piece]) -> bool:
@@ -477,31 +515,6 @@ def passed_run(
 # ---------------------------------------------------------------- stages
 
 
-class DeviceSettings(Settings):
-    """Where models run: recorded with each run, and in no key."""
-
-    device: str = Field("auto", exclude=True)
-    """`auto`, `cpu` or `cuda`."""
-    trainings: int | None = Field(None, exclude=True)
-    """Trainings at once on a CPU; none: as many as their threads leave cores for."""
-    trainings_per_gpu: int = Field(1, exclude=True)
-    """Trainings at once on each GPU."""
-
-    @classmethod
-    def of(cls, config: RunChoices) -> "DeviceSettings":
-        return cls(**{name: getattr(config, name) for name in cls.model_fields})
-
-
-def model_of(facts: RunFacts, files: Mapping[str, str] | None = None) -> Model:
-    """The model of a run, not fitted; `files` are paths of checkpoints that it starts from."""
-    values = {name: value for name, value in facts.settings.items() if name != LOADER}
-    shape = values.pop(NETWORK, None)
-    fields = models.find(facts.model).configuration.model_fields
-    values |= {name: path for name, path in (files or {}).items() if name in fields}
-    network = facts.network if models.find(facts.model).uses_network else None
-    return models.make_model(facts.model, values, network, shape)
-
-
 def kept_epoch(epoch: int) -> str:
     """Name of the file with the model as that epoch left it."""
     return f"epoch-{epoch:04d}.safetensors"
@@ -517,9 +530,8 @@ def train_model(shard: Shard, settings: DeviceSettings) -> Produced:
     facts = RunFacts.model_validate(shard.about)
     paths = {file.name: str(file.path) for file in shard.files}
     model = model_of(facts, paths)
-    _use_threads_of(model)
-    load = loader_of(facts.benchmark).load
-    train, valid = (load(shard, facts, split, model) for split in ("train", "valid"))
+    use_threads_of(model)
+    train, valid = (_load(shard, facts, split, model) for split in ("train", "valid"))
     bases = _bases(shard, settings, paths)
     work = shard.work or Path(tempfile.mkdtemp())
     work.mkdir(parents=True, exist_ok=True)
@@ -574,12 +586,11 @@ def pass_samples(shard: Shard, settings: DeviceSettings) -> Produced:
     """
     facts = RunFacts.model_validate(shard.about["facts"])
     model = fitted_model(shard, settings)
-    load = loader_of(facts.benchmark).load
     splits = shard.read("splits").filter(pl.col("protocol") == facts.protocol)
     frames = [OUTPUTS.empty()]
     classes: dict[int, str] = {}
     for split in EVALUATED if model.gives == {"novelty"} else ("train", *EVALUATED):
-        samples = load(shard, facts, split, model)
+        samples = _load(shard, facts, split, model)
         classes = classes or dict(enumerate(samples.classes))
         if len(samples):
             rows = output_rows(facts, samples.ids, model.outputs(samples), classes)
@@ -596,7 +607,7 @@ def fitted_model(shard: Shard, settings: DeviceSettings, file: str = MODEL) -> M
     """The fitted model among a shard's parts, ready to put out."""
     bases = _bases(shard, settings, {})
     model = models.load_model(shard.part(file).path, device=settings.device, bases=bases)
-    _use_threads_of(model)
+    use_threads_of(model)
     return model
 
 
@@ -611,36 +622,3 @@ def _bases(shard: Shard, settings: DeviceSettings, files: Mapping[str, str]) -> 
         given = {n: Path(p) for n, p in files.items() if n in type(base.settings).model_fields}
         base.settings = base.settings.model_copy(update=given)
     return bases
-
-
-def _use_threads_of(model: Model) -> None:
-    """One without that setting computes on one thread."""
-    use_threads(getattr(model.settings, "cpu_threads", 1))
-
-
-def output_rows(
-    facts: RunFacts, ids: Sequence[str], outputs: Outputs, classes: Mapping[int, str]
-) -> pl.DataFrame:
-    """Rows of `outputs`, of the plain view; `classes` are the names of the labels."""
-
-    def matrix(name: str) -> pl.Series:
-        array: np.ndarray | None = getattr(outputs, name)
-        kind = pl.List(pl.Float32)
-        if array is None:
-            return pl.Series(name, [None] * len(ids), kind)
-        return pl.Series(name, array.astype(np.float32)).cast(kind)
-
-    best = outputs.predicted if outputs.logits is None else outputs.logits.argmax(1)
-    names = [None] * len(ids) if best is None else [classes[int(label)] for label in best]
-    return OUTPUTS.conform(
-        pl.DataFrame({"sample_id": list(ids)}, schema={"sample_id": pl.String}).with_columns(
-            pl.lit(run_id(facts)).alias("run_id"),
-            pl.lit(PLAIN).alias("view"),
-            matrix("logits"),
-            matrix("features"),
-            pl.lit(None, pl.Float64).alias("novelty")
-            if outputs.novelty is None
-            else pl.Series("novelty", outputs.novelty, pl.Float64),
-            pl.Series("predicted", names, pl.String),
-        )
-    )

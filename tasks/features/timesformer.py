@@ -21,7 +21,8 @@ from torch import nn
 from torch.nn import functional
 
 from schemas.errors import ConfigError, SourceError
-from tasks.features.clips import ClipNetwork, fill, read_state, require_random
+from tasks.features.checkpoints import fill, read_state
+from tasks.features.clips import ClipNetwork, require_random
 from tasks.features.vit import Attention, Mlp, PatchEmbed
 from tasks.learning.devices import seeded
 

@@ -43,17 +43,29 @@ class Mlp(nn.Module):
         return self.fc2(functional.gelu(self.fc1(tokens)))
 
 
-class Block(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
+class Scale(nn.Module):
+    """Each channel times a number of its own, as DINOv2 has after both halves of a block."""
+
+    def __init__(self, width: int) -> None:
         super().__init__()
+        self.gamma = nn.Parameter(torch.ones(width))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return tokens * self.gamma
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int, scaled: bool = False) -> None:
+        super().__init__()
+        self.ls1, self.ls2 = (Scale(width) if scaled else nn.Identity() for _ in range(2))
         self.norm1 = nn.LayerNorm(width, eps=1e-6)
         self.attn = Attention(width, heads)
         self.norm2 = nn.LayerNorm(width, eps=1e-6)
         self.mlp = Mlp(width, 4 * width)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        tokens = tokens + self.attn(self.norm1(tokens))
-        return tokens + self.mlp(self.norm2(tokens))
+        tokens = tokens + self.ls1(self.attn(self.norm1(tokens)))
+        return tokens + self.ls2(self.mlp(self.norm2(tokens)))
 
 
 class PatchEmbed(nn.Module):
@@ -74,6 +86,7 @@ class VisionTransformer(nn.Module):
         width: int = 768,
         depth: int = 12,
         heads: int = 12,
+        scaled: bool = False,
     ) -> None:
         super().__init__()
         if image_size % patch or width % heads:
@@ -85,7 +98,7 @@ class VisionTransformer(nn.Module):
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
         self.pos_embed = nn.Parameter(torch.zeros(1, 1 + self.grid**2, width))
         self.patch_embed = PatchEmbed(patch, width)
-        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(depth))
+        self.blocks = nn.ModuleList(Block(width, heads, scaled) for _ in range(depth))
         self.norm = nn.LayerNorm(width, eps=1e-6)
         for parameter in (self.cls_token, self.pos_embed):
             nn.init.trunc_normal_(parameter, std=0.02)

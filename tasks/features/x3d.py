@@ -19,14 +19,8 @@ from torch import nn
 from torch.nn import functional
 
 from schemas.errors import SourceError
-from tasks.features.clips import (
-    COUNTER,
-    NAMED_AT_MOST,
-    ClipNetwork,
-    fill,
-    read_state,
-    require_random,
-)
+from tasks.features.checkpoints import COUNTER, NAMED_AT_MOST, fill, read_state
+from tasks.features.clips import ClipNetwork, require_random
 from tasks.learning.devices import seeded
 
 WANTED = (

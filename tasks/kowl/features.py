@@ -45,16 +45,8 @@ from storage.unchanged import read_unchanged
 from tasks.engine.ahead import ahead
 from tasks.engine.progress import progress
 from tasks.engine.stage import Build, Produced, Reject, Shard, stage
-from tasks.evaluation.model_runs import (
-    LOADER,
-    DeviceSettings,
-    ModelRun,
-    Offer,
-    model_of,
-    output_rows,
-    plan_models,
-    threads_of,
-)
+from tasks.evaluation.model_runs import ModelRun, Offer, plan_models, threads_of
+from tasks.evaluation.passing import LOADER, DeviceSettings, model_of, output_rows
 from tasks.evaluation.runs import run_mark
 from tasks.kowl.videos import sample_videos
 from tasks.learning.devices import precision_on, use_threads

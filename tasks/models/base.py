@@ -20,6 +20,7 @@ import polars as pl
 
 from schemas.config import Settings
 from schemas.errors import ConfigError, TrainingError
+from schemas.runs import Origin
 from storage.tensors import as_tensors, write_tensors
 from tasks import networks
 from tasks.engine.plugins import Plugin, put_over
@@ -104,6 +105,11 @@ class Model(Plugin, ABC):
     """Whether anything in it is drawn at random; if not, it has one run without a seed."""
     needs_weights: ClassVar[bool] = False
     """Whether it works only from a checkpoint file, which its setting `weights` names."""
+    embeds: ClassVar[tuple[str, ...]] = ()
+    """Settings that decide `embed`. Where there are some, samples are embedded once for all
+    protocols, and what it is fitted on and puts out of is the array `features`."""
+    origin: ClassVar[Origin] = "trained"
+    """`frozen` where nothing of it is learnt here."""
 
     def __init__(
         self,
@@ -254,6 +260,10 @@ class Model(Plugin, ABC):
     @abstractmethod
     def _outputs(self, samples: Samples) -> Outputs:
         """See `outputs`."""
+
+    def embed(self, samples: Samples) -> np.ndarray:
+        """Frozen features (N, D) of a prepared model, of one that `embeds`."""
+        raise NotImplementedError(f"model {self.name} embeds nothing")
 
     def head(self) -> Head | None:
         """How logits follow from features, where that is norm, activation and a linear layer."""

@@ -19,7 +19,8 @@ from schemas.runs import RunFacts
 from schemas.tables import METRICS, NO_SCORE, PLAIN, RUNS, TRAINING
 from storage.pieces import Part
 from tasks.engine.stage import Produced, Shard, stage
-from tasks.evaluation.model_runs import DeviceSettings, training_rows
+from tasks.evaluation.model_runs import training_rows
+from tasks.evaluation.passing import DeviceSettings
 from tasks.evaluation.runs import run_id, run_mark, run_row
 from tasks.learning.devices import use_threads
 from tasks.learning.samples import Samples

@@ -17,7 +17,13 @@ from schemas.tables import OUTPUTS, PLAIN, RUNS
 from storage.pieces import Part
 from tasks import models, networks
 from tasks.engine.stage import Build, Produced, Shard, stage
-from tasks.evaluation.model_runs import ModelRun, Offer, PlannedRun, output_rows, plan_models
+from tasks.evaluation.model_runs import (
+    ModelRun,
+    Offer,
+    PlannedRun,
+    plan_models,
+)
+from tasks.evaluation.passing import output_rows
 from tasks.evaluation.runs import run_mark, run_row
 from tasks.evaluation.stages import EVALUATED, PassedRun
 from tasks.features.images import ITEM_BAR_ROWS

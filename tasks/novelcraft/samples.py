@@ -6,6 +6,7 @@ training frames; a novel sample has none. Pictures are those that pass the 1 % f
 task takes whole episodes, and a frame is novel if its game is (NovelCraft 5.1, 5.2).
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -34,7 +35,7 @@ def load(shard: Shard, facts: RunFacts, split: str, model: Model) -> Samples:
     """Samples of a split in the form that the model needs."""
     rows = split_rows(shard, str(facts.protocol), split)
     if model.modality == "image":
-        return pictures(shard, rows)
+        return pictures(shard, rows, shown=not model.embeds)
     if model.modality == "states":
         return _sequences(shard, rows, model.settings.context)
     if split == "train":
@@ -50,19 +51,31 @@ def split_rows(shard: Shard, protocol: str, split: str) -> pl.DataFrame:
     return shard.read("splits").filter(wanted).sort("sample_id")
 
 
-def pictures(shard: Shard, rows: pl.DataFrame) -> Samples:
-    """The frames of these rows as pictures."""
+def pictures(shard: Shard, rows: pl.DataFrame, shown: bool = True) -> Samples:
+    """The frames of these rows as pictures; those that are not `shown` have only labels."""
     trained = split_rows(shard, "visual", "train").drop_nulls("label").unique("label").sort("label")
     numbers = {label: number for number, label in enumerate(trained["label"])}
     labels = rows["label"].replace_strict(numbers, default=NOVEL, return_dtype=pl.Int64)
-    parts = tuple(part for part in shard.parts if part.table == "images")
-    images = decode_pictures(parts, tuple(rows["sample_id"]))
+    arrays = {}
+    if shown:
+        parts = tuple(part for part in shard.parts if part.table == "images")
+        arrays["images"] = decode_pictures(parts, tuple(rows["sample_id"]))
     return Samples(
         rows["sample_id"].to_list(),
         labels.to_numpy(),
-        {"images": images},
+        arrays,
         classes=trained["class"].to_list(),
     )
+
+
+def ids_of(part: Part) -> pl.Series:
+    """Frames of a part of `images`."""
+    return part.read(["frame_id"])["frame_id"]
+
+
+def load_part(part: Part, ids: Sequence[str], facts: RunFacts) -> Samples:
+    """Frames of a part as pictures, without labels."""
+    return Samples(ids, None, {"images": decode_pictures((part,), tuple(ids))})
 
 
 @lru_cache(maxsize=3)

@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 
 from schemas.semantic import LAST_EPOCHS, ODIN_MEASURES, TEST_MEASURES
-from tasks.evaluation.model_runs import NETWORK
+from tasks.evaluation.passing import NETWORK
 from tasks.models.odin import Odin
 from tasks.models.pictures import PictureTraining
 from tasks.models.pixel_gaussian import PixelGaussian

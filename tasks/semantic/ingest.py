@@ -10,6 +10,7 @@ A bucket of image files is a prefix of the hash of the image id, one bit longer 
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -52,10 +53,11 @@ class RecordSlice(NamedTuple):
 # ---------------------------------------------------------------- shards
 
 
-def plan_image_shards(listings: Sequence[Listing]) -> list[Shard]:
+def plan_image_shards(listings: Sequence[Listing], whole: Sequence[str] = ()) -> list[Shard]:
     """Shards of each source, and its refusals.
 
-    An image that an earlier source of the same data set has already is refused.
+    An image that an earlier source of the same data set has already is refused. Pictures of the
+    data sets in `whole` keep their size whatever the settings say.
     """
     owner: dict[str, str] = {}
     shards: list[Shard] = []
@@ -81,6 +83,9 @@ def plan_image_shards(listings: Sequence[Listing]) -> list[Shard]:
         if refused:
             name = f"{listing.name}/{REFUSED}"
             shards.append(Shard(name, source=listing.root, about=sorted(map(list, refused))))
+    for number, shard in enumerate(shards):
+        if isinstance(shard.about, dict) and shard.about["dataset"] in whole:
+            shards[number] = replace(shard, about={**shard.about, "whole": True})
     return sorted(shards, key=lambda shard: shard.name)
 
 
@@ -131,7 +136,8 @@ def read_images(shard: Shard, settings: PictureSettings) -> Produced:
     if shard.name.endswith(f"/{REFUSED}"):
         rejects = [Reject(*refused) for refused in shard.about]
         return Produced({}, len(rejects), rejects)
-    rows = _Rows(shard.about["source"], shard.about["dataset"], settings)
+    whole = shard.about.get("whole", False)
+    rows = _Rows(shard.about["source"], shard.about["dataset"], settings, whole)
     if "record" in shard.about:
         _read_records(shard, rows)
     else:
@@ -142,9 +148,9 @@ def read_images(shard: Shard, settings: PictureSettings) -> Produced:
 class _Rows:
     """Rows of the tables and refusals, as they are gathered."""
 
-    def __init__(self, source: str, dataset: str, settings: PictureSettings):
+    def __init__(self, source: str, dataset: str, settings: PictureSettings, whole: bool):
         self.source, self.dataset, self.settings = source, dataset, settings
-        self.side = None if dataset in settings.keep else settings.side
+        self.side = None if whole or dataset in settings.keep else settings.side
         self.encoding = settings.encoding
         if settings.encoding == "auto":
             self.encoding = "png" if self.side is None else "jpeg"

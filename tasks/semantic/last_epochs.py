@@ -20,7 +20,8 @@ from tasks import models
 from tasks.engine.stage import Build, Produced, Shard, stage
 from tasks.evaluation.conventions import SEMANTIC
 from tasks.evaluation.metrics import evaluate
-from tasks.evaluation.model_runs import DeviceSettings, PlannedRun, fitted_model, train_model
+from tasks.evaluation.model_runs import PlannedRun, fitted_model, train_model
+from tasks.evaluation.passing import DeviceSettings
 from tasks.evaluation.stages import ScoreChoice, chosen_scores
 from tasks.learning.samples import NOVEL, Samples
 from tasks.learning.training import BASE, MODEL

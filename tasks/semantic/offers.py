@@ -25,7 +25,7 @@ from tasks.models.base import Model
 from tasks.models.classifier import Classifier
 from tasks.models.odin import Odin
 from tasks.models.pixel_gaussian import PixelGaussian, shrunk_side
-from tasks.semantic.trials import Subset, parts_of, protocol_of
+from tasks.semantic.trials import KNOWN, KnownSet, Subset, parts_of, protocol_of
 
 BENCHMARK, MODALITY = "semantic", "image"
 # The longest side of pictures that each network is for.
@@ -50,15 +50,18 @@ def check_choice(config: Config, declared: Sequence[Subset]) -> None:
     """Names and settings that can be known to be wrong before anything is read."""
     datasets = [source.partition(".")[0] for source in config.source]
     there = list(dict.fromkeys([*(subset.name for subset in declared), *datasets]))
-    for name in config.subsets:
-        if name not in there:
-            raise ConfigError(f"subsets: {name!r} is unknown; there are {', '.join(there)}")
+    for option, names in (("subsets", config.subsets), ("known", (config.known,))):
+        for name in names:
+            if name is not None and name not in there:
+                raise ConfigError(f"{option}: {name!r} is unknown; there are {', '.join(there)}")
+    built = list(config.subsets) or there
+    if config.known is not None:
+        built = [*config.subsets, f"{KNOWN}{config.known}"]
     for name in config.protocols:
         subset, slash, _ = name.partition("/")
-        if slash and subset not in (config.subsets or there):
+        if slash and subset not in built:
             raise ConfigError(
-                f"protocols: {name!r} is of no subset that is built; there are "
-                f"{', '.join(config.subsets or there)}"
+                f"protocols: {name!r} is of no subset that is built; there are {', '.join(built)}"
             )
     if config.predictors:
         raise ConfigError("semantic has no predictors, as nothing in it goes over time")
@@ -109,28 +112,33 @@ class Trial:
         return self.splits, *self.pictures
 
 
-def all_trials(build: Build, subsets: Sequence[Subset]) -> list[Trial]:
-    """Every trial of this build."""
+def all_trials(
+    build: Build, subsets: Sequence[Subset], known_side: int | None = None
+) -> list[Trial]:
+    """Every trial of this build; `known_side` is that of trials with novel sets."""
     splits = {part.shard: part for part in build.table("splits")}
     used = build.read("splits")["sample_id"].unique()
-    pictures = {
-        dataset: parts_of(dataset, build.table("pictures"))
+    tables = build.table("pictures")
+    sides = {
+        dataset: picture_sides(parts_of((dataset,), tables), used)
         for dataset in {subset.dataset for subset in subsets}
     }
-    sides = {dataset: picture_sides(parts, used) for dataset, parts in pictures.items()}
-    return [
-        Trial(
-            protocol,
-            subset,
-            member,
-            splits[protocol],
-            pictures[subset.dataset],
-            sides[subset.dataset],
-        )
-        for subset in subsets
-        for member in subset.members.values()
-        for protocol in (protocol_of(subset, member),)
-    ]
+    trials = []
+    for subset in subsets:
+        own = sides[subset.dataset]
+        if isinstance(subset, KnownSet):
+            side = known_side or own[0]
+            if known_side is None and own[0] != own[1]:
+                raise ConfigError(
+                    f"pictures of {subset.dataset} have sides from {own[0]} to {own[1]}; name the "
+                    "one that models are to see with --known-side"
+                )
+            own = side, side
+        for name in subset.trials:
+            protocol = protocol_of(subset, name)
+            parts = parts_of(subset.datasets(name), tables)
+            trials.append(Trial(protocol, subset, name, splits[protocol], parts, own))
+    return trials
 
 
 def picture_sides(pictures: Iterable[Part], used: pl.Series) -> tuple[int, int]:
@@ -214,6 +222,7 @@ def offers_of(config: Config, trials: Sequence[Trial], splits: pl.DataFrame) -> 
             tuple(dict.fromkeys(network_for(name, trial.sides[1]) for name in names)),
             partial(_takes, trial.protocol in baseline, trial.protocol in others),
             partial(_adapt, trial.sides[0], fewest.get(trial.subset.name, 0)),
+            {"side": trial.sides[0]} if isinstance(trial.subset, KnownSet) else {},
         )
         for trial in trials
         if trial.protocol in baseline | others

@@ -171,7 +171,7 @@ def _as_rgb(image: "Image", deep: bool) -> tuple["Image", list[str]]:
     return image, notes
 
 
-def cut_square(image: "Image", side: int) -> "Image":
+def cut_square(image: "Image", side: int, filter_name: str = "BILINEAR") -> "Image":
     """Shorter side to `side`, smoothed (bilinear with antialias), and the middle square of it."""
     from PIL import Image
 
@@ -181,7 +181,7 @@ def cut_square(image: "Image", side: int) -> "Image":
     box = (left, top, left + short, top + short)
     if image.size == (side, side):
         return image
-    return image.resize((side, side), Image.Resampling.BILINEAR, box=box)
+    return image.resize((side, side), Image.Resampling[filter_name], box=box)
 
 
 def encoded(picture: "Image", encoding: str, quality: int, thumbnail: int) -> dict[str, Any]:

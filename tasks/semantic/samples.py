@@ -1,10 +1,14 @@
 """Pictures of a trial as models take them: `images` uint8 (N, H, W, 3), decoded when asked for."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import polars as pl
 
 from schemas.runs import RunFacts
+from storage.pieces import Part
 from tasks.engine.stage import Shard
+from tasks.evaluation.passing import LOADER
 from tasks.learning.samples import NOVEL, Samples
 from tasks.models.base import Model
 from tasks.semantic.cache import PictureCache
@@ -19,10 +23,29 @@ def load(shard: Shard, facts: RunFacts, split: str, model: Model) -> Samples:
     rows = trial.filter(split=split)
     places = {label: place for place, label in enumerate(trained["label"])}
     labels = rows["label"].replace_strict(places, default=NOVEL, return_dtype=pl.Int64)
-    files = [part.path for part in shard.parts if part.table == "pictures"]
+    arrays = {}
+    if not model.embeds:
+        files = [part.path for part in shard.parts if part.table == "pictures"]
+        arrays["images"] = PictureCache.read(files, rows["sample_id"], side_of(facts))
     return Samples(
         rows["sample_id"].to_list(),
         labels.to_numpy().astype(np.int64),
-        {"images": PictureCache.read(files, rows["sample_id"])},
+        arrays,
         classes=trained["class"].to_list(),
     )
+
+
+def side_of(facts: RunFacts) -> int | None:
+    """The one side of all pictures, in trials that have one."""
+    side: int | None = facts.settings.get(LOADER, {}).get("side")
+    return side
+
+
+def ids_of(part: Part) -> pl.Series:
+    """Pictures of a part."""
+    return part.read(["sample_id"])["sample_id"]
+
+
+def load_part(part: Part, ids: Sequence[str], facts: RunFacts) -> Samples:
+    """Pictures of a part, without labels."""
+    return Samples(ids, None, {"images": PictureCache.read([part.path], ids, side_of(facts))})

@@ -1,11 +1,12 @@
-"""Subsets of classes, and the trials that hold out each member in turn (docs/semantic.md, 1-3).
+"""Subsets of classes and their trials: each member held out, or other sets novel (rules 1-3, 17).
 
 Enters: the table IMAGES, subsets: the built-in ones of `subsets.yaml`, a user's YAML of the same
 form, and one of all classes for each data set. Leaves: SPLITS; the protocol of a trial is
 `<subset>/<held-out member>`.
 
 The label of a member is its place in the subset; labels above the held-out one move down by one.
-Images of the held-out member are novel in test (and valid), and are not in train at all.
+Images of the held-out member are novel in test (and valid), and are not in train at all. A
+`KnownSet` holds out nothing: its trials are `known-<set>/<novel set>`.
 """
 
 import sys
@@ -29,6 +30,8 @@ from tasks.semantic.records import CIFAR_CLASSES, STL_CLASSES
 
 BUILT_IN = Path(__file__).with_name("subsets.yaml")
 CLASS_ORDER = {"cifar10": CIFAR_CLASSES, "stl10": STL_CLASSES}
+KNOWN = "known-"
+"""Before the name of a set whose classes are all known: that of its trials."""
 PAPER_VALIDATION = r"(^|/)data_batch_5(\.bin)?$"
 
 
@@ -59,6 +62,29 @@ class Subset(Settings):
     """Members without images are left out; else they are an error."""
     members: Annotated[dict[str, str], BeforeValidator(_members)] = Field(min_length=2)
     """Class (or wnid) to the name used for the trial, in the order of the labels."""
+
+    @property
+    def trials(self) -> tuple[str, ...]:
+        """What is novel in turn."""
+        return tuple(self.members.values())
+
+    def datasets(self, trial: str) -> tuple[str, ...]:
+        """Data sets that the pictures of a trial come from."""
+        return (self.dataset,)
+
+
+class KnownSet(Subset):
+    """Classes that are all known, beside data sets that are novel as a whole in turn."""
+
+    novel: tuple[str, ...]
+    """Those data sets."""
+
+    @property
+    def trials(self) -> tuple[str, ...]:
+        return self.novel
+
+    def datasets(self, trial: str) -> tuple[str, ...]:
+        return self.dataset, trial
 
 
 class _SubsetFile(Settings):
@@ -92,12 +118,17 @@ def imagenet_names(declared: Sequence[Subset]) -> dict[str, str]:
 
 
 def resolve_subsets(
-    declared: Sequence[Subset], images: pl.DataFrame, chosen: Sequence[str] = ()
+    declared: Sequence[Subset],
+    images: pl.DataFrame,
+    chosen: Sequence[str] = (),
+    known: str | None = None,
+    novel: Sequence[str] = (),
 ) -> list[Subset]:
     """The subsets that have images, members as classes of the table; ConfigError names mistakes.
 
     Each data set is also a subset of all its classes, which is taken if it is chosen by name, or
-    if nothing is chosen and no declared subset speaks of that data set.
+    if nothing is chosen and no declared subset speaks of that data set. `known` is a further one
+    with `novel` data sets; where there is one, only what is chosen is held out beside it.
     """
     there = images["dataset"].unique().sort().to_list()
     by_name = {name: _all_classes(name, images) for name in there}
@@ -107,6 +138,14 @@ def resolve_subsets(
     spoken_of = {subset.dataset for subset in declared}
     default = {subset.name for subset in declared if subset.dataset in there}
     default |= {name for name in there if name not in spoken_of}
+    if known is not None:
+        if known not in by_name:
+            raise ConfigError(f"known set {known!r} is unknown; there are {', '.join(by_name)}")
+        if by_name[known].dataset in novel:
+            raise ConfigError(f"{known} is of {by_name[known].dataset}, which cannot be novel too")
+        subset = by_name[known].model_copy(update={"name": f"{KNOWN}{known}"})
+        by_name[subset.name] = KnownSet.model_construct(**dict(subset), novel=tuple(novel))
+        chosen = [*chosen, subset.name]
     found = []
     for name, subset in by_name.items():
         if name in (chosen or default) and (resolved := _resolved(subset, images)) is not None:
@@ -159,28 +198,31 @@ def _resolved(subset: Subset, images: pl.DataFrame) -> Subset | None:
 # ---------------------------------------------------------------- trials
 
 
-def parts_of(dataset: str, parts: Sequence[Part]) -> tuple[Part, ...]:
-    """The parts of one data set: shards are named after their sources."""
+def parts_of(datasets: Sequence[str], parts: Sequence[Part]) -> tuple[Part, ...]:
+    """The parts of some data sets: shards are named after their sources."""
     return tuple(
-        part for part in parts if part.shard.partition("/")[0].partition(".")[0] == dataset
+        part for part in parts if part.shard.partition("/")[0].partition(".")[0] in datasets
     )
 
 
 def plan_trials(subsets: Sequence[Subset], images: Sequence[Part]) -> list[Shard]:
-    """One shard per subset and held-out member."""
+    """One shard per subset and what is novel."""
     return [
         Shard(
             protocol_of(subset, name),
-            parts=parts_of(subset.dataset, images),
-            about={"members": list(subset.members.items()), "held": name},
+            parts=parts_of(subset.datasets(name), images),
+            about={
+                "members": list(subset.members.items()),
+                "novel" if isinstance(subset, KnownSet) else "held": name,
+            },
         )
         for subset in subsets
-        for name in subset.members.values()
+        for name in subset.trials
     ]
 
 
 def protocol_of(subset: Subset, member: str) -> str:
-    """The protocol in which this member is held out."""
+    """The protocol in which this member, or this data set, is novel."""
     return f"{subset.name}/{member}"
 
 
@@ -190,11 +232,11 @@ def plan_keys(
     splits: Sequence[Part],
     samples: Sequence[Part],
 ) -> list[Shard]:
-    """Shards of `key_protocols`: each trial with its definition and the samples of its data set."""
+    """Shards of `key_protocols`: each trial with its definition and the samples of its sets."""
     by_name = {part.shard: part for part in splits}
     shards = []
     for subset in subsets:
-        for name in subset.members.values():
+        for name in subset.trials:
             definition = {
                 "subset": subset.name,
                 "held_out": name,
@@ -202,8 +244,10 @@ def plan_keys(
                 "members": subset.members,
                 "splits": settings.model_dump(mode="json"),
             }
+            if isinstance(subset, KnownSet):
+                definition["novel"] = name
             protocol = protocol_of(subset, name)
-            own = parts_of(subset.dataset, samples)
+            own = parts_of(subset.datasets(name), samples)
             shards += plan_protocols([by_name[protocol]], own, {protocol: definition})
     return shards
 
@@ -221,9 +265,13 @@ def trials_of(protocols: pl.DataFrame) -> pl.DataFrame:
 @stage(writes=(SPLITS,), version=2)
 def make_trial(shard: Shard, settings: TrialSettings) -> Produced:
     """Hold out one member of a subset: splits, labels and roles of all its images."""
-    images = shard.read("images", ["sample_id", "class", "split", "file"])
-    members = dict(shard.about["members"])
-    rows = hold_out(images, members, shard.about["held"], settings)
+    images = shard.read("images", ["sample_id", "dataset", "class", "split", "file"])
+    members, about = dict(shard.about["members"]), shard.about
+    if "novel" in about:
+        novel = pl.col("dataset") == about["novel"]
+        rows = all_known(images.filter(~novel), members, images.filter(novel), settings)
+    else:
+        rows = hold_out(images, members, about["held"], settings)
     rows = rows.select(
         pl.lit(shard.name).alias("protocol"),
         pl.all(),
@@ -240,6 +288,29 @@ def hold_out(
     known = [class_ for class_, name in members.items() if name != held]
     if len(known) != len(members) - 1:
         raise ValueError(f"{held!r} is no member")
+    return _labelled(images, members, known, settings)
+
+
+def all_known(
+    images: pl.DataFrame, members: Mapping[str, str], novel: pl.DataFrame, settings: TrialSettings
+) -> pl.DataFrame:
+    """A trial of known images against a data set that is novel: its test images, else valid, else
+    those without a split."""
+    splits = [split for split in ("test", "valid") if split in set(novel["split"])]
+    shown = novel.filter(pl.col("split") == splits[0] if splits else pl.col("split").is_null())
+    rows = shown.select(
+        "sample_id",
+        pl.lit("test").alias("split"),
+        "class",
+        pl.lit(None, pl.Int32).alias("label"),
+        pl.lit("novel").alias("role"),
+    )
+    return pl.concat([_labelled(images, members, list(members), settings), rows])
+
+
+def _labelled(
+    images: pl.DataFrame, members: Mapping[str, str], known: list[str], settings: TrialSettings
+) -> pl.DataFrame:
     rows = images.filter(pl.col("class").is_in(list(members)))
     rows = with_splits(rows, settings)
     label = pl.col("class").replace_strict(

@@ -11,7 +11,7 @@ import polars as pl
 from schemas.errors import SourceError
 from schemas.runs import RunFacts
 from tasks.engine.stage import Shard
-from tasks.evaluation.model_runs import LOADER
+from tasks.evaluation.passing import LOADER
 from tasks.learning.samples import NOVEL, Samples
 from tasks.models.base import Model
 from tasks.threedos.sampling import Z_UP, upright

@@ -14,7 +14,7 @@ from schemas.errors import ConfigError, NoveltyError, RecordError
 from schemas.kowl import Config, SampleSettings
 from storage.filehash import sha256_file
 from tasks.engine.stage import Shard
-from tasks.evaluation.model_runs import DeviceSettings
+from tasks.evaluation.passing import DeviceSettings
 from tasks.evaluation.runs import run_id
 from tasks.kowl import features as stage
 from tasks.kowl.features import (

@@ -16,15 +16,15 @@ from schemas.tables import PLAIN, SPLITS
 from storage.pieces import Part
 from tasks.engine.stage import Shard
 from tasks.evaluation.model_runs import (
-    DeviceSettings,
     PlannedRun,
-    model_of,
     pass_samples,
     plan_facts,
     plan_models,
     train_model,
 )
+from tasks.evaluation.passing import DeviceSettings, model_of
 from tasks.learning.training import BASE, MODEL
+from tasks.models.pixel_gaussian import PixelGaussian
 from tasks.semantic.last_epochs import measure_epochs
 from tasks.semantic.offers import Trial, offers_of
 from tasks.semantic.samples import load
@@ -71,7 +71,8 @@ def files_of(made: Any, *names: str) -> list[Part]:
 def test_pictures_are_loaded_by_split(trial):
     facts = RunFacts(benchmark="semantic", protocol=PROTOCOL, model="classifier", fit_key="x")
     shard = Shard("s", parts=trial.parts)
-    train, valid, test = (load(shard, facts, s, None) for s in ("train", "valid", "test"))
+    model = PixelGaussian("small")
+    train, valid, test = (load(shard, facts, s, model) for s in ("train", "valid", "test"))
     assert [len(one) for one in (train, valid, test)] == [12, 6, 6]
     assert train.ids == sorted(train.ids) and train.classes == ["0", "1"]
     assert test.labels.tolist().count(-1) == 2 and set(train.labels) == {0, 1}

@@ -14,13 +14,13 @@ from storage.filehash import sha256_file
 from storage.pieces import Part
 from tasks.engine.stage import Shard
 from tasks.evaluation.model_runs import (
-    DeviceSettings,
     PlannedRun,
     choose_models,
     plan_facts,
     plan_models,
     train_model,
 )
+from tasks.evaluation.passing import DeviceSettings
 from tasks.models.pictures import PictureClassifier
 from tasks.models.rotation import Rotation
 from tasks.networks.stl import Stl

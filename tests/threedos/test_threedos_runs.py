@@ -17,7 +17,8 @@ from schemas.runs import RunFacts
 from schemas.threedos import Config, ShapeSettings
 from tasks import models
 from tasks.engine.stage import Failure, Shard
-from tasks.evaluation.model_runs import ModelRun, PlannedRun, make_runs, model_of, plan_facts
+from tasks.evaluation.model_runs import ModelRun, PlannedRun, make_runs, plan_facts
+from tasks.evaluation.passing import model_of
 from tasks.evaluation.runs import run_id
 from tasks.learning.samples import Samples
 from tasks.models.clouds import SMALL

@@ -1,0 +1,140 @@
+"""Frozen features, computed once for all protocols, seeds and uses of a model that `embeds`.
+
+Enters: planned runs and the parts that their samples are loaded from. Leaves: `outputs` of a frozen
+run without a protocol, a piece for each part, of the samples that those runs have. The run is keyed
+by the settings that decide the features, by weights and by how samples are loaded.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import polars as pl
+
+from schemas.config import Settings
+from schemas.errors import LakeError
+from schemas.manifest import RunMark
+from schemas.runs import RunFacts
+from schemas.tables import OUTPUTS
+from storage.layout import content_key
+from storage.pieces import Part
+from storage.raw import RawFile
+from tasks.engine.stage import Build, Produced, Shard, stage
+from tasks.evaluation.passing import (
+    LOADER,
+    DeviceSettings,
+    loader_of,
+    model_of,
+    output_rows,
+    use_threads_of,
+)
+from tasks.evaluation.runs import run_id, run_mark
+from tasks.evaluation.stages import PassedRun, plan_records, record_run
+from tasks.models.base import Model
+from tasks.scores.base import Outputs
+
+
+def embedding_of(kind: type[Model], facts: RunFacts) -> RunFacts | None:
+    """The frozen run that a run of this kind stands on, if it embeds."""
+    if not kind.embeds:
+        return None
+    names = (*kind.embeds, LOADER)
+    settings = {name: value for name, value in facts.settings.items() if name in names}
+    weights = {name: digest[:8] for name, digest in facts.weights.items() if name in facts.changed}
+    return RunFacts(
+        benchmark=facts.benchmark,
+        protocol=None,
+        model=facts.model,
+        settings=settings,
+        changed=weights,
+        origin="frozen",
+        versions={name: facts.versions[name] for name in ("model", "loader")},
+        weights=facts.weights,
+        precision=facts.precision,
+        fit_key="none",
+    )
+
+
+class Wanted:
+    """What is to be embedded: a frozen run, its weights and parts."""
+
+    def __init__(self, facts: RunFacts, weights: tuple[RawFile, ...], threads: int) -> None:
+        self.facts, self.weights, self.threads = facts, weights, threads
+        self.parts: dict[str, Part] = {}
+
+    @property
+    def mark(self) -> RunMark:
+        return run_mark(self.facts, "none")
+
+    def add(self, parts: Sequence[Part]) -> None:
+        self.parts |= {part.sha256: part for part in parts if part.table != "splits"}
+
+    def shards(self, ids: pl.Series, digests: Mapping[str, str]) -> list[Shard]:
+        """One for each part with some of these samples.
+
+        They are those of all protocols, so that what is made does not depend on those asked for.
+        """
+        reader = loader_of(self.facts.benchmark)
+        found = []
+        for part in self.parts.values():
+            there = reader.ids_of(part).to_frame("sample_id")
+            names = there.join(ids.to_frame("sample_id"), on="sample_id", how="semi")
+            own = names["sample_id"].sort().to_list()
+            if not own:
+                continue
+            content = content_key([[name, digests.get(name)] for name in own])
+            found.append(
+                Shard(
+                    f"{self.mark.run_id}/{part.shard}",
+                    files=self.weights,
+                    parts=(part,),
+                    about={"facts": self.facts.model_dump(mode="json"), "ids": own},
+                    depends={"run": self.mark.run_id, "samples": content},
+                    run=self.mark,
+                    threads=self.threads,
+                )
+            )
+        return found
+
+
+def make_embeddings(
+    build: Build, wanted: Mapping[str, Wanted], how: DeviceSettings
+) -> dict[str, tuple[Part, ...]]:
+    """Parts of `outputs` by the id of the frozen run."""
+    if not wanted:
+        return {}
+    ids = build.read("splits")["sample_id"].unique()
+    digests = dict(build.read("samples").select("sample_id", "digest").iter_rows())
+    shards = {key: one.shards(ids, digests) for key, one in wanted.items()}
+    pieces = iter(build.run(embed_samples, [s for some in shards.values() for s in some], how))
+    parts = {key: tuple(next(pieces).part("outputs") for _ in some) for key, some in shards.items()}
+    frozen = [PassedRun(one.facts, one.mark, parts[key], (), ()) for key, one in wanted.items()]
+    build.run(record_run, plan_records(frozen), Settings())
+    return parts
+
+
+@stage(writes=(OUTPUTS,), version=1, tags=("gpu",), apart=True)
+def embed_samples(shard: Shard, settings: DeviceSettings) -> Produced:
+    """Features of some samples of one part."""
+    facts = RunFacts.model_validate(shard.about["facts"])
+    model = model_of(facts, {file.name: str(file.path) for file in shard.files})
+    model.prepare(device=settings.device)
+    use_threads_of(model)
+    (part,) = shard.parts
+    samples = loader_of(facts.benchmark).load_part(part, shard.about["ids"], facts)
+    outputs = Outputs(features=model.embed(samples))
+    rows = output_rows(facts, samples.ids, outputs, {})
+    return Produced({OUTPUTS.name: rows}, rows.height)
+
+
+def embedded(parts: Sequence[Part], facts: RunFacts, ids: Sequence[str]) -> np.ndarray:
+    """Features (N, D) of these samples, out of the parts of a frozen run."""
+    wanted = pl.DataFrame({"sample_id": list(ids)}, schema={"sample_id": pl.String})
+    columns = ["run_id", "sample_id", "features"]
+    own = pl.col("run_id") == run_id(facts)
+    rows = [part.read(columns).filter(own).drop("run_id") for part in parts]
+    width = next(len(row) for part in rows for row in part["features"].head(1))
+    every = pl.concat([part.join(wanted, on="sample_id", how="semi") for part in rows])
+    found = wanted.join(every, on="sample_id", how="left", maintain_order="left")["features"]
+    if found.null_count():
+        raise LakeError(f"{found.null_count()} samples have no features of run {run_id(facts)}")
+    return found.explode().to_numpy().astype(np.float32).reshape(len(ids), width)
