@@ -16,7 +16,7 @@ from schemas.manifest import RunMark
 from schemas.runs import RunFacts
 from schemas.tables import OUTPUTS
 from storage.layout import content_key
-from storage.pieces import Part
+from storage.pieces import Part, Piece
 from storage.raw import RawFile
 from tasks.engine.stage import Build, Produced, Shard, stage
 from tasks.evaluation.passing import (
@@ -55,39 +55,49 @@ def embedding_of(kind: type[Model], facts: RunFacts) -> RunFacts | None:
 
 
 class Wanted:
-    """What is to be embedded: a frozen run, its weights and parts."""
+    """What is to be embedded: a frozen run, its weights, parts, and the protocols that need it."""
 
     def __init__(self, facts: RunFacts, weights: tuple[RawFile, ...], threads: int) -> None:
         self.facts, self.weights, self.threads = facts, weights, threads
         self.parts: dict[str, Part] = {}
+        self.protocols: set[str | None] = set()
 
     @property
     def mark(self) -> RunMark:
         return run_mark(self.facts, "none")
 
-    def add(self, parts: Sequence[Part]) -> None:
+    def add(self, protocol: str | None, parts: Sequence[Part]) -> None:
+        self.protocols.add(protocol)
         self.parts |= {part.sha256: part for part in parts if part.table != "splits"}
 
-    def shards(self, ids: pl.Series, digests: Mapping[str, str]) -> list[Shard]:
-        """One for each part with some of these samples.
+    def shards(
+        self, splits: pl.DataFrame, digests: Mapping[str, str], earlier: Mapping[str, Piece]
+    ) -> list[Shard]:
+        """One for each part with samples of those protocols.
 
-        They are those of all protocols, so that what is made does not depend on those asked for.
+        Samples that an earlier command embedded stay, as long as a protocol has them.
         """
+        ids = splits.filter(pl.col("protocol").is_in(list(self.protocols)))["sample_id"].unique()
         reader = loader_of(self.facts.benchmark)
         found = []
         for part in self.parts.values():
             there = reader.ids_of(part).to_frame("sample_id")
             names = there.join(ids.to_frame("sample_id"), on="sample_id", how="semi")
-            own = names["sample_id"].sort().to_list()
+            name = f"{self.mark.run_id}/{part.shard}"
+            own = set(names["sample_id"])
+            if (piece := earlier.get(name)) is not None:
+                before = piece.part(OUTPUTS.name).read(["sample_id"])
+                still = before.join(splits, on="sample_id", how="semi")
+                own |= set(still.join(there, on="sample_id", how="semi")["sample_id"])
             if not own:
                 continue
-            content = content_key([[name, digests.get(name)] for name in own])
+            content = content_key([[one, digests.get(one)] for one in sorted(own)])
             found.append(
                 Shard(
-                    f"{self.mark.run_id}/{part.shard}",
+                    name,
                     files=self.weights,
                     parts=(part,),
-                    about={"facts": self.facts.model_dump(mode="json"), "ids": own},
+                    about={"facts": self.facts.model_dump(mode="json"), "ids": sorted(own)},
                     depends={"run": self.mark.run_id, "samples": content},
                     run=self.mark,
                     threads=self.threads,
@@ -102,9 +112,10 @@ def make_embeddings(
     """Parts of `outputs` by the id of the frozen run."""
     if not wanted:
         return {}
-    ids = build.read("splits")["sample_id"].unique()
+    splits = build.read("splits").select("protocol", "sample_id")
+    earlier = build.earlier(embed_samples, how)
     digests = dict(build.read("samples").select("sample_id", "digest").iter_rows())
-    shards = {key: one.shards(ids, digests) for key, one in wanted.items()}
+    shards = {key: one.shards(splits, digests, earlier) for key, one in wanted.items()}
     pieces = iter(build.run(embed_samples, [s for some in shards.values() for s in some], how))
     parts = {key: tuple(next(pieces).part("outputs") for _ in some) for key, some in shards.items()}
     frozen = [PassedRun(one.facts, one.mark, parts[key], (), ()) for key, one in wanted.items()]

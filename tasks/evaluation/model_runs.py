@@ -419,7 +419,7 @@ def _to_embed(
     for run in planned:
         if (facts := run.embedding) is not None:
             new = Wanted(facts, run.run.weights, threads_of(run.run.settings))
-            wanted.setdefault(run_id(facts), new).add(parts_of(run))
+            wanted.setdefault(run_id(facts), new).add(run.facts.protocol, parts_of(run))
     return wanted
 
 

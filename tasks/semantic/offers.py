@@ -199,7 +199,7 @@ def trainable(trials: Sequence[Trial], splits: pl.DataFrame) -> list[Trial]:
 def offers_of(config: Config, trials: Sequence[Trial], splits: pl.DataFrame) -> list[Offer]:
     """What models there may be of each trial; `config` is `with_own_models`.
 
-    Where protocols are named, only those have any.
+    The baseline is made of every trial, or where it is only named of those that are named.
     """
     chosen = chosen_trials(config.protocols, trials)
     train, test = (image_counts(splits, split) for split in ("train", "test"))
@@ -210,8 +210,9 @@ def offers_of(config: Config, trials: Sequence[Trial], splits: pl.DataFrame) -> 
         fewest[trial.subset.name] = min(count, fewest.get(trial.subset.name, count))
     baseline, others = set(), set()
     if config.models.keys() & {PixelGaussian.name, ALL}:
-        baseline = {trial.protocol for trial in chosen if trial in ready}
-        _say_lacking([trial.protocol for trial in chosen if trial not in ready])
+        wanted = trials if config.trivial_baseline else chosen
+        baseline = {trial.protocol for trial in wanted if trial in ready}
+        _say_lacking([trial.protocol for trial in wanted if trial not in ready])
     if config.models.keys() - {PixelGaussian.name}:
         others = {trial.protocol for trial in trainable(chosen, splits)}
     names = chosen_networks(config.networks)

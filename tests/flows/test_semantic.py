@@ -83,7 +83,7 @@ def test_runs_of_every_model(built):
     assert counts == {"pixel_gaussian": 16, "classifier": 1, "rotation": 1, "odin": 2}
     networks = runs.filter(pl.col("model").is_in(["classifier", "rotation"]))
     assert set(runs.filter(model="odin")["base_runs"].explode()) == set(networks["run_id"])
-    assert set(runs["state"]) == {"done"} and set(runs["preset"]) == {"small"}
+    assert set(runs["state"]) == {"done"} and set(networks["preset"]) == {"small"}
     for settings, changed in networks.select("settings", "changed").iter_rows():
         assert json.loads(changed) == {"epochs": 2}  # two evaluations are the preset's
         assert json.loads(settings)["cpu_threads"] == 1

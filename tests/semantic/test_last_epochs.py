@@ -102,7 +102,7 @@ def test_a_run_is_trained_passed_and_its_epochs_are_measured(trial, tmp_path):
         "classifier",
         "cpu",
     )
-    assert row["data_key"] == "fit" and row["seed"] == 3
+    assert row["fit_key"] == "fit" and row["seed"] == 3
     # Training does not see test.
     assert set(trained.tables["training"]["measure"]) == {"rate", "loss", "accuracy"}
     assert sorted(trained.files) == [
