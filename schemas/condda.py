@@ -250,7 +250,8 @@ class Config(RunChoices):
     lake: Path | None = None
     """Lake: a folder or s3://bucket/prefix (default: NOVELTY_LAKE, else ./lake)."""
     predictors: Choice = Field({"threshold": {}, "clustering": {}})
-    """Agents by the names of their predictors (`novelty predictors`), or all."""
+    """Predictors that agents are made of, or all; `--predictors.<name>.agent.<setting>` is an
+    agent's."""
     protocols: tuple[str, ...] = ()
     """Tests to run, such as OND, OND/novelty or OND/novelty/OND.1.0.0 (default: all)."""
     run: SessionSettings = SessionSettings()

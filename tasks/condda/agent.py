@@ -257,10 +257,9 @@ class Agent:
     @property
     def _most(self) -> int | None:
         """Classes that may be discovered beside those told."""
+        told = {label for label in self.told.values() if label < 0}
         most = self.test.max_novel_classes
-        return (
-            None if most is None else max(most - len({x for x in self.told.values() if x < 0}), 0)
-        )
+        return None if most is None else max(most - len(told), 0)
 
     @staticmethod
     def _name(label: int) -> str:
@@ -372,7 +371,7 @@ class Agent:
         rounds, saved["told"] = int(saved.pop("rounds")), dict(saved["told"])
         for name, value in saved.items():
             setattr(self, name, value)
-        self.rows = features.of(self.ids)
+        self.rows = features.of(self.ids).astype(self.rows.dtype)
         return rounds
 
 

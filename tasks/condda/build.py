@@ -73,40 +73,11 @@ AGENT = "agent"
 """Settings of the agent among those of its predictor: `--predictors.<name>.agent.<setting>`."""
 
 
-@dataclass(frozen=True)
-class ChosenAgent:
-    """A predictor and what makes an agent of it, with all their settings."""
+def chosen_agents(config: Config) -> list[RunFacts]:
+    """Agents with resolved settings, one for each seed, each as a run on no test yet.
 
-    name: str
-    preset: str
-    settings: dict[str, Any]
-    changed: dict[str, Any]
-    seed: int
-    versions: dict[str, int]
-
-    def facts(self, protocol: str, red_light: bool, run: SessionSettings, key: str) -> RunFacts:
-        """The run of this agent on a test."""
-        session = {
-            "red_light": red_light,
-            "detection_threshold": run.detection_threshold,
-            "url": run.url,
-            "name": run.name,
-        }
-        return RunFacts(
-            benchmark=BENCHMARK,
-            protocol=protocol,
-            model=self.name,
-            preset=self.preset,
-            settings={**self.settings, "session": session},
-            changed=self.changed,
-            seed=self.seed,
-            versions=self.versions,
-            fit_key=key,
-        )
-
-
-def chosen_agents(config: Config) -> list[ChosenAgent]:
-    """Agents with resolved settings, one for each seed; whatever does not fit is refused."""
+    Whatever does not fit is refused.
+    """
     for name in ("models", "networks"):
         if wrong := sorted(set(getattr(config, name)) - {"all"}):
             raise ConfigError(
@@ -124,25 +95,34 @@ def chosen_agents(config: Config) -> list[ChosenAgent]:
             own = make_config(AgentSettings, dict(given))
         except ConfigError as error:
             raise ConfigError(f"{name}: {AGENT}: {error}") from None
-        agent = own.model_dump(mode="json")
-        versions = {
-            **one.kind.versions(one.settings),
-            "change": find_change(own.change).version,
-            "agent": AGENT_VERSION,
-            "run_loop": LOOP_VERSION,
-        }
-        agents += [
-            ChosenAgent(
-                name,
-                config.preset if one.kind.presets else "none",
-                {"predictor": one.settings.model_dump(mode="json"), AGENT: agent},
-                {**one.changed, **({AGENT: given} if given else {})},
-                seed,
-                versions,
-            )
-            for seed in config.seeds
-        ]
+        settings = one.settings.model_dump(mode="json"), own.model_dump(mode="json")
+        rule = find_change(own.change)
+        code = {"change": rule.version, "agent": AGENT_VERSION, "run_loop": LOOP_VERSION}
+        facts = RunFacts(
+            benchmark=BENCHMARK,
+            protocol=None,
+            model=name,
+            preset=config.preset if one.kind.presets else "none",
+            settings=dict(zip(("predictor", AGENT), settings, strict=True)),
+            changed={**one.changed, **({AGENT: given} if given else {})},
+            versions={**one.kind.versions(one.settings), **code},
+            fit_key="",
+        )
+        agents += [facts.model_copy(update={"seed": seed}) for seed in config.seeds]
     return agents
+
+
+def agent_facts(
+    agent: RunFacts, protocol: str, red_light: bool, run: SessionSettings, key: str
+) -> RunFacts:
+    """The run of an agent on a test."""
+    session = {
+        "red_light": red_light,
+        **run.model_dump(include={"detection_threshold", "url", "name"}),
+    }
+    settings = {**agent.settings, "session": session}
+    update = {"protocol": protocol, "settings": settings, "fit_key": key}
+    return agent.model_copy(update=update)
 
 
 def fitting_scores(config: Config) -> list[ScoreChoice]:
@@ -369,9 +349,7 @@ def pass_features(shard: Shard, settings: Settings) -> Produced:
 # ---------------------------------------------------------------- runs of agents
 
 
-def plan_runs(
-    tests: Tests, agents: Sequence[ChosenAgent], settings: SessionSettings
-) -> list[Shard]:
+def plan_runs(tests: Tests, agents: Sequence[RunFacts], settings: SessionSettings) -> list[Shard]:
     """One run for each agent, test and way of detection.
 
     A test without its file of features is not run, and that is said.
@@ -382,9 +360,9 @@ def plan_runs(
         key = tests.keys[row["whole"]]["fit_key"]
         for agent in agents:
             for red_light in ways:
-                facts = agent.facts(row["whole"], red_light, settings, key)
+                facts = agent_facts(agent, row["whole"], red_light, settings, key)
                 way = "given" if red_light else "system"
-                shards.append(tests.shard(facts, row, f"{agent.name}/{row['whole']}/{way}"))
+                shards.append(tests.shard(facts, row, f"{agent.model}/{row['whole']}/{way}"))
     lacking = tests.rows.filter(examples=0)["test_id"]
     if len(lacking):
         print(

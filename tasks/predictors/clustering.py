@@ -30,9 +30,8 @@ from tasks.predictors.threshold import Threshold, blocks_of_distances
 if TYPE_CHECKING:
     import torch
 
-# Pools that heights are learned on: so many of 1 to 5 labels each, in 1 to 10 clusters; and the
-# share of pools of one label that are less high than its own height.
-POOLS, POOL_LABELS, MOST_CLUSTERS, SINGLE = 3, 5, 10, 0.5
+# Pools that heights are learned on: so many of 1 label, of 2, ... of 5, cut into 1 to 10 clusters.
+POOLS, POOL_LABELS, MOST_CLUSTERS = 3, 5, 10
 # Distance, in units of the median one to a nearest example, below which two samples are the same.
 SAME = 1e-3
 
@@ -122,12 +121,12 @@ class Clustering(Threshold):
         return self.limits[size]
 
     def _learned_limits(self, size: int) -> tuple[float, float]:
-        """By pools of one, two and more known labels, drawn."""
+        """By pools of one, two and more known labels, drawn; of one label the median height."""
         from scipy.cluster.hierarchy import fcluster, linkage
         from sklearn.metrics import adjusted_rand_score
 
         draws = np.random.default_rng([*self.seed, size])
-        labels, trials, tops = np.unique(self.owner), [], [0.0]
+        labels, trials, tops = np.unique(self.owner), [], []
         for number in range(1, min(len(labels), POOL_LABELS) + 1):
             for _ in range(POOLS):
                 parts = [
@@ -142,15 +141,16 @@ class Clustering(Threshold):
                     adjusted_rand_score(truth, fcluster(tree, count, "maxclust"))
                     for count in range(1, min(MOST_CLUSTERS, len(pool)) + 1)
                 ]
-                trials.append((_heights(self.rows[pool]), np.array(likeness)))
+                trials.append((tree[:, 2] / np.sqrt(len(pool)), likeness))
                 if number == 1:
-                    tops.append(trials[-1][0].max())
+                    tops.append(trials[-1][0][-1])
         tried = np.unique(np.concatenate([[0.0], *(heights for heights, _ in trials)]))[::-1]
         gained = [
-            np.mean([found[min((heights > h).sum(), len(found) - 1)] for heights, found in trials])
+            sum(found[min((heights > h).sum(), len(found) - 1)] for heights, found in trials)
             for h in tried
         ]
-        return float(tried[int(np.argmax(gained))]), float(np.quantile(tops[1:] or tops, SINGLE))
+        height = float(tried[int(np.argmax(gained))]) if trials else 0.0
+        return height, float(np.median(tops)) if tops else height
 
     def _away(self, features: np.ndarray, names: Sequence[int] | np.ndarray) -> np.ndarray:
         """(N, all names): distance to the nearest sample of each of `names`, else infinite."""

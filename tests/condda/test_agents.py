@@ -1,7 +1,7 @@
 """Agents of every predictor: detection, labels told, discovered classes, columns, saved state."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -148,6 +148,8 @@ def test_every_predictor_is_an_agent(name: str) -> None:
 @pytest.mark.parametrize("name", predictor_names())
 def test_a_saved_agent_goes_on_as_if_it_had_never_stopped(name: str, tmp_path: Path) -> None:
     blob = easy(name, 3)
+    # As in files of features.
+    blob = replace(blob, features=blob.features.astype(np.float32))
     features = FeatureLookup(blob.ids, blob.features)
     place = dict(zip(blob.ids, blob.labels.tolist(), strict=True))
 

@@ -194,7 +194,7 @@ def test_a_later_build_of_fewer_agents_keeps_what_was_there(built, capsys):
 
 def test_a_setting_a_seed_and_a_version_make_their_own_runs_only(built, tmp_path, monkeypatch):
     from flows.condda import build
-    from tasks.condda.build import chosen_agents
+    from tasks.condda.build import agent_facts, chosen_agents
     from tasks.condda.changes.martingale import Martingale
     from tasks.predictors.threshold import Threshold
     from tasks.scores.nearest import Nearest
@@ -202,7 +202,7 @@ def test_a_setting_a_seed_and_a_version_make_their_own_runs_only(built, tmp_path
     _, config = built
     asked = {"predictors": {"threshold": {"neighbours": 5}, "clustering": {}}}
     keys = lambda config: {  # noqa: E731
-        (a.name, a.facts("p", False, config.run, "k").model_dump_json())
+        (a.model, agent_facts(a, "p", False, config.run, "k").model_dump_json())
         for a in chosen_agents(config)
     }
     plain = keys(config)

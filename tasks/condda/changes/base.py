@@ -41,9 +41,9 @@ class ChangeRule(Plugin, ABC):
 
     configuration: ClassVar[type[Settings]] = BetSettings
 
-    def __init__(self, settings: Settings, held_out: np.ndarray) -> None:
+    def __init__(self, settings: Any, held_out: np.ndarray) -> None:
         """`held_out`: novelty of known examples that the predictor was not fitted on."""
-        self.settings: Any = settings
+        self.settings = settings
         self.seen = np.sort(held_out)
         bet_on = cast(BetSettings, settings)
         bets = [(s, t) for t in bet_on.tails for s in bet_on.novel_shares]
