@@ -10,7 +10,6 @@ import math
 import os
 import subprocess
 import sys
-from functools import cache
 
 import numpy as np
 import polars as pl
@@ -32,7 +31,6 @@ LOUD_PIXELS = 1.0
 VERSION = "import importlib.metadata as packages; print(packages.version('bpy'))"
 
 
-@cache
 def blender_version() -> str | None:
     """The version of bpy that child processes use; None where there is none."""
     if os.environ.get("NOVELTY_BLENDER_PYTHON") == NO_BLENDER:

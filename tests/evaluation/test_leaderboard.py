@@ -334,7 +334,7 @@ def test_the_command_prints_tables_csv_json_and_markdown(lake: Path, capsys) -> 
     [
         (["--benchmark", "toi"], "no benchmark 'toi'; there are: toy; did you mean toy?"),
         (["--protocol", "z"], "no protocol 'z'; there are: p, q"),
-        (["--metric", "fpr99"], f"no metric 'fpr99'; there are: {', '.join(RANKED)}"),
+        (["--metric", "fpr99"], f"no metric 'fpr99'; there are: {', '.join(sorted(RANKED))}"),
         (["--convention", "mine"], "no convention 'mine'; there are: openood"),
         (["--split", "valid"], "no detector has auroc by openood on the split valid"),
     ],

@@ -23,7 +23,7 @@ def test_weights_count_by_content(tmp_path):
         weights_file(tmp_path / "none.pth")
 
 
-@stage(writes=(READINGS,), alone=True)
+@stage(writes=(READINGS,), apart=True)
 def dies(shard: Shard, settings: Settings) -> Produced:
     """Ends like a crash in native code."""
     os.kill(os.getpid(), signal.SIGSEGV)

@@ -35,7 +35,6 @@ def built(tmp_path_factory):
 def build(root, **checks):
     from flows.novelcraft import build
 
-    mask_checks.blender_version.cache_clear()
     build(Config(source=root / "raw", lake=root / "lake", checks=checks))
 
 
