@@ -2,7 +2,7 @@
 
 In: a `View` (room, blocks of one layer, leaves, figures, pose, item bar). Out: 256x256 RGB pixels.
 Camera: fov 70 degrees, eye 1.62 above the feet, yaw 0 = south (+z), 90 = west, pitch > 0 looks down
-(NovelCraft spec 1.4 and 2.3, with the right order of rotations). Wall height, tree shape, sky and
+(docs/novelcraft.md, with the right order of rotations). Wall height, tree shape, sky and
 item bar were measured on published frames. Rays are cast with Embree; the hit point on the face is
 then computed in double precision, so that a texel does not depend on Embree's rounding.
 """

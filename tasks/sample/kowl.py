@@ -1,8 +1,8 @@
 """Sample Kinetics for KOWL-718: out of a seed, into annotation lists and short videos.
 
 `lists/kinetics{400,600,700_2020}_{train,validate,test}.csv.gz` (gzip without a time, LF), header
-`label,youtube_id,time_start,time_end,split`; the test list of 700-2020 has no label column (spec
-kowl 1). The drift between releases is that of the real ones: classes renamed, vanished and new,
+`label,youtube_id,time_start,time_end,split`; the test list of 700-2020 has no label column.
+The drift between releases is that of the real ones: classes renamed, vanished and new,
 clips that change split, lose their place or get another label, one label that exists in the K600
 test list only. Class names are real Kinetics names.
 

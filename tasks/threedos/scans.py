@@ -1,4 +1,4 @@
-"""Scans and grids: ScanObjectNN h5 and .bin, point text, PLY points, occupancy grids (spec 1.1, 3).
+"""Scans and grids: ScanObjectNN h5 and .bin, point text, PLY points, occupancy grids.
 
 Enters: a path, and for files of many shapes the data set and the row. Leaves: a `Scan`, or for a
 grid the mesh of its outer faces, or a RecordError. Rows of a compressed npz are read in one pass:

@@ -1,4 +1,4 @@
-"""Facts of NovelCraft's image preprocessing (spec 1.5)."""
+"""Facts of NovelCraft's image preprocessing."""
 
 import numpy as np
 import pytest

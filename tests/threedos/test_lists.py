@@ -126,7 +126,7 @@ def directories() -> pl.Series:
 
 
 def test_missing_models_from_the_names_in_a_tree(official, directories):
-    """67 listed models have no directory; four of them are not among the 63 (spec 4)."""
+    """67 listed models have no directory; four of them are not among the 63."""
     present = shapenet_models(directories)
     # Two of the 52,470 lines name a synset and no model.
     assert len(directories) == 52_470 and len(present) == 52_468
@@ -140,7 +140,7 @@ def test_missing_models_from_the_names_in_a_tree(official, directories):
 
 
 def test_models_under_several_synsets_are_listed_once(official, directories):
-    """1,258 models: the 1,259 of the spec counts the two lines without a model as one more."""
+    """1,258 models: a count of 1,259 takes the two lines without a model as one more."""
     models = shapenet_models(directories).str.split("/").list.last()
     several = models.filter(models.is_duplicated()).unique()
     assert len(several) == 1_258

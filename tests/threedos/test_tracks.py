@@ -88,7 +88,7 @@ def test_synthetic_counts(everything, available, files, cellphones):
 
 
 def test_each_unknown_set_can_be_reported_apart(available):
-    """The denominators of the released example: 2240, 4696, 3324 (spec 1.2)."""
+    """The denominators of the released example: 2240, 4696, 3324."""
     counted = count_splits(build_splits(available, tracks("SN1"), DROPPED)).filter(split="test")
     assert counted.select("role", "subset", "shapes").rows() == [
         ("known", "SN1", 2240),
@@ -254,7 +254,7 @@ def scans(count: int = 2309) -> pl.DataFrame:
 
 
 def test_validation_is_the_released_one_for_rows_of_the_h5():
-    """int(10 %) of the chosen rows in file order, random_state 42 (spec 1.4)."""
+    """int(10 %) of the chosen rows in file order, random_state 42."""
     members = scans()
     made = build_splits(members, tracks("SR12"), MERGED)
     chosen = {
