@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -61,6 +62,28 @@ def test_one_process_makes_many_and_sees_the_world_of_the_caller(pool, tmp_path,
 def test_what_it_prints_comes_out_here(pool, capsys):
     pool.run("one", speak, "word")
     assert capsys.readouterr() == ("word\n", "oh word\n")
+
+
+def chatter(lines: int) -> None:
+    """Two threads print at once, to both streams; the last line is not ended."""
+
+    def say(stream) -> None:
+        for number in range(lines):
+            print("x" * 2000, number, file=stream)
+
+    threads = [threading.Thread(target=say, args=(s,)) for s in (sys.stdout, sys.stderr)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    print("end", end="")
+
+
+def test_threads_of_a_worker_take_turns_and_no_line_is_lost(pool, capsys):
+    pool.run("one", chatter, 300)
+    out, err = capsys.readouterr()
+    said = ["x" * 2000 + f" {number}" for number in range(300)]
+    assert err.splitlines() == said and out.splitlines() == [*said, "end"]
 
 
 def test_errors_cross_with_their_parts(pool):

@@ -3,6 +3,9 @@
 A worker is started when none is idle, by a thread that lives as long as this process: workers die
 with the thread that started them, and so with a build that is killed. It ends by itself when it has
 had nothing to do for a while or has grown large. What it prints comes out here.
+
+What goes through the pipe is pickled. Both ends are processes of this build and the pipe has no
+name, so nothing foreign is ever unpickled.
 """
 
 import contextlib
@@ -130,22 +133,29 @@ class Workers:
 
 
 class _Printed(io.TextIOBase):
-    """A stream whose lines go through the pipe, each as a whole."""
+    """A stream whose lines go through the pipe, each as a whole.
 
-    def __init__(self, pipe: Connection, kind: str) -> None:
-        self._pipe, self._kind = pipe, kind
-        self._lock = threading.Lock()
+    All that a worker sends takes turns by one lock, as its threads print too.
+    """
+
+    def __init__(self, pipe: Connection, kind: str, turn: threading.Lock) -> None:
+        self._pipe, self._kind, self._turn = pipe, kind, turn
         self._line = ""
 
     def writable(self) -> bool:
         return True
 
     def write(self, text: str) -> int:
-        with self._lock:
+        with self._turn:
             lines, end, self._line = (self._line + text).rpartition("\n")
             if end:
                 self._pipe.send((self._kind, lines + end))
         return len(text)
+
+    def finish(self) -> None:
+        """End a line that was begun."""
+        if self._line:
+            self.write("\n")
 
 
 def _serve(pipe: Connection, parent: int) -> None:
@@ -155,7 +165,8 @@ def _serve(pipe: Connection, parent: int) -> None:
         os._exit(1)
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
-    printed, complained = _Printed(pipe, "out"), _Printed(pipe, "err")
+    turn = threading.Lock()
+    printed, complained = _Printed(pipe, "out", turn), _Printed(pipe, "err", turn)
     while pipe.poll(IDLE_SECONDS):
         try:
             call = pipe.recv_bytes()
@@ -164,8 +175,11 @@ def _serve(pipe: Connection, parent: int) -> None:
         pipe.send("begun")
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(complained):
             went_well, result = _done(call)
+        printed.finish()
+        complained.finish()
         goes_on = _own_memory() < LARGE_BYTES
-        pipe.send(("done", went_well, result, goes_on))
+        with turn:
+            pipe.send(("done", went_well, result, goes_on))
         if not goes_on:
             break
     os._exit(0)  # native libraries crash and hang on exit

@@ -101,15 +101,15 @@ def plan_features(
     `views` are the visual transforms by the name of the shard. `clips` tell which videos are
     trained with: those are shown as they are, and so are videos of no clip.
     """
-    mark = run_mark(facts, "none")
+    mark, evaluated = run_mark(facts, "none"), _evaluated(clips)
     for piece in validated:
-        parts = (_videos_of(piece), *clips)
-        shown = _views_of_clips(parts, views[name := f"{mark.run_id}/{piece.shard}"])
+        videos, name = _videos_of(piece), f"{mark.run_id}/{piece.shard}"
+        shown = _views_of_clips(_usable(videos.read(), videos.table), evaluated, views[name])
         if shown.height:
             yield Shard(
                 name,
                 files=run.weights,
-                parts=parts,
+                parts=(videos, *clips),
                 source=root,
                 about={"facts": facts.model_dump(mode="json"), "views": list(views[name])},
                 depends={"run": mark.run_id, "shown": content_key(shown.sort(pl.all()).rows())},
@@ -140,14 +140,19 @@ def _videos_of(piece: Piece) -> Part:
     return part
 
 
-def _views_of_clips(parts: Sequence[Part], views: Sequence[str]) -> pl.DataFrame:
+def _evaluated(clips: Sequence[Part]) -> pl.Series:
+    """Ids of the clips that are not trained with."""
+    rows = [part.read(["sample_id", "split"]) for part in clips]
+    ids = [part.filter(pl.col("split") != TRAIN)["sample_id"] for part in rows]
+    return pl.concat([pl.Series("sample_id", [], pl.String), *ids])
+
+
+def _views_of_clips(
+    videos: pl.DataFrame, evaluated: pl.Series, views: Sequence[str]
+) -> pl.DataFrame:
     """sample_id, sha256 and view of all that a model is shown, in the order of the videos."""
-    rows, (clips, *_) = _usable(parts[0].read(), parts[0].table), parts[1:] or (None,)
-    evaluated = rows["sample_id"].head(0)
-    if clips is not None:
-        evaluated = clips.read(["sample_id", "split"]).filter(pl.col("split") != TRAIN)["sample_id"]
     is_shown = (pl.col("view") == PLAIN) | pl.col("sample_id").is_in(evaluated.implode())
-    every = rows.select("sample_id", "sha256").join(
+    every = videos.select("sample_id", "sha256").join(
         pl.DataFrame({"view": views}, schema={"view": pl.String}), how="cross"
     )
     return every.filter(is_shown)
@@ -167,7 +172,7 @@ def _extracted(shard: Shard, settings: DeviceSettings, videos: pl.DataFrame) -> 
     model = cast(Backbone, model_of(facts, {file.name: str(file.path) for file in shard.files}))
     model.prepare(device=settings.device)
     use_threads(model.settings.cpu_threads)
-    shown = _views_of_clips(shard.parts, shard.about["views"])
+    shown = _views_of_clips(videos, _evaluated(shard.parts[1:]), shard.about["views"])
     work = shard.work or Path(mkdtemp())
     work.mkdir(parents=True, exist_ok=True)
     kept = _Kept(work, facts)

@@ -262,8 +262,8 @@ class Model(Plugin, ABC):
         """See `outputs`."""
 
     def embed(self, samples: Samples) -> np.ndarray:
-        """Frozen features (N, D) of a prepared model, of one that `embeds`."""
-        raise NotImplementedError(f"model {self.name} embeds nothing")
+        """Frozen features (N, D) of a prepared model; one that `embeds` has its own."""
+        raise TypeError(f"model {self.name} names settings that it embeds by, but has no embed")
 
     def head(self) -> Head | None:
         """How logits follow from features, where that is norm, activation and a linear layer."""

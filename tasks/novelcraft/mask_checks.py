@@ -5,11 +5,13 @@ Leaves: `mask_checks`, pixels that differ and the agreement of each sampled fram
 Blender one sentence says so, and no frame is checked.
 """
 
+import contextlib
 import hashlib
 import math
 import os
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError, version
 
 import numpy as np
 import polars as pl
@@ -35,7 +37,11 @@ def blender_version() -> str | None:
     """The version of bpy that child processes use; None where there is none."""
     if os.environ.get("NOVELTY_BLENDER_PYTHON") == NO_BLENDER:
         return None
-    asked = subprocess.run([blender_python(), "-c", VERSION], capture_output=True, text=True)
+    if (python := blender_python()) == sys.executable:
+        with contextlib.suppress(PackageNotFoundError):
+            return version("bpy")
+        return None
+    asked = subprocess.run([python, "-c", VERSION], capture_output=True, text=True)
     return asked.stdout.strip() or None if asked.returncode == 0 else None
 
 
@@ -49,15 +55,15 @@ def check_masks(
     """Check a sample of the frames that this build rendered by raycast."""
     if not checks.share or render.renderer != "raycast":
         return
-    version = blender_version()
-    if version is None:
+    blender = blender_version()
+    if blender is None:
         print(
             "novelcraft: masks are not checked against Blender, which is not here; "
             "`make setup EXTRAS=blender` brings it",
             file=sys.stderr,
         )
         return
-    shards = plan_checks(rendered, ingested, checks, render, version)
+    shards = plan_checks(rendered, ingested, checks, render, blender)
     build.run(check_frames, shards, checks)
     if shards and build.dry is None:
         warn_of_difference(build.read(MASK_CHECKS.name))
@@ -68,7 +74,7 @@ def plan_checks(
     ingested: list[Piece],
     settings: CheckSettings,
     render: RenderSettings,
-    version: str,
+    blender: str,
 ) -> list[Shard]:
     """Shards of some frames each, as Blender takes its time to start."""
     masked = {
@@ -89,7 +95,7 @@ def plan_checks(
             about = {
                 "frames": frames,
                 "render": render.model_dump(mode="json"),
-                "blender": version,
+                "blender": blender,
             }
             shards.append(Shard(together[0].shard, parts=tuple(parts), about=about))
             together, frames = [], []
