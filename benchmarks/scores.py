@@ -28,7 +28,7 @@ from tasks.scores.base import Head, Outputs, Reference
 
 SHAPES, TRAIN, POINTS, CLASSES, BATCH = 48, 64, 512, 18, 4
 SCORES = ("cosine", "energy", "entropy", "gradnorm", "mahalanobis", "mls", "msp", "nearest")
-SCORES += ("odin", "react")
+SCORES += ("odin_without_step", "react")
 TEST_ROWS, TRAIN_ROWS, WIDTH = 10_260, 7_342, 256
 Scores = dict[str, np.ndarray]
 
@@ -126,7 +126,7 @@ def per_score(model: Classifier, clouds: torch.Tensor, reference: Reference) -> 
         return [model.classifier(g).logsumexp(1)[0]]
 
     msp, mls = every(of_logits)
-    passes = {"nearest": distance, "odin": odin, "energy": energy}
+    passes = {"nearest": distance, "odin_without_step": odin, "energy": energy}
     passes |= {"gradnorm": gradnorm, "react": react}
     return {"msp": msp, "mls": mls} | {name: every(score)[0] for name, score in passes.items()}
 

@@ -220,7 +220,8 @@ class _Plan:
             # Nobody asked for it by name, another model builds on it.
             changes = shared_settings(self.config, kind.name)
         adapted = offer.adapt(kind, kind.resolve(preset, changes, network))
-        return kind.variants(preset, put_over(adapted, changes), network, tuple(self.asked))
+        asked = tuple(name for name in self.asked if offer.takes(models.find(name)))
+        return kind.variants(preset, put_over(adapted, changes), network, asked)
 
     def _networks_of_bases(
         self, kind: type[Model], variant: Mapping[str, Any], network: str | None, offer: Offer

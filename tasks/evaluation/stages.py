@@ -33,6 +33,7 @@ from schemas.tables import (
 from storage.layout import content_key
 from storage.parquet import filled_columns
 from storage.pieces import Part, Piece
+from tasks import models
 from tasks import scores as score_files
 from tasks.engine.plugins import ALL
 from tasks.engine.stage import Build, Produced, Reject, Shard, stage
@@ -109,6 +110,9 @@ def chosen_scores(
     choice: Mapping[str, Mapping[str, Any]], preset: str | None = None
 ) -> list[ScoreChoice]:
     """Scores with their resolved settings; a wrong name or setting is refused."""
+    for name in sorted(choice.keys() - set(score_files.names())):
+        if name in models.names():
+            raise ConfigError(f"{name} is no score but a model: ask for it with --models {name}")
     return [
         ScoreChoice(
             name=name,

@@ -7,7 +7,8 @@ matrix for each number of steps down (1 to 5) predicts features of the rows belo
 prediction is its mean product with a feature row, and the loss tells the true one from the one at
 the same place after the patches of the same picture were shuffled. The code's step has no L2 term.
 
-The network has a stride of 2 in the first convolution, mirrored edges and a batch norm per task.
+The network has a stride of 2 in the first convolution, mirrored edges and a batch norm per task;
+the model `light_classifier` is the same one without this loss.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from pydantic import Field, model_validator
 from schemas.config import Settings
 from schemas.errors import ConfigError
 from tasks.learning.trainer import Batch
-from tasks.models.pictures import AuxiliaryClassifier, AuxiliaryTraining
-from tasks.networks.wide_resnet import AUXILIARY, norms, pooled
+from tasks.models.pictures import AuxiliaryClassifier, AuxiliaryTraining, crop_side
+from tasks.networks.wide_resnet import AUXILIARY, LIGHT
 
 if TYPE_CHECKING:
     import torch
@@ -73,8 +74,12 @@ class Cpc(AuxiliaryClassifier):
     def network_settings(
         cls, network: str, preset: str | None, changes: Mapping[str, Any] | None = None
     ) -> Settings:
-        own = {"stem_stride": 2, "padding": "symmetric", "tasks": 2}
-        return super().network_settings(network, preset, changes).model_copy(update=own)
+        return super().network_settings(network, preset, changes).model_copy(update=LIGHT)
+
+    @classmethod
+    def unfit(cls, settings: Any, shortest: int, longest: int) -> str | None:
+        reason = super().unfit(settings, shortest, longest)
+        return reason or _too_small(settings.cpc, crop_side(shortest, settings) // settings.shrink)
 
     def auxiliary_pictures(self) -> int:
         return self.settings.cpc.batch_size
@@ -86,7 +91,7 @@ class Cpc(AuxiliaryClassifier):
         width, context = self.network.shared_width, settings.context
         return _initialised(
             {
-                "norm": norms(width, 1),
+                "norm": self.network.norms(width, 1),
                 "enter": nn.Conv2d(width, context, 1),
                 # Rows above and the own row only: what lies below is to be predicted.
                 "above": nn.Conv2d(context, context, (2, 3), bias=False),
@@ -146,11 +151,8 @@ class Cpc(AuxiliaryClassifier):
     def patches(self, pictures: torch.Tensor) -> torch.Tensor:
         """(B, rows, columns, 3, patch, patch)."""
         settings = self.settings.cpc
-        if min(pictures.shape[2:]) < settings.patch + settings.stride:
-            raise ConfigError(
-                f"cpc: a picture of {tuple(pictures.shape[2:])} has no two rows of patches of "
-                f"{settings.patch} at a distance of {settings.stride}; lower cpc.patch"
-            )
+        if reason := _too_small(settings, min(pictures.shape[2:])):
+            raise ConfigError(f"model {self.name}: {reason}")
         cut = pictures.unfold(2, settings.patch, settings.stride)
         cut = cut.unfold(3, settings.patch, settings.stride)
         return cut.permute(0, 2, 3, 1, 4, 5).contiguous()
@@ -183,7 +185,7 @@ class Cpc(AuxiliaryClassifier):
         shape = self.network.settings
         groups = min(shape.shared_groups, shape.groups)
         hidden = self.network.trunk(patches.flatten(0, 2), AUXILIARY, groups)
-        rows = pooled(self.layers["norm"], hidden, AUXILIARY)
+        rows = self.network.pooled(self.layers["norm"], hidden, AUXILIARY)
         return rows.view(*patches.shape[:3], -1).permute(0, 3, 1, 2)
 
     def _context(self, features: torch.Tensor) -> torch.Tensor:
@@ -197,6 +199,16 @@ class Cpc(AuxiliaryClassifier):
         for first, second in own["residual"]:
             hidden = hidden + second(first(hidden.relu()).relu())
         return own["leave"](hidden.relu())
+
+
+def _too_small(settings: CpcSettings, side: int) -> str | None:
+    """Why pictures of this side cannot be cut into patches."""
+    if side >= settings.patch + settings.stride:
+        return None
+    return (
+        f"a picture of {side} pixels has no two rows of patches of {settings.patch} at a distance "
+        f"of {settings.stride}; lower models.cpc.cpc.patch and models.cpc.cpc.stride"
+    )
 
 
 def _initialised(layers: dict[str, nn.Module]) -> dict[str, nn.Module]:

@@ -102,6 +102,16 @@ class PictureClassifier(NetworkModel):
     }
     scheduled: ClassVar[tuple[str, ...]] = ("classes",)
 
+    @classmethod
+    def unfit(cls, settings: Any, shortest: int, longest: int) -> str | None:
+        """Why it cannot learn from pictures with sides of so many pixels, if it cannot."""
+        if settings.crop is None or settings.crop <= shortest:
+            return None
+        return (
+            f"a picture side of {shortest} is less than the crop of {settings.crop}; take larger "
+            "pictures or set crop"
+        )
+
     def keeps(self, epoch: int) -> bool:
         left, every = self.settings.epochs - epoch, self.settings.evaluate_every
         return left % every == 0 and left // every < self.settings.evaluations
@@ -262,6 +272,16 @@ class Turned(AuxiliaryClassifier):
     def paper_weight(cls, network: str | None) -> float:
         return 1.0 if network == "stl" else 0.5
 
+    @classmethod
+    def unfit(cls, settings: Any, shortest: int, longest: int) -> str | None:
+        reason = super().unfit(settings, shortest, longest)
+        if reason or crop_side(shortest, settings) == crop_side(longest, settings):
+            return reason
+        return (
+            f"pictures of {shortest} x {longest} pixels cannot be turned in one batch; set "
+            f"models.{cls.name}.crop, so that they are square"
+        )
+
     def auxiliary_pictures(self) -> int:
         return self.settings.batch_size // self.TURNS
 
@@ -277,13 +297,13 @@ class Turned(AuxiliaryClassifier):
         from torch.nn import functional
 
         pictures = self.inputs(batch)
-        if pictures.shape[2] != pictures.shape[3]:
-            raise ConfigError(
-                f"model {self.name}: pictures of {tuple(pictures.shape[2:])} cannot be "
-                "turned in one batch; set crop, so that they are square"
-            )
+        if reason := self.unfit(self.settings, *sorted(batch.array("images").shape[1:3])):
+            raise ConfigError(f"model {self.name}: {reason}")
         every = torch.cat([self.turn(pictures, number) for number in range(self.TURNS)])
         numbers = torch.arange(self.TURNS, device=every.device).repeat_interleave(len(pictures))
+        # Parts of the batch that a norm takes together have all four of them.
+        order = torch.randperm(len(every), device=every.device)
+        every, numbers = every[order], numbers[order]
         rows = self.network.encode(every, AUXILIARY)
         return functional.cross_entropy(self.layers["turns"](rows).float(), numbers)
 
@@ -376,10 +396,6 @@ def reflected(places: torch.Tensor, side: int) -> torch.Tensor:
 
 
 def crop_side(side: int, settings: PictureTraining) -> int:
-    kept: int = settings.crop or side
-    if kept > side:
-        raise ConfigError(
-            f"a picture side of {side} is less than the crop of {kept}; take larger pictures or "
-            "set crop"
-        )
-    return kept
+    if reason := PictureClassifier.unfit(settings, side, side):
+        raise ConfigError(reason)
+    return settings.crop or side

@@ -11,6 +11,7 @@ SHAPE: dict[str, Any] = {
     "stem": 7,
     "stem_bias": False,
     "pooling": "average",
+    "norm_batch": None,
 }
 VIEWS: dict[str, Any] = {
     "epoch_samples": None,

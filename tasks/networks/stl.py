@@ -9,7 +9,7 @@ from tasks.networks.wide_resnet import SMALL, SMALL_CPC, WideResNet
 class Stl(WideResNet):
     name: ClassVar[str] = "stl"
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "paper": {"width": 64, "groups": 4},
+        "paper": {"width": 64, "groups": 4, "norm_batch": 64},
         "small": {**SMALL, "groups": 4},
     }
     trained: ClassVar[Mapping[str, Mapping[str, Any]]] = {

@@ -26,8 +26,17 @@ if TYPE_CHECKING:
 DOUBLING = (1, 2)
 CLASSES, AUXILIARY = 0, 1
 # What the small networks have in common; patches of their pictures stand 6 x 6.
-SMALL = {"width": 16, "blocks": 1, "dropout": 0.0, "pooling": "max"}
+SMALL = {"width": 16, "blocks": 1, "dropout": 0.0, "pooling": "max", "norm_batch": None}
 SMALL_CPC = {"margin": 1, "context": 64, "layers": 1, "batch_size": 8}
+# What CPC's network and the classifier that it is compared with have in common: lighter, and with
+# norms over the whole batch whose running statistics keep a tenth of the old.
+LIGHT = {
+    "stem_stride": 2,
+    "padding": "symmetric",
+    "tasks": 2,
+    "norm_batch": None,
+    "norm_momentum": 0.9,
+}
 
 
 class NetworkSettings(Settings):
@@ -55,11 +64,16 @@ class NetworkSettings(Settings):
     """Batch norms at each place of the shared groups; 2 keeps the auxiliary task apart (CPC)."""
     shared_groups: int = Field(3, ge=1)
     """Groups that have a batch norm for each task, where tasks is 2."""
+    norm_batch: int | None = Field(128, ge=1)
+    """Pictures that a norm takes together in training, as each GPU did; none: the whole batch."""
+    norm_momentum: float = Field(0.1, gt=0, le=1)
+    """Share of a batch in the running statistics; 0.9 in CPC's code."""
 
 
 class WideResNet(Network):
     """Subclasses name themselves, their presets, and how models are trained on them."""
 
+    version: ClassVar[int] = 2
     modality: ClassVar[str] = "image"
     configuration: ClassVar[type[Settings]] = NetworkSettings
     trained: ClassVar[Mapping[str, Mapping[str, Any]]]
@@ -110,7 +124,14 @@ class WideResNet(Network):
                 inside = width
             groups.append(group)
         tasks = settings.tasks if settings.groups <= settings.shared_groups else 1
-        return nn.ModuleDict({"stem": stem, "groups": groups, "norm": norms(inside, tasks)})
+        return nn.ModuleDict({"stem": stem, "groups": groups, "norm": self.norms(inside, tasks)})
+
+    def norms(self, channels: int, tasks: int) -> nn.ModuleList:
+        """A batch norm for each task: separate gains, offsets and running statistics."""
+        from torch import nn
+
+        momentum = self.settings.norm_momentum
+        return nn.ModuleList(nn.BatchNorm2d(channels, momentum=momentum) for _ in range(tasks))
 
     def initialise(self) -> None:
         """The code's initial weights, uniform: He in the blocks, Glorot elsewhere."""
@@ -124,7 +145,25 @@ class WideResNet(Network):
 
     def encode(self, samples: torch.Tensor, task: int = CLASSES) -> torch.Tensor:
         """Features (B, D): the mean over the picture after the last norm and ReLU."""
-        return pooled(self.layers["norm"], self.trunk(samples, task, self.settings.groups), task)
+        hidden = self.trunk(samples, task, self.settings.groups)
+        return self.pooled(self.layers["norm"], hidden, task)
+
+    def pooled(self, norm: nn.ModuleList, hidden: torch.Tensor, task: int) -> torch.Tensor:
+        """Norm, ReLU, mean over the picture."""
+        return self.normed(norm, hidden, task).relu().mean((2, 3))
+
+    def normed(self, norm: nn.ModuleList, hidden: torch.Tensor, task: int) -> torch.Tensor:
+        """By the norm of the task; in training, parts of `norm_batch` or more pictures each alone.
+
+        Each part moves the running statistics in turn, as GPUs do that share a batch.
+        """
+        import torch
+
+        layer, size = norm[task if len(norm) > 1 else CLASSES], self.settings.norm_batch
+        parts = len(hidden) // size if layer.training and size else 1
+        if parts < 2:
+            return layer(hidden)
+        return torch.cat([layer(part) for part in hidden.tensor_split(parts)])
 
     def trunk(self, pictures: torch.Tensor, task: int, groups: int) -> torch.Tensor:
         """What leaves the first `groups` groups."""
@@ -140,9 +179,9 @@ class WideResNet(Network):
 
         padding = 0 if self.settings.padding == "symmetric" else 1
         layers = {
-            "norm1": norms(inside, tasks),
+            "norm1": self.norms(inside, tasks),
             "conv1": nn.Conv2d(inside, outside, 3, stride, padding, bias=False),
-            "norm2": norms(outside, tasks),
+            "norm2": self.norms(outside, tasks),
             "dropout": nn.Dropout(self.settings.dropout),
             "conv2": nn.Conv2d(outside, outside, 3, 1, padding, bias=False),
         }
@@ -153,9 +192,9 @@ class WideResNet(Network):
     def _through(self, block: Any, hidden: torch.Tensor, task: int) -> torch.Tensor:
         """A block as `_block` makes it."""
         passed = block["shortcut"](hidden) if "shortcut" in block else hidden
-        inner = _of_task(block["norm1"], task)(hidden).relu()
+        inner = self.normed(block["norm1"], hidden, task).relu()
         inner = self._convolved(block["conv1"], inner)
-        inner = block["dropout"](_of_task(block["norm2"], task)(inner).relu())
+        inner = block["dropout"](self.normed(block["norm2"], inner, task).relu())
         return passed + self._convolved(block["conv2"], inner)
 
     def _convolved(self, layer: nn.Conv2d, pictures: torch.Tensor) -> torch.Tensor:
@@ -176,13 +215,6 @@ class WideResNet(Network):
         return functional.avg_pool2d(hidden, 3, 2, margin, count_include_pad=False)
 
 
-def norms(channels: int, tasks: int) -> nn.ModuleList:
-    """A batch norm for each task: separate gains, offsets and running statistics."""
-    from torch import nn
-
-    return nn.ModuleList(nn.BatchNorm2d(channels) for _ in range(tasks))
-
-
 def glorot(layer: nn.Conv2d | nn.Linear) -> None:
     """Uniform weights by Glorot, offsets of zero."""
     from torch import nn
@@ -190,11 +222,6 @@ def glorot(layer: nn.Conv2d | nn.Linear) -> None:
     nn.init.xavier_uniform_(layer.weight)
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
-
-
-def pooled(norm: nn.ModuleList, hidden: torch.Tensor, task: int) -> torch.Tensor:
-    """Norm, ReLU, mean over the picture."""
-    return _of_task(norm, task)(hidden).relu().mean((2, 3))
 
 
 def mirrored(pictures: torch.Tensor, margin: int) -> torch.Tensor:
@@ -208,7 +235,3 @@ def mirrored(pictures: torch.Tensor, margin: int) -> torch.Tensor:
         first, last = pictures.narrow(axis, 0, margin), pictures.narrow(axis, side - margin, margin)
         pictures = torch.cat([first.flip(axis), pictures, last.flip(axis)], axis)
     return pictures
-
-
-def _of_task(norm: nn.ModuleList, task: int) -> nn.Module:
-    return norm[task if len(norm) > 1 else CLASSES]

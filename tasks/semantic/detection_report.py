@@ -27,19 +27,22 @@ CONVENTION = "semantic"
 PAPER = Path(__file__).with_name("paper_results.csv")
 # The network without an auxiliary task, and its name in the paper's numbers.
 PLAIN, PAPER_PLAIN = "classifier", "none"
+# Models that are compared with another one: CPC with its own network without the second loss.
+PARTNERS = {"cpc": "light_classifier"}
+WITHOUT_TASK = (PLAIN, *PARTNERS.values())
 # Experiments of the paper in which a model stands beside the plain one; the released code of
 # rotation does not rotate, so that both of ours stand beside the same numbers.
 EXPERIMENTS = {
     "classifier": "rotation",
     "rotation": "rotation",
     "rotation_released": "rotation",
+    "light_classifier": "cpc",
     "cpc": "cpc",
     "centre_mask": "centre_mask",
 }
 AVERAGE = "Average"
-# Runs of the model odin stand among the scores of the network that they go over; the score file
-# odin has no step on the input.
-ODIN_STEP = "odin with its input step"
+# Runs of the model odin stand among the scores of the network that they go over.
+ODIN_STEP = "odin"
 # Columns of the paper's tables: how they are called in the csv, score and metric here, title.
 COLUMNS = {
     "msp": ("msp", "average_precision", "MSP"),
@@ -221,10 +224,17 @@ def evaluations_of(training: pl.DataFrame) -> str:
 
 
 def _pairs(names: Sequence[str]) -> list[tuple[str, ...]]:
-    """The plain classifier with each other model, as the paper's tables have them."""
-    others = sorted(set(names) - {PLAIN})
-    first = (PLAIN,) if PLAIN in names else ()
-    return [(*first, name) for name in others] or [first]
+    """Each model beside the one without its task, as the paper's tables have them."""
+    others = sorted(set(names) - set(WITHOUT_TASK))
+    paired = {partner_of(name) for name in others}
+    alone = [name for name in WITHOUT_TASK if name in names and name not in paired]
+    pairs = [tuple(n for n in (partner_of(name), name) if n in names) for name in others]
+    return pairs + [(name,) for name in alone]
+
+
+def partner_of(model: str) -> str:
+    """The model without a second task that one is compared with, whatever settings it names."""
+    return PARTNERS.get(model.partition(",")[0], PLAIN)
 
 
 def paper_table(runs: pl.DataFrame, skew: pl.DataFrame, pair: Sequence[str]) -> Html:
@@ -236,7 +246,7 @@ def paper_table(runs: pl.DataFrame, skew: pl.DataFrame, pair: Sequence[str]) -> 
     order = paper["member"].unique(maintain_order=True).to_list()
     if set(order) - set(ours["member"]):  # the paper's mean over all members is not of these
         paper = paper.filter(pl.col("member") != AVERAGE)
-    tasks = dict.fromkeys(pair, experiment) | {PLAIN: PAPER_PLAIN}
+    tasks = {name: PAPER_PLAIN if name in WITHOUT_TASK else experiment for name in pair}
     kinds = {
         "ours": _wide(ours, {task: task for task in pair}),
         "paper": _wide(paper, {name: tasks[name] for name in pair}),
@@ -277,7 +287,7 @@ def _wide(cells: pl.DataFrame, tasks: Mapping[str, str]) -> dict[str, tuple[str 
 
 
 def changes(runs: pl.DataFrame) -> pl.DataFrame:
-    """For each other model: differences to the classifier of the same member and seed, in points.
+    """For each model: differences to the one without its task, same member and seed, in points.
 
     subset, network, model, column, pairs, mean, deviation, low, high (the 95 % interval of the
     mean by Student's t), members, gained (members whose mean over seeds rose), verdict.
@@ -286,10 +296,10 @@ def changes(runs: pl.DataFrame) -> pl.DataFrame:
 
     key = ["subset", "network", "column"]
     last = _columns(runs, LAST_EPOCHS)
-    base = last.filter(model=PLAIN).drop("model").rename({"value": "base"})
-    pairs = last.filter(pl.col("model") != PLAIN).join(
-        base, on=[*key, "member", "seed"], how="inner"
-    )
+    partner = pl.col("model").map_elements(partner_of, pl.String).alias("partner")
+    base = last.rename({"value": "base", "model": "partner"})
+    pairs = last.with_columns(partner).filter(~pl.col("model").is_in(WITHOUT_TASK))
+    pairs = pairs.join(base, on=[*key, "partner", "member", "seed"], how="inner")
     pairs = pairs.with_columns((pl.col("value") - pl.col("base")).alias("change"))
     gained = (
         pairs.group_by(*key, "model", "member")
@@ -353,7 +363,7 @@ def sentences(found: pl.DataFrame) -> Iterator[str]:
                 f"{SAID[row['column']]} {row['verdict']} ({row['mean']:+.2f} points, "
                 f"{counted(row['pairs'], 'pair')})"
             )
-        yield f"{task} against {PLAIN} on {subset}: {'; '.join(said)}."
+        yield f"{task} against {partner_of(task)} on {subset}: {'; '.join(said)}."
 
 
 def _changed(runs: pl.DataFrame) -> Section | None:
@@ -371,7 +381,7 @@ def _changed(runs: pl.DataFrame) -> Section | None:
         "What the auxiliary task changed",
         [
             paragraph(
-                "Each network with a task is paired with the classifier of the same settings, "
+                "Each network with a task is paired with that without it, of the same settings, "
                 "held-out member and seed; the numbers are those of the tables above. Better or "
                 f"worse is said where the {CONFIDENCE:.0%} interval of the mean difference "
                 f"(Student's t) leaves out zero and there are {FEWEST_PAIRS} pairs or more. Seeds "
@@ -411,8 +421,8 @@ def _ranking(runs: pl.DataFrame) -> Section | None:
     parts: list[Html] = [
         paragraph(
             "Average precision in percent of every score of the final networks: mean over the "
-            "held-out members, deviation over seeds. Only the model odin takes a step on the "
-            "input; the score odin and the others come from the outputs of one forward pass."
+            "held-out members, deviation over seeds. Only odin takes a step on the input; the "
+            "other scores come from the outputs of one forward pass."
         )
     ]
     tasks = found.columns[3:-1]

@@ -5,7 +5,7 @@ tasks/evaluation/model_runs.py. A wrong name or setting is said before anything 
 """
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,15 +15,16 @@ import polars as pl
 from schemas.errors import ConfigError, SourceError
 from schemas.semantic import Config
 from storage.pieces import Part
-from tasks import networks
+from tasks import models, networks
 from tasks.engine.plugins import ALL
 from tasks.engine.stage import Build
-from tasks.evaluation.model_runs import Offer, plan_models
+from tasks.evaluation.model_runs import Offer, plan_models, shared_settings
 from tasks.evaluation.stages import check_scores, chosen_scores
 from tasks.learning.devices import choose_device
 from tasks.models.base import Model
 from tasks.models.classifier import Classifier
 from tasks.models.odin import Odin
+from tasks.models.pictures import PictureClassifier
 from tasks.models.pixel_gaussian import PixelGaussian, shrunk_side
 from tasks.semantic.trials import KNOWN, KnownSet, Subset, parts_of, protocol_of
 
@@ -221,8 +222,13 @@ def offers_of(config: Config, trials: Sequence[Trial], splits: pl.DataFrame) -> 
             trial.protocol,
             MODALITY,
             tuple(dict.fromkeys(network_for(name, trial.sides[1]) for name in names)),
-            partial(_takes, trial.protocol in baseline, trial.protocol in others),
-            partial(_adapt, trial.sides[0], fewest.get(trial.subset.name, 0)),
+            partial(
+                _takes,
+                trial.protocol in baseline,
+                trial.protocol in others,
+                frozenset(unfit_models(config, trial) if trial.protocol in others else ()),
+            ),
+            partial(_adapt, trial, fewest.get(trial.subset.name, 0)),
             {"side": trial.sides[0]} if isinstance(trial.subset, KnownSet) else {},
         )
         for trial in trials
@@ -244,12 +250,32 @@ def _say_lacking(protocols: Sequence[str]) -> None:
         )
 
 
-def _takes(baseline: bool, others: bool, kind: type[Model]) -> bool:
-    return baseline if kind is PixelGaussian else others
+def unfit_models(config: Config, trial: Trial) -> Iterator[str]:
+    """Those of `all` that cannot learn from the pictures; one that is named must, see `_adapt`."""
+    for name in set(models.chosen(config.models)) - set(config.models):
+        kind = models.find(name)
+        if not issubclass(kind, PictureClassifier):
+            continue
+        for choice in chosen_networks(config.networks):
+            network = network_for(choice, trial.sides[1])
+            settings = kind.resolve(config.preset, shared_settings(config, name), network)
+            if reason := kind.unfit(settings, *trial.sides):
+                print(f"  {trial.protocol}: no {name}, as {reason}", file=sys.stderr)
+                yield name
+                break
 
 
-def _adapt(shortest: int, images: int, kind: type[Model], settings: Any) -> dict[str, Any]:
-    """The baseline sees all trials of a subset at the side that the smallest one allows."""
+def _takes(baseline: bool, others: bool, unfit: frozenset[str], kind: type[Model]) -> bool:
+    return baseline if kind is PixelGaussian else others and kind.name not in unfit
+
+
+def _adapt(trial: Trial, images: int, kind: type[Model], settings: Any) -> dict[str, Any]:
+    """The baseline sees all trials of a subset at the side that the smallest one allows.
+
+    A model that cannot learn from the pictures is refused here, before anything is trained.
+    """
+    if issubclass(kind, PictureClassifier) and (reason := kind.unfit(settings, *trial.sides)):
+        raise ConfigError(f"model {kind.name} on {trial.protocol}: {reason}")
     if kind is not PixelGaussian:
         return {}
-    return {"side": shrunk_side(min(settings.side, shortest), images)}
+    return {"side": shrunk_side(min(settings.side, trial.sides[0]), images)}

@@ -26,7 +26,8 @@ TURNS = {
     "rotation_released": [[0, 1, 2, 3], [2, 3, 0, 1], [0, 2, 1, 3], [2, 0, 3, 1]],
 }
 NETWORKS = ("cifar", "stl", "imagenet")
-CLASSIFIERS = ("classifier", "centre_mask", "rotation", "rotation_released", "cpc")
+CLASSIFIERS = ("classifier", "centre_mask", "rotation", "rotation_released")
+CLASSIFIERS += ("cpc", "light_classifier")
 TINY = {"width": 4, "blocks": 1, "dropout": 0.0, "pooling": "none"}
 
 
@@ -266,6 +267,55 @@ def test_the_loss_of_cpc_falls_on_a_few_pictures():
     # One true patch against one negative: chance is log 2.
     assert abs(losses[0] - np.log(2)) < 0.2
     assert np.mean(losses[-5:]) < 0.45
+
+
+def test_the_partner_of_cpc_has_its_network_and_learns_the_classes_alone():
+    cpc, light = (model_of(name, "imagenet", "paper") for name in ("cpc", "light_classifier"))
+    assert light.network_shape == cpc.network_shape
+    assert light.settings.epochs == cpc.settings.epochs
+    counts = {}
+    for model in (cpc, light):
+        model.classes = 9
+        with torch.device("meta"):
+            model._make_layers()
+        layers = [model.layers[name] for name in ("network", "classes")]
+        counts[model.name] = sum(p.numel() for layer in layers for p in layer.parameters())
+    # A second gain and offset for each of 3,776 channels of the shared groups' norms.
+    assert counts == dict.fromkeys(("cpc", "light_classifier"), 11_861_321 + 2 * 3_776)
+    assert set(light.layers) == {"network", "classes"}
+
+
+@pytest.mark.parametrize(
+    ("name", "network", "preset", "sides", "reason"),
+    [
+        ("cpc", "cifar", "paper", (32, 32), "32 pixels has no two rows of patches of 64"),
+        ("cpc", "imagenet", "paper", (256, 256), None),
+        ("cpc", "imagenet", "small", (256, 256), None),
+        ("cpc", "stl", "paper", (96, 96), None),
+        ("cpc", "stl", "paper", (95, 95), "95 pixels has no two rows"),
+        ("classifier", "imagenet", "paper", (200, 256), "side of 200 is less than the crop of 224"),
+        ("rotation", "cifar", "paper", (32, 48), "32 x 48 pixels cannot be turned"),
+        ("rotation", "imagenet", "paper", (256, 300), None),
+        ("rotation", "cifar", "paper", (32, 32), None),
+    ],
+)
+def test_pictures_that_a_model_cannot_learn_from(name, network, preset, sides, reason):
+    kind = models.find(name)
+    found = kind.unfit(kind.resolve(preset, {}, network), *sides)
+    assert (found is None) if reason is None else reason in found
+
+
+def test_the_parts_of_a_rotation_step_are_mixed():
+    """A norm over a part must not see one transform alone."""
+    run = Steps("rotation", batch_size=32)
+    seen = []
+    run.model.network.encode = lambda pictures, task: (
+        seen.append(pictures) or torch.zeros(len(pictures), run.model.network.width)
+    )
+    run.model.auxiliary_loss(run.batch(8))
+    plain = run.model.inputs(run.batch(8))
+    first = [bool((plain == row).flatten(1).all(1).any()) for row in seen[0]]
+    assert sum(first) == 8 and first[:8] != [True] * 8
 
 
 # ---------------------------------------------------------------- mask and views

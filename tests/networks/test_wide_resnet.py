@@ -6,6 +6,7 @@ import torch
 
 from schemas.errors import ConfigError
 from tasks import networks
+from tasks.models.classifier import Classifier
 from tasks.models.cpc import Cpc
 from tasks.networks.cifar import Cifar
 from tasks.networks.wide_resnet import AUXILIARY, WideResNet, mirrored
@@ -154,6 +155,34 @@ def test_norms_of_the_tasks_are_separate():
     network.encode(torch.randn(4, 3, 16, 16), AUXILIARY)
     moved = {n for n, value in layers.state_dict().items() if not torch.equal(value, before[n])}
     assert moved and all(".1.running" in n or ".1.num" in n for n in moved)
+
+
+def test_a_norm_takes_parts_of_a_batch_in_training():
+    torch.manual_seed(0)
+    pictures = torch.randn(6, 3, 4, 4) * 3 + 1
+    network = small(**TINY, norm_batch=2)
+    norms, plain = network.norms(3, 1), torch.nn.BatchNorm2d(3)
+    expected = torch.cat([plain(part) for part in pictures.split(2)])
+    assert torch.equal(network.normed(norms, pictures, 0), expected)
+    assert torch.equal(norms[0].running_mean, plain.running_mean)
+    assert torch.equal(norms[0].running_var, plain.running_var)
+    assert torch.equal(network.normed(norms.eval(), pictures, 0), plain.eval()(pictures))
+    whole = torch.nn.BatchNorm2d(3)
+    for size in (None, 6, 4):  # six pictures are not two parts of four
+        network = small(**TINY, norm_batch=size)
+        assert torch.equal(network.normed(network.norms(3, 1), pictures, 0), whole(pictures))
+
+
+@pytest.mark.parametrize(
+    ("name", "batch", "size"), [("cifar", 512, 128), ("stl", 256, 64), ("imagenet", 64, None)]
+)
+def test_paper_norms_take_what_a_gpu_had(name, batch, size):
+    kind = networks.find(name)
+    assert kind.resolve("paper").norm_batch == size
+    assert Classifier.resolve("paper", {}, name).batch_size == batch
+    assert kind.resolve("small").norm_batch is None
+    light = Cpc.network_settings(name, "paper")
+    assert (light.norm_batch, light.norm_momentum) == (None, 0.9)
 
 
 def test_wrong_names_are_one_sentence():

@@ -28,7 +28,7 @@ GOLDEN: dict[str, tuple[int, str]] = {
     "msp": (1, "12392cf4937b"),
     "nearest": (1, "7dcaeb55578d"),
     "nnguide": (1, "a99d8bbf855a"),
-    "odin": (1, "6e8684a85283"),
+    "odin_without_step": (1, "6e8684a85283"),
     "one_class_svm": (1, "1fac1fb2242c"),
     "openmax": (1, "3300bb32058e"),
     "react": (1, "089f24adbb26"),

@@ -17,6 +17,8 @@ from scipy.optimize import fmin
 from scipy.special import expit
 from scipy.stats import exponweib
 
+from tasks.models.odin import OdinSettings
+from tasks.models.odin import odin as odin_step
 from tasks.scores import find
 from tasks.scores.base import Outputs
 from tests.scores import CLASSES, WIDTH, World, make_world
@@ -164,7 +166,7 @@ PEERS: dict[str, Peer] = {
     "mls": lambda case: case.peer.MaxLogit(None).predict_logits(case.logits),
     "energy": lambda case: case.peer.EnergyBased(None).predict_logits(case.logits),
     "entropy": lambda case: case.peer.Entropy(None).predict_logits(case.logits) / CLASSES,
-    "odin": odin,
+    "odin_without_step": odin,
     "gradnorm": gradnorm,
     "react": react,
     "nearest": lambda case: knn(case, 1, False),
@@ -280,3 +282,19 @@ def test_the_comparison_can_fail(peer: ModuleType, world: World, name: str) -> N
     theirs = peer_scores(peer, name, world, torch.float32)
     wrong = replace(world, test=Outputs(world.test.logits * np.float32(1.0001)))
     assert difference(own_scores(name, wrong), theirs) > TOLERANCE
+
+
+def test_odin_with_its_step_agrees(peer: ModuleType) -> None:
+    """The model `odin` on the same network, input step included, in units of normalised pixels."""
+    torch.manual_seed(3)
+    layers = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(288, 5)
+    ).double()
+    pictures, std = torch.randn(64, 3, 8, 8).double(), torch.tensor([63.0, 62.1, 66.7])
+    for space, divided in (("normalised", [1.0] * 3), ("pixel1", (std / 255).tolist())):
+        settings = OdinSettings(temperature=1000, epsilon=0.05, space=space)
+        _, _, ours = odin_step(lambda x: (layers(x), x), pictures, std.double(), settings)
+        theirs = peer.ODIN(layers, eps=0.05, temperature=1000.0, norm_std=divided).predict(pictures)
+        assert difference(ours.numpy(), theirs.detach().numpy()) <= TOLERANCE
+        still = -(layers(pictures) / 1000).softmax(1).amax(1).detach().numpy()
+        assert difference(still, theirs.detach().numpy()) > TOLERANCE

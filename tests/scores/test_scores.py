@@ -35,7 +35,9 @@ def test_scores_of_logits_by_hand() -> None:
     # T = 2: softmax and sums of square roots.
     roots = 1 + 2**0.5 + 5**0.5
     assert scored("energy", outputs, temperature=2) == pytest.approx([-2 * log(roots), -2 * log(3)])
-    assert scored("odin", outputs, temperature=2) == pytest.approx([-(5**0.5) / roots, -1 / 3])
+    assert scored("odin_without_step", outputs, temperature=2) == pytest.approx(
+        [-(5**0.5) / roots, -1 / 3]
+    )
     entropy = -sum(p * log(p) for p in (1 / 8, 2 / 8, 5 / 8)) / 3
     assert scored("entropy", outputs) == pytest.approx([entropy, log(3) / 3])
 
@@ -43,14 +45,14 @@ def test_scores_of_logits_by_hand() -> None:
 def test_odin_is_at_temperature_1000_unless_told() -> None:
     outputs = Outputs(np.array([[1000.0, 0.0], [0.0, 2000.0]]))
     known = [-1 / (1 + exp(-1)), -1 / (1 + exp(-2))]
-    assert scored("odin", outputs) == pytest.approx(known)
+    assert scored("odin_without_step", outputs) == pytest.approx(known)
 
 
 def test_odin_tells_apart_what_float32_ties() -> None:
     logits = np.array([[1.0, 0.0], [1.00001, 0.0]], np.float32)
     short = torch.from_numpy(logits / 1000).softmax(1).amax(1)
     assert short[0] == short[1]
-    score = scored("odin", Outputs(logits))
+    score = scored("odin_without_step", Outputs(logits))
     assert score[1] < score[0]
 
 
@@ -206,7 +208,7 @@ ROWS = st.lists(st.lists(FINITE, min_size=4, max_size=4), min_size=1, max_size=8
 def test_a_shift_of_all_logits(rows: list[list[float]], shift: float) -> None:
     """Softmax scores stay; MLS and energy fall by the shift."""
     logits = np.array(rows)
-    for name in ("msp", "odin", "entropy"):
+    for name in ("msp", "odin_without_step", "entropy"):
         moved = scored(name, Outputs(logits + shift))
         np.testing.assert_allclose(moved, scored(name, Outputs(logits)), rtol=1e-9, atol=1e-12)
     for name in ("mls", "energy"):
@@ -220,7 +222,7 @@ def test_classes_may_be_renamed(rows: list[list[float]], order: list[int]) -> No
     logits = np.array(rows)
     reference = Reference(head=plain_head([[0.0, 0.0]] * 4, slope=0.2))
     features = np.tile([1.5, -2.0], (len(rows), 1))
-    for name in ("msp", "mls", "odin", "energy", "entropy", "gradnorm"):
+    for name in ("msp", "mls", "odin_without_step", "energy", "entropy", "gradnorm"):
         moved = scored(name, Outputs(logits[:, order], features), reference)
         still = scored(name, Outputs(logits, features), reference)
         np.testing.assert_allclose(moved, still, rtol=1e-9, atol=1e-12)
@@ -239,7 +241,7 @@ def test_scores_stay_within_their_bounds(rows: list[list[float]]) -> None:
 
 def test_extreme_logits_give_finite_scores() -> None:
     outputs = Outputs(np.array([[3e38, -3e38], [-3e38, -3e38]], np.float32))
-    for name in ("msp", "mls", "odin", "energy", "entropy"):
+    for name in ("msp", "mls", "odin_without_step", "energy", "entropy"):
         assert np.isfinite(scored(name, outputs)).all()
 
 

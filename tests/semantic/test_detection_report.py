@@ -16,6 +16,7 @@ from tasks.evaluation.runs import run_id, run_row
 from tasks.semantic.detection_report import (
     ODIN_STEP,
     PAPER,
+    _pairs,
     changes,
     evaluations_of,
     measured,
@@ -62,11 +63,11 @@ def odin_facts(base: RunFacts) -> RunFacts:
     return base.model_copy(update=changes)
 
 
-def networks_of(subset: str, members=MEMBERS, seeds=SEEDS) -> list[RunFacts]:
+def networks_of(subset: str, members=MEMBERS, seeds=SEEDS, models=MODELS) -> list[RunFacts]:
     return [
         network_facts(f"{subset}/{member}", model, seed)
         for member in members
-        for model in MODELS
+        for model in models
         for seed in seeds
     ]
 
@@ -190,6 +191,21 @@ def test_changes_are_paired_by_member_and_seed():
     )
     assert row["low"] < 0 and row["verdict"] == "no clear change"
     assert found["column"].to_list() == ["msp", "odin", "accuracy"]
+
+
+def test_cpc_is_compared_with_its_own_network_without_the_loss():
+    def value(member, model, seed, score, metric):
+        return {"classifier": 0.5, "light_classifier": 0.3, "cpc": 0.32, "rotation": 0.6}[model]
+
+    names = ("classifier", "light_classifier", "cpc", "rotation")
+    found = changes(numbers_of(value, models=names)).filter(column="msp")
+    gains = dict(found.select("model", "mean").iter_rows())
+    assert gains == {"cpc": pytest.approx(2), "rotation": pytest.approx(10)}
+    said = list(sentences(changes(numbers_of(value, models=names))))
+    assert said[0].startswith("cpc against light_classifier on cifar10")
+    assert _pairs(names) == [("light_classifier", "cpc"), ("classifier", "rotation")]
+    assert _pairs(names[:2]) == [("classifier",), ("light_classifier",)]
+    assert _pairs(("cpc",)) == [("cpc",)]
 
 
 @pytest.mark.parametrize(

@@ -72,8 +72,10 @@ def trial(member: str, subset: Subset = SETS[0], side: int = 32) -> Trial:
     return Trial(protocol, subset, member, there, (), (side, side))
 
 
-def planned(fit_key: str = "fit", data_key: str = "all", **choice: Any) -> list[PlannedRun]:
-    trials = [trial(name) for name in ("cat", "dog")]
+def planned(
+    fit_key: str = "fit", data_key: str = "all", side: int = 32, **choice: Any
+) -> list[PlannedRun]:
+    trials = [trial(name, side=side) for name in ("cat", "dog")]
     splits = pl.concat([split_rows(one.protocol, GOOD) for one in trials])
     asked = with_own_models(config(**choice))
     runs = plan_models("semantic", asked, offers_of(asked, trials, splits))
@@ -102,6 +104,7 @@ def of_model(name: str, runs: list[PlannedRun]) -> list[PlannedRun]:
     [
         ({"models": "spin"}, r"no model 'spin'; there are: .*centre_mask, classifier"),
         ({"scores": "mps"}, r"no score 'mps'; there are: .*msp"),
+        ({"scores": "odin"}, r"odin is no score but a model: ask for it with --models odin"),
         ({"scores": {"energy": {"heat": 1}}}, r"energy: .*heat is not a setting"),
         ({"models": {"rotation": {"speed": 1}}}, r"rotation: .*speed is not a setting"),
         ({"models": {"rotation": {"epochs": 0}}}, r"rotation: .*epochs: .*greater than"),
@@ -257,6 +260,16 @@ def test_one_run_per_trial_network_model_and_seed():
     assert weights == {"cifar": 0.5, "stl": 1.0}
 
 
+def test_a_model_that_cannot_learn_from_the_pictures_is_refused_before_training(capsys):
+    wrong = r"model cpc on pets/cat: a picture of 32 pixels has no two rows of patches of 64"
+    with pytest.raises(ConfigError, match=wrong):
+        planned(models="classifier,cpc", preset="paper")
+    found = {run.facts.model for run in planned(models="all", preset="paper")}
+    assert "light_classifier" in found and "cpc" not in found
+    assert "pets/dog: no cpc, as a picture of 32 pixels" in capsys.readouterr().err
+    assert of_model("cpc", planned(models="cpc"))  # the small one has smaller patches
+
+
 def test_a_new_test_picture_trains_nothing_again():
     """Training sees train and valid alone; only what is measured of test is made anew."""
     choice = {"models": "classifier,odin", "protocols": ("cat",)}
@@ -331,7 +344,7 @@ def test_what_differs_from_the_preset_is_told():
     preset = planned(models="rotation")[0].facts.settings
     same = {name: value for name, value in preset.items() if name not in run.facts.changed}
     assert same.items() <= run.facts.settings.items()
-    (paper, _) = planned(models="cpc", networks="stl", preset="paper")
+    (paper, _) = planned(models="cpc", networks="stl", preset="paper", side=96)
     assert paper.facts.settings["epochs"] == 200 and paper.facts.changed == {}
     assert paper.facts.settings["network"]["stem_stride"] == 2
     assert paper.facts.settings["auxiliary_weight"] == 10.0
@@ -339,7 +352,7 @@ def test_what_differs_from_the_preset_is_told():
 
 def test_odin_goes_over_each_network():
     own: dict[str, Any] = {"models": {"classifier": {}, "rotation": {}, "odin": {}}}
-    runs = planned(**own, networks="auto,imagenet")
+    runs = planned(**own, networks="cifar,imagenet", side=256)
     odins = of_model("odin", runs)
     bases = [run for run in runs if run.facts.model != "odin"]
     assert sorted(run.facts.base_runs for run in odins) == sorted((b.mark.run_id,) for b in bases)
@@ -350,7 +363,7 @@ def test_odin_goes_over_each_network():
         assert run.facts.settings["space"] == space and run.facts.settings["epsilon"] == 5e-5
     # Its own setting leaves the networks alone.
     own["models"]["odin"] = {"epsilon": 0.01}
-    moved = planned(**own, networks="auto,imagenet")
+    moved = planned(**own, networks="cifar,imagenet", side=256)
     assert [r.mark for r in moved if r.facts.model != "odin"] == [b.mark for b in bases]
     assert of_model("odin", moved)[0].facts.changed["epsilon"] == 0.01
     assert not {r.mark.run_id for r in of_model("odin", moved)} & {r.mark.run_id for r in odins}

@@ -11,7 +11,7 @@ SYNTHETIC = TABLES["Synthetic, ShapeNet (Table 1)"]
 NAMES = {
     "MSP": ("cross_entropy", "msp"),
     "MLS": ("cross_entropy", "mls"),
-    "ODIN": ("cross_entropy", "odin"),
+    "ODIN": ("cross_entropy", "odin_without_step"),
     "Energy": ("cross_entropy", "energy"),
     "GradNorm": ("cross_entropy", "gradnorm"),
     "ReAct": ("cross_entropy", "react"),

@@ -1,7 +1,8 @@
 """ODIN without an input step: novelty = -max softmax(f / T), T = 1000.
 
-3DOS never sets epsilon above 0, so no gradient is needed. At T = 1000 the scores of all samples lie
-within a few thousandths of each other: float32 would tie many of them.
+3DOS calls this ODIN: it never sets epsilon above 0, so no gradient is needed. ODIN with its step
+needs the network and is the model `odin`. At T = 1000 the scores of all samples lie within a few
+thousandths of each other: float32 would tie many of them.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ class Configuration(Settings):
     """Divisor of the logits."""
 
 
-class Odin(RowWise):
-    name: ClassVar[str] = "odin"
+class OdinWithoutStep(RowWise):
+    name: ClassVar[str] = "odin_without_step"
     needs: ClassVar[frozenset[str]] = frozenset({"logits"})
     configuration: ClassVar[type[Settings]] = Configuration
 
