@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from schemas.errors import SourceError
 from tasks.features.checkpoints import COUNTER, NAMED_AT_MOST, fill, read_state, without_prefix
+from tasks.features.clip_file import ClipTransformer, clip_state
 from tasks.features.efficientnet import load_efficientnet
 from tasks.features.images import crop_item_bar, to_unit
 from tasks.features.resnet import ResNet
@@ -68,10 +69,15 @@ class EfficientNetLite0(nn.Module):
         return self.layers.extract_features(pictures).mean((2, 3))
 
 
-KINDS: dict[str, type[Any]] = {"resnet": ResNet, "vit": DinoTransformer, "vgg": TorchvisionVgg}
+KINDS: dict[str, type[Any]] = {
+    "resnet": ResNet,
+    "clip": ClipTransformer,
+    "vit": DinoTransformer,
+    "vgg": TorchvisionVgg,
+}
 WANTED = (
     "a checkpoint of a ResNet (CIFAR's resnet20 to resnet110, torchvision's resnet18 and on), "
-    "of torchvision's VGG, or of DINO's or DINOv2's transformer"
+    "of torchvision's VGG, or of DINO's, DINOv2's or CLIP's transformer"
 )
 # What files have beside the network: for training only.
 UNUSED = ("mask_token",)
@@ -81,6 +87,7 @@ def read_network(path: Path) -> tuple[Any, dict[str, Any]]:
     """The network of a file, and its record: kind, shape, origin of the weights."""
     loaded, origin = read_state(path, WANTED)
     state = {n: v for n, v in without_prefix(loaded).items() if n not in UNUSED}
+    state = clip_state(state) or state
     kind = next((name for name, network in KINDS.items() if network.is_of(state)), None)
     if kind is None:
         first = ", ".join(sorted(state)[:NAMED_AT_MOST])

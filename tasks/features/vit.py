@@ -7,6 +7,7 @@ get the position embeddings by bicubic interpolation. `DinoHead` is DINO's proje
 
 import hashlib
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -38,9 +39,10 @@ class Mlp(nn.Module):
         super().__init__()
         self.fc1 = nn.Linear(width, hidden)
         self.fc2 = nn.Linear(hidden, width)
+        self.activation: Callable[[torch.Tensor], torch.Tensor] = functional.gelu
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.fc2(functional.gelu(self.fc1(tokens)))
+        return self.fc2(self.activation(self.fc1(tokens)))
 
 
 class Scale(nn.Module):
@@ -98,6 +100,7 @@ class VisionTransformer(nn.Module):
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
         self.pos_embed = nn.Parameter(torch.zeros(1, 1 + self.grid**2, width))
         self.patch_embed = PatchEmbed(patch, width)
+        self.norm_before: nn.Module = nn.Identity()
         self.blocks = nn.ModuleList(Block(width, heads, scaled) for _ in range(depth))
         self.norm = nn.LayerNorm(width, eps=1e-6)
         for parameter in (self.cls_token, self.pos_embed):
@@ -123,7 +126,7 @@ class VisionTransformer(nn.Module):
         patches = self.patch_embed(images)
         tokens = patches.flatten(2).transpose(1, 2)
         tokens = torch.cat([self.cls_token.expand(len(images), -1, -1), tokens], 1)
-        tokens = tokens + self.positions(*patches.shape[2:])
+        tokens = self.norm_before(tokens + self.positions(*patches.shape[2:]))
         for block in self.blocks:
             tokens = block(tokens)
         return self.norm(tokens)[:, 0]
