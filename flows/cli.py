@@ -35,7 +35,7 @@ GROUPS = {
     "models and their numbers": (
         *("models", "networks", "scores", "predictors", "runs", "leaderboard", "evaluate"),
     ),
-    "the lake": ("history", "path", "diff", "lineage", "verify", "restore", "gc"),
+    "the lake": ("history", "path", "diff", "lineage", "verify", "restore", "gc", "iceberg"),
     "data in and out": ("import", "export", "sample", "fetch", "publish", "check-published"),
     "one benchmark": ("novelcraft", "kowl", "condda"),
     "operating": ("service", "doctor", "completion", "dictionary"),
@@ -213,6 +213,14 @@ def _parser() -> Parser:
     )
     gc.add_argument(
         "--keep", type=int, default=5, help="snapshots that stay however old (default: 5)"
+    )
+    iceberg = with_lake(
+        command("iceberg", _iceberg, "register the tables in an Iceberg catalogue, without a copy")
+    )
+    iceberg.add_argument(
+        "--catalog",
+        help="name in pyiceberg's settings (default: the one named before, else SQLite in "
+        "LAKE/iceberg)",
     )
     report = with_lake(command("report", _report, "write the HTML report again"))
     report.add_argument("benchmark", nargs="?", help="benchmark (default: all in the lake)")
@@ -597,6 +605,24 @@ def _collect(lake: Path, sure: bool, grace_hours: float, keep: int) -> int:
     refresh_catalog(lake)
     print(f"removed {count}")
     return 0
+
+
+def _iceberg(parsed: argparse.Namespace) -> None:
+    import polars as pl
+
+    from storage.iceberg import register
+    from storage.layout import iceberg_path, lake_root
+    from storage.upkeep import require_lake
+    from tasks.operations.summary import show_frame
+
+    lake = lake_root(parsed.lake)
+    require_lake(lake)
+    done = register(lake, parsed.catalog)
+    if not done:
+        raise LakeError(_no_tables(lake))
+    show_frame(pl.DataFrame(done).rename({"name": "table"}))
+    where = "the catalogue that you named" if parsed.catalog else iceberg_path(lake) / "catalog.db"
+    print(f"{len(done)} tables in {where}; builds and `novelty gc` keep it up to date")
 
 
 def _report(parsed: argparse.Namespace) -> None:

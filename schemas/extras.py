@@ -21,6 +21,7 @@ EXTRAS = {
     "h5py": "threed",
     "obstore": "s3",
     "open3d": "threed",
+    "pyiceberg": "iceberg",
     "safetensors": "learn",
     "scipy": "learn",
     "sklearn": "learn",

@@ -29,6 +29,7 @@ from schemas.errors import LakeError
 from schemas.manifest import Snapshot
 from schemas.tables import METRICS, RUNS, SCORE_SETTINGS, SHARED
 from storage.atomic import explained, fsync_path, step, temporary_name
+from storage.iceberg import follow
 from storage.layout import catalog_path
 from storage.leaderboard import COLUMNS, SOURCES, leaderboard_sql
 from storage.locks import locked
@@ -168,6 +169,12 @@ class Past:
         ]
 
 
+def lake_past(lake: Path) -> tuple[list[Snapshot], dict[tuple[str, str, str], TableVersion]]:
+    """Snapshots that `gc` left, and their versions by benchmark, table and key."""
+    past = _past(lake, benchmarks_in(lake))
+    return past.snapshots, past.versions
+
+
 def _past(lake: Path, benchmarks: Iterable[str]) -> Past:
     snapshots = []
     for benchmark in benchmarks:
@@ -255,6 +262,7 @@ def refresh_catalog(lake: Path) -> Path:
     with locked(lake, "catalog", 60.0), explained(final):
         bucket = bucket_of(lake)
         current, versions, past = _state(lake) if bucket is None else _push_sql(bucket, lake)
+        everything = past
         if bucket is not None:
             versions = [v for v in versions if _is_fetched(v)]
             fetched = {name: v for name, v in past.versions.items() if _is_fetched(v)}
@@ -289,6 +297,7 @@ def refresh_catalog(lake: Path) -> Path:
             ) from error
         finally:
             temporary.unlink(missing_ok=True)
+    follow(lake, everything.snapshots, everything.versions)
     return final
 
 
@@ -364,6 +373,12 @@ def _push_sql(bucket: Bucket, lake: Path) -> tuple[list[Snapshot], list[TableVer
         f"{bucket.address}/{CATALOG_SQL} is written by others all the time; run the same command "
         "again. The tables themselves are committed."
     )
+
+
+def version_schema(lake: Path, version: TableVersion) -> pa.Schema:
+    """The columns of a version's files."""
+    bucket = bucket_of(lake)
+    return _local_schema(version) if bucket is None else _schema(bucket, version)
 
 
 def _local_schema(version: TableVersion) -> pa.Schema:

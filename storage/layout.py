@@ -1,6 +1,7 @@
 """Where everything in a lake stands: every path template in one place.
 
 <lake>/catalog.duckdb                                views and comments for analysts
+<lake>/iceberg/catalog.db                            the same tables for Iceberg, if registered
 <lake>/reports/<benchmark>.html                      what was built, for people
 <lake>/<benchmark>/current                           symlink to the snapshot to read: the one swap
 <lake>/<benchmark>/snapshots/<name>/<table>          symlink to the table's version in it
@@ -160,3 +161,7 @@ def pointer_path(lake: Path, benchmark: str) -> Path:
 
 def catalog_path(lake: Path) -> Path:
     return lake / "catalog.duckdb"
+
+
+def iceberg_path(lake: Path) -> Path:
+    return lake / "iceberg"
