@@ -13,7 +13,7 @@ DRY_RUN := $(if $(DRY),--dry-run)
 export NOVELTY_LAKE := $(LAKE)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-blender doctor demo sample lint test test-all test-install bench lock wheel docs status verify query report \
+.PHONY: help setup setup-blender doctor demo sample lint test test-all test-install faults bench lock wheel docs status verify query report \
         all novelcraft kowl threedos semantic condda serve server deploy stop publish
 
 help: ## list the targets
@@ -178,6 +178,9 @@ test-all: lint .venv/peers/.ready ## lint and every test, slow ones and comparis
 .venv/peers/.ready: requirements-peers.lock .venv/.dev
 	$(BIN)/python -m pip install --quiet --upgrade --no-deps --target .venv/peers --requirement requirements-peers.lock
 	@touch $@
+
+faults: .venv/.dev ## fail or kill at every file-system call of a small build, gc, drop, restore (an hour)
+	$(BIN)/python -m pytest -n 2 --dist load -m slow tests/crash/test_faults.py
 
 bench: .venv/peers/.ready ## speed measurements, side by side in one run
 	@export PYTHONPATH=.venv/peers; for f in benchmarks/[a-z]*.py; do echo "== $$f"; $(BIN)/python -m benchmarks.$$(basename $$f .py) || exit 1; done
