@@ -35,7 +35,17 @@ GROUPS = {
     "models and their numbers": (
         *("models", "networks", "scores", "predictors", "runs", "leaderboard", "evaluate"),
     ),
-    "the lake": ("history", "path", "diff", "lineage", "verify", "restore", "gc", "iceberg"),
+    "the lake": (
+        "history",
+        "path",
+        "diff",
+        "lineage",
+        "verify",
+        "restore",
+        "gc",
+        "iceberg",
+        "upgrade",
+    ),
     "data in and out": ("import", "export", "sample", "fetch", "publish", "check-published"),
     "one benchmark": ("novelcraft", "kowl", "condda"),
     "operating": ("service", "doctor", "completion", "dictionary"),
@@ -222,6 +232,7 @@ def _parser() -> Parser:
         help="name in pyiceberg's settings (default: the one named before, else SQLite in "
         "LAKE/iceberg)",
     )
+    with_lake(command("upgrade", _upgrade, "bring tables of an older version up to today's schema"))
     report = with_lake(command("report", _report, "write the HTML report again"))
     report.add_argument("benchmark", nargs="?", help="benchmark (default: all in the lake)")
     query = with_lake(command("query", _query, "run SQL on the catalogue and print the rows"))
@@ -623,6 +634,32 @@ def _iceberg(parsed: argparse.Namespace) -> None:
     show_frame(pl.DataFrame(done).rename({"name": "table"}))
     where = "the catalogue that you named" if parsed.catalog else iceberg_path(lake) / "catalog.db"
     print(f"{len(done)} tables in {where}; builds and `novelty gc` keep it up to date")
+
+
+def _upgrade(parsed: argparse.Namespace) -> int:
+    from storage.catalog import refresh_catalog
+    from storage.layout import lake_root
+    from storage.upkeep import require_lake
+    from tasks.operations.upgrade import build_command, older_tables, upgrade
+
+    lake = lake_root(parsed.lake)
+    require_lake(lake)
+    every = list(older_tables(lake))
+    for older in every:
+        if older.can_be_upgraded:
+            upgrade(lake, older)
+            print(f"{older.name}: version {older.was} became {older.table.version}")
+    refresh_catalog(lake)
+    left = [older for older in every if not older.can_be_upgraded]
+    for older in left:
+        print(f"{older.name}: version {older.was} cannot become {older.table.version} without raw")
+    for benchmark in sorted({older.version.manifest.benchmark for older in left}):
+        print(
+            f"to make them anew, with the settings that you want: {build_command(lake, benchmark)}"
+        )
+    if not every:
+        print("every table has today's schema")
+    return 1 if left else 0
 
 
 def _report(parsed: argparse.Namespace) -> None:

@@ -7,6 +7,7 @@ is a sample: `frame_id` here is `sample_id` in the shared tables.
 from pathlib import Path
 from typing import Literal
 
+import polars as pl
 import pyarrow as pa
 from pydantic import Field
 
@@ -304,6 +305,11 @@ WINDOWS = Table(
     ),
     key=("mode", "context", "window_id"),
     version=2,
+    upgrades={
+        1: lambda rows: rows.with_columns(
+            pl.format("{}/{}/{}", "mode", "context", "window_id").alias("sample_id")
+        )
+    },
 )
 
 DISCOVERY = Table(

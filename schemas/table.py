@@ -4,8 +4,8 @@ A `Column` says type, meaning, unit and allowed values. `Table.check` splits a f
 (sorted by key) and one row per bad record with the rule it broke, so that nothing vanishes.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import polars as pl
@@ -88,6 +88,8 @@ class Table:
     references: tuple[Reference, ...] = ()
     row_group_rows: int = 100_000
     row_group_by: str | None = None
+    upgrades: Mapping[int, Callable[[pl.DataFrame], pl.DataFrame]] = field(default_factory=dict)
+    """From rows of that schema version to those of the next, where that needs no raw files."""
 
     def __post_init__(self) -> None:
         names = [column.name for column in self.columns]

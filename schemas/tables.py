@@ -276,6 +276,7 @@ QUARANTINE = Table(
     ),
     key=("stage", "shard", "table_name", "record", "number"),
     version=2,
+    upgrades={1: lambda rows: rows.rename({"table": "table_name"})},
 )
 
 SHARED = {

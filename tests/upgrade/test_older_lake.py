@@ -7,7 +7,9 @@ import pytest
 
 from flows.cli import main
 from storage.catalog import open_catalog, refresh_catalog
+from storage.damage import verify_lake
 from storage.tables import current_version
+from tests.toy import build_toy, write_raw
 
 ARCHIVE = Path(__file__).parent / "lake_of_version_1.tar.xz"
 
@@ -36,3 +38,34 @@ def test_status_names_what_is_older(lake: Path, capsys: pytest.CaptureFixture[st
     assert main(["status", "--lake", str(lake)]) == 0
     shown = capsys.readouterr().out
     assert "schema is version" in shown
+
+
+def test_what_needs_no_raw_files_is_upgraded_and_the_rest_is_named(lake: Path, capsys) -> None:
+    before = current_version(lake, "toy", "quarantine").read()
+    assert main(["upgrade", "--lake", str(lake)]) == 1
+    said = capsys.readouterr().out
+    assert "toy/quarantine: version 1 became 2" in said
+    assert "novelcraft/scores: version 1 cannot become 2 without raw" in said
+    assert f"novelty build novelcraft --lake {lake} --source /" in said
+    after = current_version(lake, "toy", "quarantine")
+    assert after.manifest.schema_version == 2
+    assert after.read().equals(before.rename({"table": "table_name"}).select(after.read().columns))
+    windows = current_version(lake, "novelcraft", "windows").read()
+    assert windows["sample_id"].to_list()[0].startswith("non_overlapping/")
+    with open_catalog(lake) as connection:
+        benchmarks = connection.sql("select distinct benchmark from lake.quarantine").fetchall()
+    assert {name for (name,) in benchmarks} == {"novelcraft", "toy"}
+    assert not verify_lake(lake).damage
+    assert current_version(lake, "novelcraft", "frames").read().height == 62
+    # Once more there is nothing to do for these, and `gc` keeps what they were made from.
+    assert main(["upgrade", "--lake", str(lake)]) == 1
+    assert "became" not in capsys.readouterr().out
+    assert main(["gc", "--yes", "--grace", "0", "--keep", "1", "--lake", str(lake)]) == 0
+    assert not verify_lake(lake).damage
+
+
+def test_a_lake_of_today_has_nothing_to_upgrade(tmp_path: Path, capsys) -> None:
+    write_raw(tmp_path / "raw", files=2, lines=4)
+    build_toy(tmp_path / "lake", tmp_path / "raw")
+    assert main(["upgrade", "--lake", str(tmp_path / "lake")]) == 0
+    assert "every table has today's schema" in capsys.readouterr().out
