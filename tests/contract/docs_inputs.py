@@ -125,14 +125,19 @@ def _write_raw(data: Path) -> None:
     (data / "ava" / "ava_val.csv").write_text("-5KQ66BBWC4,902,0.077,0.151,0.283,0.811,80\n")
     actions = 'item {\n  name: "x"\n  id: 80\n}\n'
     (data / "ava" / "ava_action_list.pbtxt").write_text(actions)
-    episodes = {"normal": 1, "item_tnt": 1}
+    episodes = {"item_tnt": 1}
     write_novelcraft(data / "novelcraft", episodes=episodes, bad_records=False, workers=1)
     write_condda(data / "tests", rows=192, bad_records=False)
     for place in ("CONDDA", "OND/activity_recognition"):
         shutil.rmtree(data / "tests" / place)
+    images = data / "tests" / "OND" / "image_classification"
+    first, *others = (images / "test_ids.csv").read_text().split()
+    (images / "test_ids.csv").write_text(f"{first}\n")
+    for file in [path for name in others for path in images.glob(f"{name}_*")]:
+        file.unlink()
     sizes = {"cifar_train": 5, "cifar_test": 2, "stl_train": 2, "stl_test": 1}
-    images = {"imagenet_train": 2, "imagenet_val": 1}
-    write_semantic(data, **sizes, **images, bad_records=False)
+    sizes |= {"imagenet_train": 2, "imagenet_val": 1}
+    write_semantic(data, **sizes, bad_records=False)
     few = {"train": 2, "test": 1, "scans_train": 2, "scans_test": 1, "models": 2}
     write_threedos(data, **few, bad_records=False)
     (data / "lists").mkdir()
@@ -186,20 +191,15 @@ def _write_files(root: Path) -> None:
     splits = current_version(root / "lake", "threedos", "splits").read().filter(protocol="SN1")
     splits = splits.join(known, on="sample_id", how="semi")  # not those that were put by hand
     samples = splits["sample_id"].unique(maintain_order=True)
-    numbers = np.random.default_rng(0).normal(size=(len(samples), 2)).astype(np.float32)
-    outputs = {"sample_id": samples, "logit:a": numbers[:, 0], "logit:b": numbers[:, 1]}
-    for name in ("mine.csv", "logits.csv"):
-        pl.DataFrame(outputs).write_csv(root / name)
-    pl.DataFrame({"sample_id": samples, "logits": numbers, "features": numbers}).write_parquet(
-        root / "mine.parquet"
-    )
-    np.savez(
-        root / "mine.npz",
-        sample_id=np.array(samples),
-        logits=numbers,
-        features=numbers,
-        classes=["a", "b"],
-    )
+    numbers = np.random.default_rng(0).normal(size=len(samples))
+    # A novelty of the model's own: tests/evaluation/test_imports.py takes logits and features in.
+    outputs = pl.DataFrame({"sample_id": samples, "novelty": numbers})
+    outputs.write_csv(root / "mine.csv")
+    outputs.write_parquet(root / "mine.parquet")
+    np.savez(root / "mine.npz", sample_id=np.array(samples), novelty=numbers)
+    test_only = outputs.join(splits.filter(split="test"), on="sample_id", how="semi")
+    logits = {"logit:a": pl.col("novelty"), "logit:b": -pl.col("novelty")}
+    test_only.select("sample_id", **logits).write_csv(root / "logits.csv")
     tested = splits.filter(split="test").select("sample_id", novel=pl.col("role") == "novel")
     scored = tested.with_row_index("score").with_columns(my_score=pl.col("score"))
     scored.write_csv(root / "scores.csv")
