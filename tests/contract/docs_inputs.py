@@ -162,6 +162,7 @@ def _write_lakes(root: Path) -> None:
     make_query_lake(lake)
     make_lake(lake)
     clips = [{"sample_id": f"c{number}"} for number in range(3)]
+    put_table(lake, "kowl", "clips", clips[:2])
     put_table(lake, "kowl", "clips", clips)
     put_table(root / "old" / "lake", "kowl", "clips", clips)
     put_table(lake, "kowl", "increments", [{"sample_id": "c0"}])

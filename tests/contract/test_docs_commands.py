@@ -9,6 +9,7 @@ of these fails.
 """
 
 import contextlib
+import io
 import os
 import re
 import shlex
@@ -23,8 +24,11 @@ from pathlib import Path
 
 import pytest
 
-from flows.cli import _parser, benchmarks, main
+from flows.cli import _parser, benchmarks, build_parser, main
+from flows.completion import words_of
+from flows.engine import RUNNERS
 from flows.share_report import share_report
+from storage.filehash import sha256_file
 from storage.layout import lake_root
 from tests import s3
 from tests.contract.docs_inputs import ROOT, identities, make_inputs, real_words
@@ -226,7 +230,10 @@ def run_novelty(here: Place, words: list[str], above: tuple[str, ...] = ()) -> N
         assert ended.value.code == 0
         return
     if "cuda" in words and not cuda_is_there():
-        assert main(words) == 2
+        said = io.StringIO()
+        with contextlib.redirect_stderr(said):
+            assert main(words) == 2
+        assert "torch sees no GPU" in said.getvalue()
         words[words.index("cuda")] = "auto"
     assert main(words) in ((0, DIFFERS) if words[0] == "diff" else (0,)), shlex.join(words)
 
@@ -273,7 +280,7 @@ def run_pip(here: Place, words: list[str]) -> None:
     if "--editable" in words:
         words[-1] = str(here.root / "source")
         for name in ("flows", "schemas", "storage", "tasks", "docs"):
-            shutil.copytree(ROOT / name, here.root / "source" / name)
+            shutil.copytree(ROOT / name, here.root / "source" / name, dirs_exist_ok=True)
         for name in ("pyproject.toml", "README.md", "LICENSE", "NOTICE"):
             shutil.copy(ROOT / name, here.root / "source")
     text = shlex.join([sys.executable, "-m", "pip", "install", "--dry-run", "--no-index"])
@@ -305,6 +312,7 @@ def test_command(command: Command, here: Place, monkeypatch, request) -> None:
     for name, value in given.items():
         monkeypatch.setenv(name, value)
         assert is_read(name), f"nothing reads {name}"
+    assert given.get("NOVELTY_RUNNER", "local") in RUNNERS
     program, *rest = words
     if program in ("novelty", ".venv/bin/novelty") and not {"||", "<", ">"} & set(words):
         if any(word.startswith("s3://") for word in rest):
@@ -343,9 +351,66 @@ def test_command(command: Command, here: Place, monkeypatch, request) -> None:
         pytest.fail(f"{command.place}: no rule of this test runs `{command.text}`")
 
 
+ROWS = re.findall(
+    r"^\| `novelty (.*?)` \|", (ROOT / "docs" / "commands.md").read_text(), re.MULTILINE
+)
+WHOLE = {
+    "verify [table]": "verify",
+    "path kowl[@s12]": "path kowl",
+    'query "select …"': 'query "select 1"',
+    "report": "report threedos",
+    r"runs [list\|show\|compare\|drop]": "runs list",
+    r"import outputs\|scores\|predictions FILE …": (
+        "import scores FILE --benchmark threedos --protocol SN1 --name my_score"
+    ),
+    "fetch URL --sha256 …": "fetch {url} --sha256 {digest} --out DIR",
+}
+"""Rows of docs/commands.md that stand for several commands -> one of these."""
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_row_of_the_list_of_commands(row: str, here: Place) -> None:
+    file = here.root / "mine.csv"
+    text = WHOLE.get(row, row).format(url=file.as_uri(), digest=sha256_file(file))
+    run_novelty(here, shlex.split(text))
+
+
+def test_commands_within_sentences_have_names_and_options_that_exist() -> None:
+    words = words_of(_parser())
+    for benchmark in benchmarks():
+        words |= words_of(build_parser(benchmark)[0], ("build", benchmark))
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    wrong, count = [], 0
+    for path in DOCUMENTS:
+        for program, text in re.findall(
+            r"`(novelty|make) ([^`\n]+)`", FENCE.sub("", path.read_text())
+        ):
+            count += 1
+            if program == "make":
+                right = text.split()[0] in targets
+            else:
+                right = is_known(re.sub(r"[\[\]\\|]+", " ", text).split(), words)
+            if not right:
+                wrong.append(f"{path.name}: {program} {text}")
+    assert not wrong and count > 100
+
+
+def is_known(asked: list[str], words: dict[tuple[str, ...], list[str]]) -> bool:
+    """Whether the command is there and has these options; COMMAND, <name>, … stand for any."""
+    place: tuple[str, ...] = ()
+    while asked and (*place, asked[0]) in words:
+        place = (*place, asked.pop(0))
+    if asked and re.match("[A-Z<…]", asked[0]) and place in ((), ("build",)):
+        place, asked = ("build", "kowl"), asked[1:]
+    options = [word for word in asked if word.startswith("--")]
+    below = [word for word in words[place] if not word.startswith("--")]
+    named = not (below and asked) or asked[0] in [*below, *options]
+    return named and set(options) <= set(words[place])
+
+
 @cache
 def is_read(name: str) -> bool:
-    """Whether the environment variable stands in our code; AWS_* and PREFECT_* are of others."""
+    """Whether the environment variable stands in our code."""
     files = [
         path
         for room in ("flows", "tasks", "storage", "schemas")
