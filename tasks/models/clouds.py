@@ -90,6 +90,8 @@ class CloudModel(NetworkModel):
     configuration: ClassVar[type[CloudSettings]] = CloudSettings
     views: ClassVar[int] = 1
     """Augmented copies of each shape in a batch, one after the other."""
+    torch_weights: ClassVar[frozenset[str]] = frozenset()
+    """Layers that start with torch's weights whatever `initial_weights` says."""
 
     @classmethod
     def preset_values(cls, preset: str, network: str | None) -> dict[str, Any]:
@@ -129,7 +131,9 @@ class CloudModel(NetworkModel):
 
     def initialise(self) -> None:
         if self.settings.initial_weights == "normal":
-            initialise(self.layers)
+            for name, layers in self.layers.items():
+                if name not in self.torch_weights:
+                    initialise(layers)
 
     def augmented(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Drawn and augmented clouds of a batch, one view after the other, and their labels."""

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 INITIAL_DEVIATION = 0.02
+SLOPE = 0.2
+"""Below zero, of models whose activation does not follow the network's."""
 
 
 class HeadSettings(Settings):

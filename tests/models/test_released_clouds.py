@@ -4,57 +4,132 @@ The numbers were put out once by the released modules on the same weights and in
 and, for the autoencoder, of its reference.
 """
 
+import math
+
 import pytest
 import torch
 from torch import nn
 
 from tasks import models
 from tasks.models import flow
+from tasks.models.clouds import CloudModel
 
 torch.set_num_threads(1)
 
-COUPLING = 256 * 2048 + 2 * 2048 * 2048 + 2048 * 512 + 3 * 2048 + 512
 
-
-def waves(*shape: int, first: float = 0.0, size: float = 1.0, step: float = 1.0) -> torch.Tensor:
-    """size * sin(first + step * place)."""
+def waves(*shape: int, first: int = 0) -> torch.Tensor:
+    """sin(first + place^2 mod 9973)."""
     places = torch.arange(torch.Size(shape).numel(), dtype=torch.float64)
-    return size * torch.sin(first + step * places).view(shape)
+    return torch.sin(first + places.square() % 9973).view(shape)
 
 
 def fill(layers: nn.Module) -> None:
-    """Weights by the formula, each with another phase."""
-    for number, value in enumerate(layers.state_dict().values()):
-        value.copy_(waves(*value.shape, first=number, size=0.3, step=0.7))
+    """Weights and statistics by the formula, each with another phase."""
+    for number, (name, value) in enumerate(layers.state_dict().items()):
+        wave = waves(*value.shape, first=number)
+        if value.ndim > 1:
+            value.copy_(wave * math.sqrt(2 / value.shape[1]))
+        elif name.endswith(("weight", "running_var")):
+            value.copy_(1 + wave / 2)
+        elif value.is_floating_point():
+            value.copy_(wave / 10)
 
 
-def paper(name: str, network: str | None = "dgcnn", classes: int = 18) -> nn.ModuleDict:
-    """Its layers without memory for them."""
-    model = models.find(name)("paper", network)
-    model.classes = classes
-    with torch.device("meta"):
+def paper(name: str, network: str | None = "dgcnn", device: str = "meta") -> CloudModel:
+    """With layers for 18 classes; on `meta` they take no memory."""
+    model: CloudModel = models.find(name)("paper", network)
+    model.classes = 18
+    with torch.device(device):
         model._make_layers()
-    return model.layers  # type: ignore[no-any-return]
+    return model
 
 
-def size(layers: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in layers.parameters())
+def filled(name: str, network: str | None = "dgcnn") -> CloudModel:
+    model = paper(name, network, "cpu")
+    fill(model.layers)
+    model.layers.eval()
+    return model
+
+
+def clouds(points: int = 64) -> torch.Tensor:
+    """Two, the largest norm 1."""
+    values = waves(2, points, 3).float()
+    return values / values.norm(dim=2).amax(1)[:, None, None]
+
+
+def size(*layers: nn.Module) -> int:
+    return sum(parameter.numel() for layer in layers for parameter in layer.parameters())
+
+
+NETWORKS = {
+    "cross_entropy": (1_803_666, [-0.02553949, 0.23240215, -0.23324452, 0.70480007]),
+    "cosine_proto": (1_803_392, [-0.00888207, 0.01599739, -0.04186696, -0.10504376]),
+    "subcenter_arcface": (1_812_608, [0.01599739, 0.04550296, 0.09239707, 0.10819195]),
+    "supcon": (1_798_784, [0.90471292, 0.08879828, 0.05152972, -1.20876336]),
+    "arpl": (1_807_489, [0.69797307, 0.39546275, 1.10560799, 1.86202645]),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@torch.no_grad()
+def test_networks_are_the_released_ones(name: str) -> None:
+    count, first = NETWORKS[name]
+    model = filled(name)
+    adversaries = {"generator", "discriminator"}
+    own = [layers for part, layers in model.layers.items() if part not in adversaries]
+    assert size(*own) == count
+    g = model.cloud_outputs(clouds())["features"]
+    values = model.logits(g) if "logits" in model.gives else g
+    assert values[0, :4].tolist() == pytest.approx(first, abs=1e-5)
+
+
+@torch.no_grad()
+def test_the_adversaries_of_arpl_are_the_released_ones() -> None:
+    model = filled("arpl")
+    assert size(model.layers["generator"]) == 3_830_528
+    assert size(model.layers["discriminator"]) == 2_536_065
+    assert model.realness(clouds()).tolist() == pytest.approx([0.95452708, 0.94530147], abs=1e-5)
+    fakes = model.layers["generator"](waves(2, 96).float())
+    assert fakes[0, :3].tolist() == pytest.approx([0.70226371, 0.17728227, -0.27264073], abs=1e-5)
+    assert fakes[1, -3:].tolist() == pytest.approx([-0.00922343, 0.21216646, -0.02350394], abs=1e-5)
+
+
+def test_the_adversaries_of_arpl_start_with_weights_of_torch() -> None:
+    model = paper("arpl", device="cpu")
+    before = {name: value.clone() for name, value in model.layers.state_dict().items()}
+    model.initialise()
+    after = model.layers.state_dict()
+    same = {name.split(".")[0] for name in after if torch.equal(before[name], after[name])}
+    moved = {name.split(".")[0] for name in after if not torch.equal(before[name], after[name])}
+    assert moved == {"network", "embedding", "fake_norms"}
+    assert same >= {"generator", "discriminator", "reciprocal"}
+    assert float(after["embedding.0.weight"].std()) == pytest.approx(0.02, rel=0.02)
+
+
+def test_generated_clouds_have_as_many_points_as_real_ones() -> None:
+    kind = models.find("arpl")
+    for preset, changes in (("paper", {}), ("paper", {"points": 2048}), ("small", {})):
+        model = kind(kind.resolve(preset, changes, "dgcnn"), "dgcnn", paper("arpl").network_shape)
+        model.classes = 2
+        with torch.device("meta"):
+            model._make_layers()
+            fakes = model.fakes(torch.empty(2, 4, 3))
+        assert fakes.shape == (2, model.settings.points, 3)
 
 
 def test_the_flow_has_two_networks_of_four_layers_in_each_of_eight_blocks() -> None:
-    layers = paper("flow")
+    layers = paper("flow").layers
     # The release counts 8,192 more: norms that it never calls.
-    assert size(layers["flow"]) == 16 * COUPLING == 159_490_048
+    assert size(layers["flow"]) == 159_490_048
     assert [layer.p for layer in layers.modules() if isinstance(layer, nn.Dropout)] == [0.0, 0.5]
 
 
+@torch.no_grad()
 def test_the_flow_is_the_released_one() -> None:
     sizes = flow.Configuration(hidden=8, blocks=2, inner=6)
     blocks = nn.ModuleList(flow._coupling(sizes) for _ in range(2)).double()
     fill(blocks)
-    z, logdet = flow.transform(blocks, waves(2, 8, size=3.0), 3.0)
-    first = [-1.076519855, 2.405755228, 2.675473941, -1.697787246]
+    z, logdet = flow.transform(blocks, 3 * waves(2, 8), 3.0)
+    first = [-0.033127544, 1.128712710, -2.091069259, -0.049431050]
     assert z[0, :4].tolist() == pytest.approx(first, abs=1e-8)
-    assert logdet.tolist() == pytest.approx([0.406555268, 0.383831428], abs=1e-8)
-    novelty = z.square().sum(1) / 2 - logdet
-    assert novelty.tolist() == pytest.approx([11.647751536, 26.287553206], abs=1e-8)
+    assert logdet.tolist() == pytest.approx([-0.602615404, -1.653760943], abs=1e-8)
