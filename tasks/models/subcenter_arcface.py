@@ -34,6 +34,7 @@ class Configuration(HeadSettings, CloudSettings):
 
 class SubcenterArcFace(CloudModel):
     name: ClassVar[str] = "subcenter_arcface"
+    version: ClassVar[int] = 2
     configuration: ClassVar[type[Configuration]] = Configuration
     gives: ClassVar[frozenset[str]] = frozenset({"logits", "features"})
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -57,7 +58,7 @@ class SubcenterArcFace(CloudModel):
         return {"loss": loss, "accuracy": (found.argmax(1) == labels).float().mean()}
 
     def logits(self, g: torch.Tensor) -> torch.Tensor:
-        found = cosines(g, self.layers["prototypes"].weight)
+        found = cosines(g, self.layers["prototypes"]["weight"])
         return found.view(len(g), self.classes, -1).amax(2)
 
 

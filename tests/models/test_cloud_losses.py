@@ -85,7 +85,7 @@ def test_subcenter_logits_are_the_largest_cosine_of_a_class() -> None:
     with torch.no_grad():
         g = model.cloud_outputs(normal(3, 16, 3).float())["features"]
         logits = model.logits(g)
-    weight = model.layers["prototypes"].weight.detach().view(4, 3, 5)
+    weight = model.layers["prototypes"]["weight"].detach().view(4, 3, 5)
     for row in range(3):
         near = functional.cosine_similarity(g[row].expand(4, 3, 5), weight, dim=2)
         assert torch.allclose(logits[row], near.amax(1), atol=1e-6)

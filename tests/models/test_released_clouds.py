@@ -106,6 +106,24 @@ def test_the_adversaries_of_arpl_start_with_weights_of_torch() -> None:
     assert float(after["embedding.0.weight"].std()) == pytest.approx(0.02, rel=0.02)
 
 
+@pytest.mark.parametrize("name, rows", [("cosine_proto", 18), ("subcenter_arcface", 54)])
+def test_prototypes_start_xavier_uniform(name: str, rows: int) -> None:
+    model = paper(name, device="cpu")
+    model.initialise()
+    weight = model.layers["prototypes"]["weight"].detach()
+    bound = math.sqrt(6 / (rows + 256))
+    assert weight.shape == (rows, 256) and 0.99 * bound < float(weight.abs().max()) <= bound
+    assert float(weight.std()) == pytest.approx(bound / math.sqrt(3), rel=0.02)
+    assert float(model.layers["embedding"][4].weight.std()) == pytest.approx(0.02, rel=0.02)
+
+
+@pytest.mark.parametrize("name", ["supcon", "arpl"])
+def test_projections_are_leaky_and_drop_half_on_every_network(name: str) -> None:
+    for network in ("dgcnn", "pointnet2"):
+        layers = paper(name, network).layers["embedding"]
+        assert (layers[2].negative_slope, layers[3].p) == (0.2, 0.5)
+
+
 def test_generated_clouds_have_as_many_points_as_real_ones() -> None:
     kind = models.find("arpl")
     for preset, changes in (("paper", {}), ("paper", {"points": 2048}), ("small", {})):
