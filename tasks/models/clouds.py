@@ -40,6 +40,8 @@ class CloudSettings(TrainingSettings):
     """Passes over the training shapes."""
     batch_size: int = Field(64, ge=2)
     """Shapes per step."""
+    order: Literal["shuffled", "full", "balanced", "endless"] = "full"
+    """Each shape once an epoch; in full batches, without the rest; by class; endless series."""
     points: int = Field(1024, ge=2)
     """Points drawn of each cloud."""
     scan_points: int | None = Field(2048, ge=2)
@@ -69,6 +71,7 @@ class CloudSettings(TrainingSettings):
 SMALL: dict[str, Any] = {
     "epochs": 60,
     "batch_size": 32,
+    "order": "shuffled",
     "points": 256,
     "scan_points": None,
     "votes": 4,

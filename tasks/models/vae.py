@@ -63,6 +63,7 @@ class Vae(CloudModel):
             "final_rate": 1e-3,
             "epochs": 300,
             "batch_size": 100,
+            "order": "shuffled",
             "points": 2048,
         },
         "small": {

@@ -312,7 +312,7 @@ def test_paper_presets_are_those_of_the_specification() -> None:
 
     assert values("cross_entropy", "dgcnn") == ("sgd", 0.1, 1e-4, 1e-4, 250, 64)
     assert values("cross_entropy", "pointnet2") == ("adam", 1e-3, 1e-5, 1e-4, 250, 64)
-    assert values("subcenter_arcface", "dgcnn") == ("sgd", 0.1, 1e-4, 1e-4, 500, 64)
+    assert values("subcenter_arcface", "dgcnn") == ("sgd", 0.1, 1e-4, 1e-4, 250, 64)
     assert values("outlier_exposure", "dgcnn") == ("sgd", 1e-3, 1e-6, 1e-4, 100, 64)
     assert values("outlier_exposure", "pointnet2") == ("adam", 1e-5, 1e-6, 1e-4, 100, 64)
     for network in ("dgcnn", "pointnet2"):

@@ -85,7 +85,7 @@ def test_a_model_of_clouds_needs_none_of_the_fields_of_the_others() -> None:
         models.find("vae"),
         SimpleNamespace(settings={"loader": {"scan_splits": ["train"]}}),
     )
-    assert settings_of_track(TRACKS["SR1"], kind, Settings()) == {}
+    assert settings_of_track(TRACKS["SR1"], "paper", kind, Settings()) == {}
     assert points_seen(Shard("a", about={}), facts, "train", Settings()) is None  # type: ignore[arg-type]
 
 
@@ -116,6 +116,29 @@ def test_what_the_user_sets_wins_over_what_the_track_asks_for() -> None:
     assert settings_of("cross_entropy", "SR1").augmentation == "rw"
     assert settings_of("cross_entropy", "SR1", train={"augmentation": "st"}).augmentation == "st"
     assert settings_of("vae", "SR1").augmentation == "none"
+
+
+@pytest.mark.parametrize(
+    "track, epochs, rates",
+    [("SN2", 500, (0.1, 1e-4)), ("SR1", 250, (0.1, 1e-4)), ("SR13", 250, (1e-3, 1e-5))],
+)
+def test_sub_arc_face_is_trained_by_track_as_released(
+    track: str, epochs: int, rates: tuple[float, float]
+) -> None:
+    settings = settings_of("subcenter_arcface", track, preset="paper")
+    assert (settings.epochs, settings.learning_rate, settings.final_rate) == (epochs, *rates)
+    assert settings.optimizer == ("adam" if track == "SR13" else "sgd")
+    assert settings_of("subcenter_arcface", track).epochs == 60
+    assert settings_of("cosine_proto", track, preset="paper").optimizer == "sgd"
+    other = settings_of("subcenter_arcface", track, preset="paper", networks=["pointnet2"])
+    assert (other.epochs, other.optimizer, other.learning_rate) == (epochs, "adam", 1e-3)
+    assert settings_of("subcenter_arcface", track, preset="paper", own={"epochs": 3}).epochs == 3
+
+
+@pytest.mark.parametrize("preset, order", [("paper", "full"), ("small", "shuffled")])
+def test_the_release_learns_from_full_batches(preset: str, order: str) -> None:
+    assert settings_of("cross_entropy", "SN1", preset=preset).order == order
+    assert settings_of("vae", "SN1", preset=preset).order == "shuffled"
 
 
 @pytest.mark.parametrize(
