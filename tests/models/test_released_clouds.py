@@ -110,7 +110,8 @@ def test_the_adversaries_of_arpl_start_with_weights_of_torch() -> None:
 def test_prototypes_start_xavier_uniform(name: str, rows: int) -> None:
     model = paper(name, device="cpu")
     model.initialise()
-    weight = model.layers["prototypes"]["weight"].detach()
+    model.layers.requires_grad_(False)
+    weight = model.layers["prototypes"]["weight"]
     bound = math.sqrt(6 / (rows + 256))
     assert weight.shape == (rows, 256) and 0.99 * bound < float(weight.abs().max()) <= bound
     assert float(weight.std()) == pytest.approx(bound / math.sqrt(3), rel=0.02)
@@ -151,3 +152,22 @@ def test_the_flow_is_the_released_one() -> None:
     first = [-0.033127544, 1.128712710, -2.091069259, -0.049431050]
     assert z[0, :4].tolist() == pytest.approx(first, abs=1e-8)
     assert logdet.tolist() == pytest.approx([-0.602615404, -1.653760943], abs=1e-8)
+
+
+@torch.no_grad()
+def test_the_autoencoder_is_that_of_its_reference() -> None:
+    model = filled("vae", None)
+    assert size(model.layers) == 2_342_150 and model.settings.initial_weights == "torch"
+    model.layers["code"].bias[512:] -= 40  # So small a variance that no noise is seen.
+    mean, spread = model.code(clouds(256))
+    assert mean[0, :3].tolist() == pytest.approx([-0.08916803, -0.23077950, 0.19859934], abs=1e-5)
+    assert spread[0, :2].tolist() == pytest.approx([-40.1112556, -40.4436760], abs=1e-4)
+    # The grid is ours in both: theirs is a file of points drawn once.
+    first, second = model.decode(mean)
+    assert first[0, 0].tolist() == pytest.approx([0.42183802, -0.03105301, -0.01764351], abs=1e-5)
+    assert second[0, 0].tolist() == pytest.approx([0.39938980, -0.07025841, 0.07079549], abs=1e-5)
+    novelty = model.cloud_outputs(clouds(256))["novelty"]
+    assert novelty.tolist() == pytest.approx([269.071625, 224.084763], rel=1e-5)
+    losses = model.cloud_losses(clouds(256), torch.zeros(2))
+    assert float(losses["divergence"]) == pytest.approx(406_956.125, rel=1e-6)
+    assert float(losses["loss"]) == pytest.approx(815_377.328, rel=1e-6)
