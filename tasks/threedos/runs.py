@@ -27,6 +27,8 @@ CLOUD = "cloud"
 CONVENTIONS = ("threedos", "threedos-first-threshold", "openood")
 # Tracks with scans augment as the paper's do (turns, jitter), others as its synthetic track.
 SCANS = "scanobjectnn"
+# Settings that say how many points of a cloud are seen.
+SEEN = ("points", "scan_points")
 # Where the release trains a model otherwise than on the other tracks: preset, model, datasets.
 BY_TRACK: dict[tuple[str, str, str], Mapping[str, Any]] = {
     ("paper", "subcenter_arcface", "shapenet"): {"epochs": 500},
@@ -47,11 +49,26 @@ def plan_runs(config: Config, tracks: Sequence[Track]) -> list[ModelRun]:
         for name in networks.chosen(config.networks)
         if name in config.networks or networks.find(name).modality == CLOUD
     )
-    runs = plan_models(
-        BENCHMARK, config, [offer_of(track, config.preset, below) for track in tracks]
-    )
+    offers = [offer_of(track, config.preset, below) for track in tracks]
+    runs = [
+        run for choices in by_density(config) for run in plan_models(BENCHMARK, choices, offers)
+    ]
     check_scores(config.scores, {run.kind.name: run.kind.gives for run in runs})
     return runs
+
+
+def by_density(config: Config) -> list[Config]:
+    """The configuration once for each density that models are trained and tested at."""
+    wanted = {"train": config.train, **{f"models.{k}": v for k, v in config.models.items()}}
+    twice = [name for name, values in wanted.items() if values.keys() & set(SEEN)]
+    if config.densities and twice:
+        raise ConfigError(
+            f"{twice[0]} sets {' or '.join(SEEN)}, and so does densities; leave one of them out"
+        )
+    return [
+        config.model_copy(update={"train": {**config.train, **dict.fromkeys(SEEN, count)}})
+        for count in config.densities
+    ] or [config]
 
 
 def offer_of(track: Track, preset: str, networks_below: tuple[str, ...]) -> Offer:

@@ -173,6 +173,14 @@ def test_scans_are_seen_whole_with_the_paper_s_settings(
         ({"train": {"margin": 1}}, "train.margin: none of the models cross_entropy has it"),
         ({"models": [], "train": {"epochs": 1}}, "train.epochs: there is no model"),
         (
+            {"densities": (64, 128), "train": {"points": 32}},
+            "train sets points or scan_points, and so does densities",
+        ),
+        (
+            {"densities": (64,), "models": {"vae": {"scan_points": 32}}},
+            "models.vae sets points or scan_points, and so does densities",
+        ),
+        (
             {"models": {"outlier_exposure": {"hidden": 8}}},
             "outlier_exposure builds on one run of cross_entropy with hidden 8 .*, found 0 among 1",
         ),
@@ -191,13 +199,16 @@ def test_models_need_shapes() -> None:
         plan_runs(Config(lists=Path("x"), models=["cross_entropy"]), MN)
 
 
-@pytest.mark.parametrize("points", [1, 129])
-def test_more_points_than_a_cloud_has_are_refused(points: int) -> None:
-    with pytest.raises(ValidationError, match="expected 2 to 128"):
+@pytest.mark.parametrize("name", ["points", "densities"])
+@pytest.mark.parametrize(
+    "points, message", [(1, "expected 2 to 128"), (129, "expected 2 to 128"), (64, "stands twice")]
+)
+def test_more_points_than_a_cloud_has_are_refused(name: str, points: int, message: str) -> None:
+    with pytest.raises(ValidationError, match=rf"{name}\b.*{message}|{message} in {name}"):
         Config(
             source={"modelnet40": Path("x")},
             shapes=ShapeSettings(points=128, candidates=512),
-            points=(64, points),
+            **{name: (64, points)},
         )
 
 
@@ -299,6 +310,34 @@ def test_what_starts_from_a_failed_run_fails_with_the_reason() -> None:
     lost = {(track, f"it builds on {name}, which failed") for track, name in names.items()}
     assert reasons == lost | {(track, "diverged") for track in names}
     assert len(build.recorded) == len(made) == 4
+
+
+def test_a_run_is_trained_and_tested_at_each_density() -> None:
+    sweep = {"models": ["outlier_exposure", "vae"], "densities": (64, 512)}
+    made = planned(**sweep)
+    assert len({run.mark.run_id for run in made}) == len(made) == 2 * 2 * 3
+    shard = Shard("a", about={})
+    for run in made:
+        points = run.run.settings.points
+        assert run.facts.changed == {"points": points, "scan_points": points}
+        for split in ("train", "test"):
+            assert points_seen(shard, run.facts, split, run.run.settings) == points
+        for base in run.bases:
+            assert base.run.settings.points == points
+    assert {run.run.settings.points for run in made} == {64, 512}
+    one = {run.mark.run_id for run in planned(**{**sweep, "densities": (512,)})}
+    assert one < {run.mark.run_id for run in made}
+
+
+def test_smoothing_preset_and_density_make_runs_of_their_own() -> None:
+    variants: list[dict[str, Any]] = [
+        {},
+        {"train": {"smoothing": 0.1}},
+        {"preset": "paper"},
+        {"densities": (512,)},
+    ]
+    made = [set(ids(**choices).values()) for choices in variants]
+    assert len(set.union(*made)) == sum(len(some) for some in made) == 4 * 2
 
 
 def test_each_density_is_a_view() -> None:
