@@ -62,6 +62,8 @@ class CloudSettings(TrainingSettings):
     """Size at the end of the cosine."""
     weight_decay: float = Field(1e-4, ge=0)
     """L2 penalty of the optimiser."""
+    mixed_precision: bool = False
+    """bfloat16 where a GPU has it; the release trains in float32."""
     initial_weights: Literal["normal", "torch"] = "normal"
     """N(0, .02) as released, or what torch gives its layers."""
 
@@ -78,6 +80,7 @@ SMALL: dict[str, Any] = {
     "optimizer": "adam",
     "learning_rate": 3e-3,
     "final_rate": 1e-5,
+    "mixed_precision": True,
     "initial_weights": "torch",
 }
 

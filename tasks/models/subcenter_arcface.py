@@ -68,7 +68,7 @@ def with_margin(found: torch.Tensor, labels: torch.Tensor, margin: float) -> tor
     import torch
 
     own = found.gather(1, labels[:, None])
-    sine = (1 - own.square()).clamp(min=1e-12).sqrt()
+    sine = (1 - own.square()).clamp(min=1e-6).sqrt()
     pushed = own * math.cos(margin) - sine * math.sin(margin)
     pushed = torch.where(own > -math.cos(margin), pushed, own - margin * math.sin(margin))
     return found.scatter(1, labels[:, None], pushed)

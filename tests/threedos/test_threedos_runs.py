@@ -141,6 +141,12 @@ def test_the_release_learns_from_full_batches(preset: str, order: str) -> None:
     assert settings_of("vae", "SN1", preset=preset).order == "shuffled"
 
 
+def test_the_release_learns_in_float32() -> None:
+    for model in ("cross_entropy", "vae"):
+        assert not settings_of(model, preset="paper").mixed_precision
+        assert settings_of(model).mixed_precision
+
+
 @pytest.mark.parametrize(
     "track, scans, points",
     [("SN1", [], 1024), ("SR2", ["test"], 1024), ("SR13", ["train", "valid", "test"], 2048)],
