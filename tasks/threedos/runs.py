@@ -18,6 +18,8 @@ from tasks import networks
 from tasks.evaluation.model_runs import ModelRun, Offer, View, plan_models
 from tasks.evaluation.stages import check_scores
 from tasks.models.base import Model
+from tasks.models.clouds import CloudModel
+from tasks.models.released_clouds import fill_released
 from tasks.networks.pointnet2 import ADAM
 from tasks.threedos.lists import DATASETS
 from tasks.threedos.tracks import Track
@@ -53,8 +55,29 @@ def plan_runs(config: Config, tracks: Sequence[Track]) -> list[ModelRun]:
     runs = [
         run for choices in by_density(config) for run in plan_models(BENCHMARK, choices, offers)
     ]
+    by_name = {track.name: track for track in tracks}
+    for run in runs:
+        if getattr(run.settings, "weights", None) is not None:
+            check_weights(run, len(by_name[run.offer.protocol].known), config.seeds)
     check_scores(config.scores, {run.kind.name: run.kind.gives for run in runs})
     return runs
+
+
+def check_weights(run: ModelRun, classes: int, seeds: Sequence[int]) -> None:
+    """A released checkpoint that does not fit is refused before any work."""
+    import torch
+
+    if len(seeds) > 1:
+        raise ConfigError(
+            f"models.{run.kind.name}.weights is one training, but there are {len(seeds)} seeds; "
+            "name one, that of the file"
+        )
+    model = run.kind(run.settings, run.network, run.shape)
+    model.classes = classes
+    assert isinstance(model, CloudModel)
+    with torch.device("meta"):
+        model._make_layers()
+    fill_released(model, run.settings.weights)
 
 
 def by_density(config: Config) -> list[Config]:

@@ -34,6 +34,7 @@ from tasks.threedos.runs import (
 from tasks.threedos.samples import load, points_seen
 from tasks.threedos.splits import named_by_label
 from tasks.threedos.tracks import Track, built_in_tracks
+from tests.models import test_released_checkpoints as released
 
 TRACKS = {track.name: track for track in built_in_tracks()}
 MN = [TRACKS["MN1"], TRACKS["MN2"]]
@@ -236,7 +237,7 @@ def test_every_model_network_and_seed_is_a_run_and_bases_come_first() -> None:
 
 
 def test_all_settings_are_in_the_facts() -> None:
-    unkept = {"checkpoint_every", "checkpoint_seconds"}
+    unkept = {"checkpoint_every", "checkpoint_seconds", "weights"}
     for facts in runs(models="all", train={"epochs": 7, "checkpoint_every": 3}).values():
         fields = models.find(facts.model).configuration.model_fields
         of_run = {"loader", *(["network"] if facts.network != "none" else [])}
@@ -344,6 +345,36 @@ def test_smoothing_preset_and_density_make_runs_of_their_own() -> None:
     ]
     made = [set(ids(**choices).values()) for choices in variants]
     assert len(set.union(*made)) == sum(len(some) for some in made) == 4 * 2
+
+
+def test_a_released_file_is_checked_before_any_work_and_decides_its_run(tmp_path: Path) -> None:
+    path = tmp_path / "model_last.pth"
+
+    def facts(**choices: Any) -> RunFacts:
+        own = {**released.SIZES, "weights": path}
+        sizes = {"dgcnn": {"k": 4, "widths": released.WIDTHS, "fused": released.FUSED}}
+        choices = {"models": {"cross_entropy": own}, "networks": sizes, **choices}
+        config = configured(**choices)
+        (run,) = plan_facts("threedos", config, plan_runs(config, MN[:1]), KEYS)
+        return run.facts
+
+    with pytest.raises(SourceError, match="does not exist"):
+        facts()
+    released.save(path, "cross_entropy", classes=18)
+    with pytest.raises(SourceError, match="is for 18 classes, the track has 5 known ones"):
+        facts()
+    released.save(path, "cross_entropy", classes=5)
+    made = facts()
+    assert made.origin == "frozen" and made.changed["weights"] == made.weights["weights"][:8]
+    with pytest.raises(ConfigError, match="weights is one training, but there are 2 seeds"):
+        facts(seeds=(1, 41))
+    with pytest.raises(SourceError, match="does not fit cross_entropy on dgcnn"):
+        facts(networks=["dgcnn"])
+    released.save(path, "cosine_proto", classes=5)
+    with pytest.raises(SourceError, match="does not fit cross_entropy on dgcnn"):
+        facts()
+    assert run_id(made) != run_id(made.model_copy(update={"weights": {}}))
+    assert {run.facts.origin for run in planned()} == {"trained"}
 
 
 def test_each_density_is_a_view() -> None:
