@@ -6,12 +6,15 @@ and, for the autoencoder, of its reference.
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from tasks import models
+from tasks.learning.samples import Samples
 from tasks.models import flow
+from tasks.models.base import Fitting
 from tasks.models.clouds import CloudModel
 
 torch.set_num_threads(1)
@@ -75,12 +78,27 @@ NETWORKS = {
 def test_networks_are_the_released_ones(name: str) -> None:
     count, first = NETWORKS[name]
     model = filled(name)
-    adversaries = {"generator", "discriminator"}
-    own = [layers for part, layers in model.layers.items() if part not in adversaries]
+    own = [layers for part, layers in model.layers.items() if part not in model.torch_weights]
     assert size(*own) == count
     g = model.cloud_outputs(clouds())["features"]
     values = model.logits(g) if "logits" in model.gives else g
     assert values[0, :4].tolist() == pytest.approx(first, abs=1e-5)
+
+
+POINTNET = {
+    "cross_entropy": 1_737_202,
+    "cosine_proto": 1_736_928,
+    "subcenter_arcface": 1_746_144,
+    "supcon": 1_732_320,
+    "arpl": 1_745_441,
+}
+
+
+@pytest.mark.parametrize("name", POINTNET)
+def test_on_pointnet_they_have_the_released_sizes(name: str) -> None:
+    model = paper(name, "pointnet2")
+    own = [layers for part, layers in model.layers.items() if part not in model.torch_weights]
+    assert size(*own) == POINTNET[name]
 
 
 @torch.no_grad()
@@ -134,6 +152,26 @@ def test_generated_clouds_have_as_many_points_as_real_ones() -> None:
             model._make_layers()
             fakes = model.fakes(torch.empty(2, 4, 3))
         assert fakes.shape == (2, model.settings.points, 3)
+
+
+@pytest.mark.parametrize("name", ["cosine_proto", "supcon", "arpl"])
+def test_a_step_in_the_released_size_moves_all_that_it_should(name: str) -> None:
+    kind = models.find(name)
+    changes = {"epochs": 1, "batch_size": 4, "points": 32, "learning_rate": 0.1, "warmup_epochs": 0}
+    model = kind(kind.resolve("paper", changes, "dgcnn"), "dgcnn", paper(name).network_shape)
+    labels = np.arange(4) % 2
+    samples = Samples(list("abcd"), labels, {"clouds": clouds(64).repeat(2, 1, 1).numpy()})
+    before: dict[str, torch.Tensor] = {}
+
+    def start(seed: int) -> None:
+        before.update({name: value.clone() for name, value in model.layers.named_parameters()})
+
+    model.start = start  # type: ignore[method-assign]
+    history = model.fit(samples, None, Fitting(0, "cpu"))
+    assert history.height == 1 and history["loss"].is_finite().all()
+    after = dict(model.layers.named_parameters())
+    still = {name for name, value in before.items() if torch.equal(value, after[name])}
+    assert len(before) > 15 and still == set()
 
 
 def test_the_flow_has_two_networks_of_four_layers_in_each_of_eight_blocks() -> None:
