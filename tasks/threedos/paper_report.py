@@ -61,7 +61,9 @@ def sections(read: Read) -> list[Section]:
 
 def _ours(metrics: pl.DataFrame, runs: pl.DataFrame) -> pl.DataFrame:
     """One row per protocol, configuration, score, view and metric: mean and deviation by seed."""
-    points = pl.col("settings").str.json_path_match("$.points").alias("points")
+    points, scans = (pl.col("settings").str.json_path_match(f"$.{name}") for name in DENSITY)
+    apart = pl.concat_str(points, pl.lit(" (scans "), scans, pl.lit(")"))
+    seen = pl.when(scans.is_null() | (scans == points)).then(points).otherwise(apart)
     return (
         metrics.filter(
             (pl.col("convention") == CONVENTION)
@@ -69,7 +71,7 @@ def _ours(metrics: pl.DataFrame, runs: pl.DataFrame) -> pl.DataFrame:
             & (pl.col("split") == "test")
             & (pl.col("subset") == "all")
         )
-        .join(runs.select("run_id", *RUN_COLUMNS, points), on="run_id")
+        .join(runs.select("run_id", *RUN_COLUMNS, seen.alias("points")), on="run_id")
         .group_by("protocol", *KEY, *IDS, *DECIDING, "points", "metric")
         .agg(
             (100 * pl.col("value").mean()).alias("mean"),
@@ -166,7 +168,7 @@ def _density(ours: pl.DataFrame) -> Section | None:
     index = [*(name for name in index if name != "config_id"), *DECIDING]
     if (by_run.group_by(index).agg(pl.col("points").n_unique())["points"] > 1).any():
         wide = (
-            by_run.sort(pl.col("points").cast(pl.Int64))
+            by_run.sort(pl.col("points").str.extract(r"(\d+)").cast(pl.Int64), "points")
             .pivot("points", index=index, values="mean", maintain_order=True)
             .sort(index)
             .drop("score_id", *DECIDING)

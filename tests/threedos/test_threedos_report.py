@@ -31,7 +31,9 @@ NAMES = {
 REAL = {"SR1": "SR23", "SR2": "SR13", "SR3": "SR12"}
 
 
-def ours(tracks: tuple[str, ...], changed: str = "{}", points: int = 1024) -> pl.DataFrame:
+def ours(
+    tracks: tuple[str, ...], changed: str = "{}", points: int = 1024, scans: str = "null"
+) -> pl.DataFrame:
     places = [(n, track, seed) for n, track in enumerate(tracks) for seed in (1, 3)]
     metrics = pl.DataFrame(
         [
@@ -53,7 +55,7 @@ def ours(tracks: tuple[str, ...], changed: str = "{}", points: int = 1024) -> pl
         network=pl.lit("dgcnn"),
         preset=pl.lit("paper"),
         changed=pl.lit(changed),
-        settings=pl.lit(f'{{"points": {points}}}'),
+        settings=pl.lit(f'{{"points": {points}, "scan_points": {scans}}}'),
         config_id=pl.lit(f"c{changed}"),
         versions=pl.lit("{}"),
         precision=pl.lit("float32"),
@@ -110,12 +112,13 @@ def test_variants_stand_side_by_side_and_the_paper_s_numbers_beside_its_own_sett
 
 def test_densities_of_training_stand_side_by_side() -> None:
     assert _density(ours(("SN1",))) is None
-    changed = {512: '{"points": 512, "scan_points": 512}', 2048: '{"points": 2048}'}
-    every = pl.concat([ours(("SN1",)), *(ours(("SN1",), text, n) for n, text in changed.items())])
+    changed = {512: '{"points": 512, "scan_points": 512}', 1024: '{"scan_points": 1024}'}
+    swept = [ours(("SR1",), text, n, str(n)) for n, text in changed.items()]
+    every = pl.concat([ours(("SR1",), scans="2048"), *swept])
     section = _density(every)
     assert section is not None
     text = " ".join(str(part) for part in section.parts)
     assert "trained and tested" in text and "same networks" not in text
-    heads = re.findall(r"<th[^>]*>(\d+)</th>", text)
-    assert heads == ["512", "1024", "2048"]
+    heads = re.findall(r"<th[^>]*>(\d[^<]*)</th>", text)
+    assert heads == ["512", "1024", "1024 (scans 2048)"]
     assert text.count("cross_entropy") == 1
