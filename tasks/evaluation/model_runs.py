@@ -350,7 +350,7 @@ def plan_facts(
             settings=run.values(),
             changed={**run.changed, **run.weights_said()},
             seed=run.seed,
-            origin=run.kind.origin,
+            origin=run.kind.origin_of(run.settings),
             base_runs=tuple(base.mark.run_id for base in bases),
             versions=run.versions(version),
             weights={file.name: file.digest for file in run.weights},

@@ -197,6 +197,11 @@ class Model(Plugin, ABC):
         path = getattr(settings, "weights", None)
         return {} if path is None else {"weights": path}
 
+    @classmethod
+    def origin_of(cls, settings: Any) -> Origin:
+        """Where the weights of a run with these settings come from."""
+        return cls.origin
+
     # ------------------------------------------------------------ fitting
 
     def prepare(self, *, device: str, bases: Sequence[Model] = ()) -> None:
