@@ -273,7 +273,7 @@ def test_what_changes_the_runs_of_which_predictor(monkeypatch):
         assert after["evm"] != before["evm"] and after["ann"] != before["ann"], changed
     from tasks.predictors.evm import Evm
 
-    monkeypatch.setattr(Evm, "version", 2)
+    monkeypatch.setattr(Evm, "version", Evm.version + 1)
     after = ids()
     assert after["evm"] != before["evm"] and after["ann"] == before["ann"]
 
