@@ -268,7 +268,7 @@ def test_every_predictor_and_score_runs_on_every_model(tmp_path):
         videos=raw / "videos",
         lake=tmp_path / "lake",
         models={"efficientnet": one, "x3d": {**one, "weights": str(weights)}},
-        scores={"nearest": {}},
+        scores={"nearest": {}, "energy": {}},
         predictors={"gmm_finch": {}},
         evaluation=OpenWorldSettings(feedback=(1,), threads=1),
     )
@@ -288,6 +288,7 @@ def test_every_predictor_and_score_runs_on_every_model(tmp_path):
     assert set(scored.select("score", "model", "network").unique().rows()) == {
         ("nearest", "efficientnet", "none"),
         ("nearest", "x3d", "none"),
+        ("energy", "x3d", "none"),
         *((score, "gmm_finch", name) for score in ("own", "p_unknown") for name in frozen.values()),
     }
 
