@@ -380,6 +380,11 @@ def test_the_score_of_features_counts_unlisted_videos():
     assert "chance" in "".join(section.parts)
     cells = re.findall(r"<td[^>]*>([^<]*)</td>", "".join(section.parts))
     assert cells[:3] == ["efficientnet", "5", "2"]
+    changed = pl.lit('{"preprocessing": "fair"}').alias("changed")
+    (section,) = evaluation_report.sections(
+        read_of({**tables, "runs": backbone_row().with_columns(changed)})
+    )
+    assert "efficientnet, preprocessing fair" in "".join(section.parts)
 
 
 def test_the_report_shows_runs_transforms_and_groups(parts, tmp_path):
