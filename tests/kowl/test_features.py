@@ -284,10 +284,11 @@ def test_which_models_are_used(tmp_path):
         return [run.kind.name for run in plan_backbones(config)]
 
     assert used() == used(videos=".", models="none") == []
-    assert used(videos=".") == used(videos=".", models=["all"]) == ["efficientnet"]
+    assert used(videos=".") == ["efficientnet"]
+    assert used(videos=".", models=["all"]) == ["efficientnet", "frame_backbone"]
     (tmp_path / "x3d.pyth").write_bytes(b"weights")
     both = {"all": {}, "x3d": {"weights": str(tmp_path / "x3d.pyth")}}
-    assert used(videos=".", models=both) == ["efficientnet", "x3d"]
+    assert used(videos=".", models=both) == ["efficientnet", "frame_backbone", "x3d"]
     # `train` is for predictors.
     assert used(videos=".", train={"epochs": 2}) == ["efficientnet"]
 
@@ -302,12 +303,9 @@ def test_the_name_of_the_preprocessing_is_a_setting_that_readers_see(tmp_path):
     assert len({run_id(each) for each in facts.values()}) == 3
     assert [each.settings["preprocessing"] for each in facts.values()] == list(facts)
     assert [features_name(each) for each in facts.values()] == ["x3d", "x3d fair", "x3d spread"]
-    assert facts["release"].changed == {"cpu_threads": 1}
-    assert facts["spread"].changed == {
-        "cpu_threads": 1,
-        "preprocessing": "spread",
-        "short_side": 256,
-    }
+    usual = {"cpu_threads": 1, "weights": sha256_file(weights)[:8]}
+    assert facts["release"].changed == usual
+    assert facts["spread"].changed == {**usual, "preprocessing": "spread", "short_side": 256}
 
 
 def test_separation_of_features_that_separate_and_of_noise():
