@@ -46,10 +46,11 @@ class EfficientNet(Backbone):
 
         return load_efficientnet(self.device, weights)
 
-    def vectors(self, clips: np.ndarray) -> np.ndarray:
+    def pass_batch(self, clips: np.ndarray) -> dict[str, np.ndarray]:
         frames = clips.reshape(-1, *clips.shape[-3:])
         rows = embed(frames, network=self.network)
-        return rows.reshape(len(clips), clips.shape[1] * clips.shape[2], rows.shape[1]).mean(1)
+        by_clip = rows.reshape(len(clips), clips.shape[1] * clips.shape[2], rows.shape[1])
+        return {"features": by_clip.mean(1)}
 
 
 def embed(images: np.ndarray, *, network: Any, batch_size: int = FRAMES_AT_ONCE) -> np.ndarray:

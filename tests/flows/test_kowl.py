@@ -268,7 +268,7 @@ def test_every_predictor_and_score_runs_on_every_model(tmp_path):
         videos=raw / "videos",
         lake=tmp_path / "lake",
         models={"efficientnet": one, "x3d": {**one, "weights": str(weights)}},
-        scores={"nearest": {}},
+        scores={"nearest": {}, "energy": {}},
         predictors={"gmm_finch": {}},
         evaluation=OpenWorldSettings(feedback=(1,), threads=1),
     )
@@ -288,8 +288,18 @@ def test_every_predictor_and_score_runs_on_every_model(tmp_path):
     assert set(scored.select("score", "model", "network").unique().rows()) == {
         ("nearest", "efficientnet", "none"),
         ("nearest", "x3d", "none"),
+        ("energy", "x3d", "none"),
         *((score, "gmm_finch", name) for score in ("own", "p_unknown") for name in frozen.values()),
     }
+    other = {"x3d": {**one, "weights": str(weights), "preprocessing": "spread"}}
+    kowl.build.fn(config.model_copy(update={"models": other}))
+    both, led = (
+        table(tmp_path / "lake", "outputs"),
+        table(tmp_path / "lake", "runs").filter(model="gmm_finch"),
+    )
+    assert both.join(outputs, on=["run_id", "sample_id", "view"], how="semi").equals(outputs)
+    assert both["run_id"].n_unique() == 3 and led["config_id"].n_unique() == 3
+    assert sorted(led["network"]) == ["efficientnet", "x3d", "x3d spread"]
 
 
 def test_protocol_tests_are_made_of_the_lake(evaluated, tmp_path):

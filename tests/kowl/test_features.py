@@ -20,6 +20,7 @@ from tasks.kowl import features as stage
 from tasks.kowl.features import (
     backbone_facts,
     extract_features,
+    features_name,
     plan_backbones,
     plan_features,
 )
@@ -44,8 +45,8 @@ def backbone(model: str = "efficientnet", features=None, **settings):
 
 def videos(*rows: tuple[str, str]) -> pl.DataFrame:
     return pl.DataFrame(
-        [(name, status, f"{name}.mp4", 9, name, 20, "decord") for name, status in rows],
-        schema=["sample_id", "status", "file", "bytes", "sha256", "frames", "decoder"],
+        [(name, status, f"{name}.mp4", 9, name, 20, 25.0, "decord") for name, status in rows],
+        schema=["sample_id", "status", "file", "bytes", "sha256", "frames", "fps", "decoder"],
         orient="row",
     )
 
@@ -91,9 +92,9 @@ def test_what_a_backbones_run_and_its_shards_depend_on():
     assert facts.changed == {"cpu_threads": 1}
     more_views = backbone(features={"transforms": ["plain", "rotation"]})
     assert run_id(backbone_facts(more_views)) == run_id(facts)
-    others = [backbone(crops=2), backbone(batch=4)]
+    others = [backbone(crops=2), backbone(batch=4), backbone(preprocessing="fair")]
     others += [backbone(features=f) for f in ({"strength": {"hue": 0.1}}, {"seed": 1})]
-    assert len({run_id(facts), *(run_id(backbone_facts(run)) for run in others)}) == 5
+    assert len({run_id(facts), *(run_id(backbone_facts(run)) for run in others)}) == 6
 
     def key(*rows: tuple[str, str], views=("plain",), **splits: str) -> str:
         (shard,) = planned([Planned("a", videos(*rows))], same, views, (split_of(**splits),))
@@ -283,12 +284,28 @@ def test_which_models_are_used(tmp_path):
         return [run.kind.name for run in plan_backbones(config)]
 
     assert used() == used(videos=".", models="none") == []
-    assert used(videos=".") == used(videos=".", models=["all"]) == ["efficientnet"]
+    assert used(videos=".") == ["efficientnet"]
+    assert used(videos=".", models=["all"]) == ["efficientnet", "frame_backbone"]
     (tmp_path / "x3d.pyth").write_bytes(b"weights")
     both = {"all": {}, "x3d": {"weights": str(tmp_path / "x3d.pyth")}}
-    assert used(videos=".", models=both) == ["efficientnet", "x3d"]
+    assert used(videos=".", models=both) == ["efficientnet", "frame_backbone", "x3d"]
     # `train` is for predictors.
     assert used(videos=".", train={"epochs": 2}) == ["efficientnet"]
+
+
+def test_the_name_of_the_preprocessing_is_a_setting_that_readers_see(tmp_path):
+    weights = tmp_path / "x3d.pyth"
+    weights.write_bytes(b"weights")
+    facts = {
+        name: backbone_facts(backbone("x3d", weights=str(weights), preprocessing=name))
+        for name in ("release", "fair", "spread")
+    }
+    assert len({run_id(each) for each in facts.values()}) == 3
+    assert [each.settings["preprocessing"] for each in facts.values()] == list(facts)
+    assert [features_name(each) for each in facts.values()] == ["x3d", "x3d fair", "x3d spread"]
+    usual = {"cpu_threads": 1, "weights": sha256_file(weights)[:8]}
+    assert facts["release"].changed == usual
+    assert facts["spread"].changed == {**usual, "preprocessing": "spread", "short_side": 256}
 
 
 def test_separation_of_features_that_separate_and_of_noise():
@@ -319,6 +336,7 @@ def test_the_papers_networks_run_from_a_checkpoint_of_official_names(tmp_path, n
             "file": files,
             "bytes": [(root / file).stat().st_size for file in files],
             "frames": [259, 151],
+            "fps": 25.0,
             "decoder": "decord",
             "status": "ok",
             "sha256": [sha256_file(root / file) for file in files],
@@ -329,6 +347,8 @@ def test_the_papers_networks_run_from_a_checkpoint_of_official_names(tmp_path, n
     produced = extract_features(shard, CPU)
     vectors = vectors_of(produced)
     assert vectors.shape == (2, WIDTH[name]) and not produced.rejects
+    rows = produced.tables["outputs"]
+    assert set(rows["logits"].list.len()) == {400} and rows["predicted"].null_count() == 2
     assert np.isfinite(vectors).all() and np.abs(vectors[0] - vectors[1]).max() > 1e-3
 
 
@@ -344,6 +364,7 @@ def test_real_clips_of_different_classes_separate():
         pl.col("file").alias("sample_id"),
         "file",
         pl.col("frames_decoded_opencv").cast(pl.Int32).alias("frames"),
+        pl.lit(None, pl.Float64).alias("fps"),
         pl.lit("opencv").alias("decoder"),
     )
     sampling = SampleSettings(step=1, count=1, crops=4, crop=256)
