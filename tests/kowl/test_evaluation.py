@@ -44,7 +44,7 @@ CONFIG = {
 BACKBONE = RunFacts(
     benchmark="kowl",
     protocol=None,
-    model="efficientnet",
+    model="frame_backbone",
     settings={"preprocessing": "spread"},
     origin="frozen",
     fit_key="none",
@@ -139,7 +139,7 @@ def test_features_of_another_preprocessing_are_another_configuration(parts):
         below = replace(frozen(), facts=frozen().facts.model_copy(update=values))
         found += predictor_facts(config, chosen, below, "fit")
     assert [facts.network for facts in found] == [
-        *("efficientnet", "efficientnet fair", "efficientnet")
+        *("frame_backbone", "frame_backbone fair", "frame_backbone")
     ]
     assert len({config_id(facts) for facts in found}) == 3
 
@@ -186,7 +186,7 @@ def test_every_table_of_a_run(parts, tmp_path):
     row = tables["runs"].row(0, named=True)
     assert (row["model"], row["network"], row["protocol"]) == (
         "gmm_finch",
-        "efficientnet",
+        "frame_backbone",
         PROTOCOL,
     )
     assert json.loads(row["settings"])["feedback"] == 1 and row["origin"] == "trained"
@@ -379,12 +379,12 @@ def test_the_score_of_features_counts_unlisted_videos():
     (section,) = evaluation_report.sections(read_of(tables))
     assert "chance" in "".join(section.parts)
     cells = re.findall(r"<td[^>]*>([^<]*)</td>", "".join(section.parts))
-    assert cells[:3] == ["efficientnet", "5", "2"]
+    assert cells[:3] == ["frame_backbone", "5", "2"]
     changed = pl.lit('{"preprocessing": "fair"}').alias("changed")
     (section,) = evaluation_report.sections(
         read_of({**tables, "runs": backbone_row().with_columns(changed)})
     )
-    assert "efficientnet, preprocessing fair" in "".join(section.parts)
+    assert "frame_backbone, preprocessing fair" in "".join(section.parts)
 
 
 def test_the_report_shows_runs_transforms_and_groups(parts, tmp_path):

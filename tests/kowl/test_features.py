@@ -35,7 +35,7 @@ from tests.shared import shared_path
 CPU = DeviceSettings(device="cpu")
 
 
-def backbone(model: str = "efficientnet", features=None, **settings):
+def backbone(model: str = "frame_backbone", features=None, **settings):
     """The run of one model, on one thread."""
     models = {model: {"cpu_threads": 1, **settings}}
     config = {"lists": ".", "videos": ".", "models": models, "features": features or {}}
@@ -89,7 +89,7 @@ def test_what_a_backbones_run_and_its_shards_depend_on():
     facts = backbone_facts(same)
     assert (facts.origin, facts.protocol, facts.seed) == ("frozen", None, None)
     assert len(facts.weights["efficientnet_lite0"]) == 64
-    assert facts.changed == {"cpu_threads": 1}
+    assert facts.changed == {"cpu_threads": 1, "side": 128}  # as the preset small has it
     more_views = backbone(features={"transforms": ["plain", "rotation"]})
     assert run_id(backbone_facts(more_views)) == run_id(facts)
     others = [backbone(crops=2), backbone(batch=4), backbone(preprocessing="fair")]
@@ -181,12 +181,12 @@ def test_a_clip_is_decoded_once_for_all_views(clips, read):
 def test_a_killed_shard_goes_on_behind_its_last_rows(clips, read, monkeypatch, tmp_path):
     """Also with a model whose vectors depend on the batch: the batches left are the same."""
     monkeypatch.setattr(stage, "ROWS_KEPT", 1)
-    monkeypatch.setattr(find("efficientnet"), "alike_in_any_batch", False)
+    monkeypatch.setattr(find("frame_backbone"), "alike_in_any_batch", False)
     shard = replace(
         shard_of(clips, ["plain", "rotation"], backbone(crops=1, batch=2)), work=tmp_path
     )
     whole = extract_features(replace(shard, work=tmp_path / "whole"), CPU).tables["outputs"]
-    outputs, calls = find("efficientnet").outputs, []
+    outputs, calls = find("frame_backbone").outputs, []
 
     def killed(model, samples):
         calls.append(samples.ids)
@@ -195,7 +195,7 @@ def test_a_killed_shard_goes_on_behind_its_last_rows(clips, read, monkeypatch, t
         return outputs(model, samples)
 
     with monkeypatch.context() as patch:
-        patch.setattr(find("efficientnet"), "outputs", killed)
+        patch.setattr(find("frame_backbone"), "outputs", killed)
         with pytest.raises(KeyboardInterrupt):
             extract_features(shard, CPU)
     read.clear()
@@ -239,7 +239,7 @@ def test_unlisted_videos_get_features_under_the_name_of_their_file(clips):
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"models": ["efficientnet"]}, "models need videos"),
+        ({"models": ["frame_backbone"]}, "models need videos"),
         ({"predictors": ["ann"]}, "predictors need features"),
         ({"predictors": ["ann"], "videos": ".", "models": "none"}, "predictors need features"),
         ({"networks": ["vgg16"]}, "no model of clips takes one"),
@@ -259,7 +259,7 @@ def test_what_is_missing_is_said_before_anything_runs(changed, said):
         ({"x3d": {}}, "x3d needs its weights: name their file with --models.x3d.weights"),
         ({"x3d": {"weights": "absent.pyth"}}, "absent.pyth does not exist"),
         ({"x3d": {"weights": "absent.pyth", "count": 4}}, "x3d: .*count"),
-        ({"efficientnet": {"frames": 4}}, "efficientnet: .*frames is not a setting"),
+        ({"frame_backbone": {"frames": 4}}, "frame_backbone: .*frames is not a setting"),
         ({"efficientnot": {}}, "no model 'efficientnot'"),
     ],
     ids=["weights", "file", "frames", "setting", "name"],
@@ -284,13 +284,13 @@ def test_which_models_are_used(tmp_path):
         return [run.kind.name for run in plan_backbones(config)]
 
     assert used() == used(videos=".", models="none") == []
-    assert used(videos=".") == ["efficientnet"]
-    assert used(videos=".", models=["all"]) == ["efficientnet", "frame_backbone"]
+    assert used(videos=".") == ["frame_backbone"]
+    assert used(videos=".", models=["all"]) == ["frame_backbone"]
     (tmp_path / "x3d.pyth").write_bytes(b"weights")
     both = {"all": {}, "x3d": {"weights": str(tmp_path / "x3d.pyth")}}
-    assert used(videos=".", models=both) == ["efficientnet", "frame_backbone", "x3d"]
+    assert used(videos=".", models=both) == ["frame_backbone", "x3d"]
     # `train` is for predictors.
-    assert used(videos=".", train={"epochs": 2}) == ["efficientnet"]
+    assert used(videos=".", train={"epochs": 2}) == ["frame_backbone"]
 
 
 def test_the_name_of_the_preprocessing_is_a_setting_that_readers_see(tmp_path):
@@ -370,7 +370,7 @@ def test_real_clips_of_different_classes_separate():
     sampling = SampleSettings(step=1, count=1, crops=4, crop=256)
     frames = dict(sample_videos(str(root), rows, sampling))
     assert not [name for name, found in frames.items() if isinstance(found, RecordError)]
-    model = make_model("efficientnet", {"crops": 4})
+    model = make_model("frame_backbone", {"crops": 4})
     model.prepare(device="cpu")
     shown = Samples([*frames], None, {"clips": np.stack([*frames.values()])})
     vectors = model.outputs(shown).features

@@ -8,13 +8,14 @@ import pytest
 import torch
 
 from schemas.errors import ConfigError
+from tasks.evaluation.model_runs import differing
 from tasks.features import timesformer, x3d
 from tasks.learning.samples import Samples
 from tasks.models import find, load_model, make_model
 from tasks.models.base import Fitting
 
-NAMES = ("efficientnet", "timesformer", "x3d")
-WIDTH = {"efficientnet": 1280, "x3d": 8192, "timesformer": 768}
+NAMES = ("frame_backbone", "timesformer", "x3d")
+WIDTH = {"frame_backbone": 1280, "x3d": 8192, "timesformer": 768}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -58,11 +59,13 @@ def test_finding_them_and_their_settings_does_not_import_torch():
 @pytest.mark.parametrize("name", NAMES)
 def test_declaration(name):
     kind = find(name)
-    gives = {"features"} if name == "efficientnet" else {"features", "logits"}
+    gives = {"features"} if name == "frame_backbone" else {"features", "logits"}
     assert (kind.modality, kind.gives, kind.seeded) == ("clip", gives, False)
-    assert kind.needs_weights == (name != "efficientnet")
+    assert kind.needs_weights == (name != "frame_backbone")
     settings = kind.resolve("paper")
-    assert settings == kind.resolve("small") and "weights" not in settings.model_dump()
+    small = differing(kind.resolve("small"), settings)
+    assert small == ({"side": 128} if name == "frame_backbone" else {})
+    assert "weights" not in settings.model_dump()
     for field, info in type(settings).model_fields.items():
         assert info.description and info.description.endswith("."), f"{name}.{field}"
 
@@ -80,7 +83,7 @@ def test_the_frames_are_those_of_the_paper():
     assert shown("timesformer", preprocessing="fair") == ("fair", 3, 8, 32, 224, 224)
     assert shown("timesformer", preprocessing="spread") == ("spread", 1, 8, 32, 256, 224)
     assert shown("timesformer", "released") == ("release", 1, 300, 1, 224, 224)
-    assert shown("efficientnet") == ("spread", 8, 1, 1, 256, 256)
+    assert shown("frame_backbone") == ("spread", 8, 1, 1, 256, 256)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -150,22 +153,22 @@ def test_frames_that_a_network_does_not_take_are_refused(name, changes):
 
 
 def test_efficientnet_gives_the_mean_over_the_frames_of_a_clip():
-    model = make_model("efficientnet", {"crops": 3, "batch": 2})
+    model = make_model("frame_backbone", {"crops": 3, "batch": 2})
     model.prepare(device="cpu")
-    samples = clips("efficientnet", 3, crops=3)
+    samples = clips("frame_backbone", 3, crops=3)
     found = model.outputs(samples).features
     assert found.shape == (3, 1280) and found.dtype == np.float32
-    one = make_model("efficientnet", {"crops": 1})
+    one = make_model("frame_backbone", {"crops": 1})
     one.prepare(device="cpu")
     frames = samples.array("clips")[1][:, None]  # each frame a clip of its own
     alone = one.outputs(Samples(list("abc"), None, {"clips": frames})).features
     np.testing.assert_array_equal(found[1], alone.mean(0))
-    assert model.outputs(clips("efficientnet", 0, crops=3)).features.shape == (0, 1280)
+    assert model.outputs(clips("frame_backbone", 0, crops=3)).features.shape == (0, 1280)
 
 
 def test_it_is_saved_as_the_digest_of_its_weights(tmp_path):
-    model = make_model("efficientnet", {"crops": 1})
-    samples = clips("efficientnet", crops=1)
+    model = make_model("frame_backbone", {"crops": 1})
+    samples = clips("frame_backbone", crops=1)
     history = model.fit(samples, None, Fitting(device="cpu"))
     assert history.is_empty()
     model.save(tmp_path / "model.safetensors")
@@ -179,10 +182,10 @@ def test_it_is_saved_as_the_digest_of_its_weights(tmp_path):
 
 
 def test_clips_of_another_form_are_refused():
-    model = make_model("efficientnet", {"crops": 2})
+    model = make_model("frame_backbone", {"crops": 2})
     model.prepare(device="cpu")
     with pytest.raises(ConfigError, match=r"expected uint8 \(N, 2, 1, 256, 256, 3\)"):
-        model.outputs(clips("efficientnet", crops=1))
+        model.outputs(clips("frame_backbone", crops=1))
 
 
 @pytest.mark.slow

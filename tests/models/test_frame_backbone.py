@@ -59,11 +59,3 @@ def test_a_vector_does_not_depend_on_other_clips_nor_on_the_batch(file):
     for batch in (1, 2):
         other = prepared(weights=str(file), batch=batch).outputs(samples).features
         np.testing.assert_array_equal(every, other)
-
-
-def test_the_package_s_network_is_that_of_the_model_efficientnet():
-    samples = clips(2, 3, side=256)
-    found = prepared(crop=256).outputs(samples).features
-    other = make_model("efficientnet", {"crops": 3})
-    other.prepare(device="cpu")
-    np.testing.assert_allclose(found, other.outputs(samples).features, atol=1e-5)
