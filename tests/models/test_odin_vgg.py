@@ -62,10 +62,12 @@ def test_the_best_of_the_grid_is_kept(classifier, train, valid):
     grid = {"temperatures": (1, 1000), "epsilons": (0, 0.004)}
     model = Odin(Configuration(**NOVELCRAFT, choose="validation", **grid))
     history = fit(model, train, valid, base=classifier)
-    assert history.columns == ["temperature", "epsilon", "valid_auroc"]
+    assert history.columns == ["temperature", "epsilon", "valid_auroc", "chosen"]
     assert history.height == 4
     best = history.sort("valid_auroc", descending=True, maintain_order=True).row(0)
     assert (model.temperature, model.epsilon) == best[:2]
+    assert best[3] == history["chosen"].sum() == 1
+    assert model.record["chosen"] == {"temperature": best[0], "epsilon": best[1]}
     novel = valid.labels == NOVEL
     scores = novelty(model, valid)
     pairs = scores[novel][:, None] - scores[~novel]
