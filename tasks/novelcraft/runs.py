@@ -43,6 +43,9 @@ CONVENTIONS: Mapping[str, tuple[str, ...]] = {
 }
 """Protocols, and the conventions that each is measured by."""
 
+ODIN_NUMBERS = {"temperature", "epsilon"}
+"""Settings that are chosen on validation in preset `paper`, unless one is given."""
+
 
 def chosen_protocols(config: Config) -> tuple[str, ...]:
     for name in config.protocols:
@@ -87,8 +90,12 @@ def offers(config: Config) -> list[Offer]:
             wanted["item_bar_rows"] = ITEM_BAR_ROWS
         if isinstance(settings, VggSettings) and config.vgg_weights is not None:
             wanted["weights"] = config.vgg_weights
-        if kind is Odin:  # what NovelCraft chose of its grid
-            wanted |= {"base": VggClassifier.name, "epsilon": 0.0, "space": "pixel1"}
+        if kind is Odin:
+            wanted |= {"base": VggClassifier.name, "space": "pixel1"}
+            if config.preset == "paper" and not settings.model_fields_set & ODIN_NUMBERS:
+                wanted["choose"] = "validation"
+            else:
+                wanted["epsilon"] = 0.0  # what NovelCraft chose of its grid
         return wanted
 
     def offer(modality: str, protocol: str) -> Offer:

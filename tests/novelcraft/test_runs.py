@@ -178,6 +178,16 @@ def test_what_only_novelcraft_asks_for_comes_from_its_offer():
     assert sorted(bases) == ["ndcc", "vgg_classifier"]
 
 
+def test_odin_of_the_paper_is_chosen_on_validation_unless_a_number_is_given():
+    for given, choose in (({}, "validation"), ({"temperature": 10}, "fixed")):
+        runs = planned(preset="paper", models={"odin": given})
+        (odin,) = [run.facts for run in runs if run.facts.model == "odin"]
+        assert odin.settings["choose"] == choose
+        assert (odin.settings["space"], odin.settings["step"]) == ("pixel1", "corrected")
+        assert odin.changed.keys() == given.keys() | ({"choose", "epsilon"} if given else set())
+    assert (odin.settings["temperature"], odin.settings["epsilon"]) == (10, 0)
+
+
 def test_a_model_of_another_modality_is_refused(monkeypatch):
     monkeypatch.setattr(models.find("colour_rarity"), "modality", "cloud")
     with pytest.raises(ConfigError, match="colour_rarity does not fit novelcraft"):
