@@ -429,6 +429,8 @@ class SplitSettings(Settings):
     """What happens to a frame without a target."""
     roles: dict[str, Literal["normal", "novel_valid", "novel_test", "dropped"]] = Field({})
     """Roles of classes that the paper does not have, or other roles for those it has."""
+    symbolic_classes: tuple[str, ...] = ("tree_easy",)
+    """Classes beside the standard game that the symbolic task is tested on."""
 
 
 class WindowSettings(Settings):
