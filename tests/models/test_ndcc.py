@@ -6,7 +6,8 @@ import torch
 
 from tasks.learning.samples import Samples
 from tasks.learning.trainer import Batch
-from tasks.models.ndcc import Configuration, Ndcc
+from tasks.models.ndcc import Ndcc
+from tasks.models.vgg_classifier import VggClassifier
 from tests.models.synthetic import fit, novelty, tiny
 
 
@@ -19,7 +20,8 @@ def model(train):
 
 
 def test_defaults_are_the_papers():
-    paper = Configuration()
+    paper = Ndcc.resolve("paper")
+    assert not paper.mixed_precision and not VggClassifier.resolve("paper").mixed_precision
     assert (paper.optimizer, paper.momentum, paper.weight_decay) == ("sgd", 0.9, 5e-4)
     assert (paper.learning_rate, paper.classifier_rate) == (1e-4, 1e-2)
     assert (paper.sigma_rate, paper.delta_rate) == (1e-2, 1e-4)
