@@ -304,8 +304,17 @@ def _parser() -> Parser:
     serve.add_argument("--state", default="condda-state", help="folder for the sessions")
     serve.add_argument("--host", default="127.0.0.1", help="other than loopback needs --tokens")
     serve.add_argument("--port", type=int, default=3307, help="0 takes any free one")
-    serve.add_argument("--strict", action="store_true", help="refuse what the protocol forbids")
-    serve.add_argument("--tokens", help="file of tokens, one a line; clients must send one")
+    serve.add_argument("--tokens", help="file of lines: agent or operator, owner's name, token")
+    serve.add_argument(
+        "--policy",
+        choices=("published", "evaluation"),
+        help="what agents may see (default: evaluation with --tokens, else published)",
+    )
+    fixed = serve.add_argument_group("what the operator decides in an evaluation")
+    fixed.add_argument("--red-light", action="store_true", help="agents may ask for the red light")
+    fixed.add_argument("--round-size", type=int, help="instead of the tests' own")
+    fixed.add_argument("--feedback-max-ids", type=int, help="a round, instead of the tests' own")
+    fixed.add_argument("--attempts", type=int, help="sessions of an owner with a test (default: 1)")
     run = with_lake(command("run", _run, "run an agent over tests and measure it", condda))
     run.add_argument("--detector", required=True, help="agent: threshold, clustering")
     run.add_argument("--tests", required=True, help="folder of tests with their features")
@@ -840,14 +849,25 @@ def _list_drift(parsed: argparse.Namespace) -> None:
 
 
 def _serve(parsed: argparse.Namespace) -> None:
+    from schemas.config import make_config
+    from tasks.condda.rules import Policy
     from tasks.condda.server.serve import read_tokens, serve
 
+    named = ("round_size", "feedback_max_ids", "attempts")
+    fixed = {key: value for key in named if (value := getattr(parsed, key)) is not None}
+    if parsed.red_light:
+        fixed["red_light"] = True
+    name = parsed.policy or ("evaluation" if parsed.tokens else "published")
+    if fixed and name == "published":
+        raise ConfigError(
+            f"--{next(iter(fixed)).replace('_', '-')} is of an evaluation; add --policy evaluation"
+        )
     serve(
         Path(parsed.tests),
         Path(parsed.state),
         parsed.host,
         parsed.port,
-        "strict" if parsed.strict else "compat",
+        make_config(Policy, {"name": name, **fixed}) if name == "evaluation" else None,
         read_tokens(Path(parsed.tokens)) if parsed.tokens else (),
     )
 

@@ -48,7 +48,7 @@ from tasks.condda.instances import (
 )
 from tasks.condda.metrics import Trial, program_metrics
 from tasks.condda.mirror import Mirrored
-from tasks.condda.rules import ProtocolRefusal
+from tasks.condda.rules import Policy, ProtocolRefusal
 from tasks.condda.run import LOOP_VERSION, run_session
 from tasks.condda.session import open_state
 from tasks.condda.store import EventStore
@@ -380,7 +380,7 @@ class Access(Settings):
     device: str = Field("auto", exclude=True)
 
 
-@stage(writes=SESSION_TABLES, version=3)
+@stage(writes=SESSION_TABLES, version=4)
 def run_agent(shard: Shard, settings: Access) -> Produced:
     """Lead one agent through one test, in this process or against a server, and measure it."""
     facts, root = RunFacts.model_validate(shard.about), Path(shard.source or "")
@@ -399,7 +399,9 @@ def run_agent(shard: Shard, settings: Access) -> Produced:
         # The same run must give the same bytes: no clock, and an id out of what was run.
         session = str(uuid.uuid5(uuid.NAMESPACE_URL, f"novelty:{run_id(facts)}"))
         never = datetime.fromisoformat(NO_TIME).astimezone(UTC)
-        harness = Harness(library, store, "compat", clock=lambda: never, new_id=lambda: session)
+        # What a remote agent would see: the red light if it is the condition, no count of classes.
+        policy = Policy(red_light=way["red_light"], detection_threshold=way["detection_threshold"])
+        harness = Harness(library, store, policy, clock=lambda: never, new_id=lambda: session)
         target: Any = harness
         if way["url"]:
             target = _mirrored(way["url"], settings.token, library, store)
@@ -505,13 +507,13 @@ def plan_exports(state: Path, tests: Tests) -> list[tuple[PassedRun | None, Shar
         store.close()
 
 
-@stage(writes=SESSION_TABLES, version=3)
+@stage(writes=SESSION_TABLES, version=4)
 def export_session(shard: Shard, settings: ExportSettings) -> Produced:
     """Rows of one test of a server's session, measured if it is completed."""
     facts = shard.about["facts"] and RunFacts.model_validate(shard.about["facts"])
     store = EventStore(settings.state / EVENTS)
     try:
-        harness = Harness(TestLibrary(Path(shard.source or "")), store, "compat")
+        harness = Harness(TestLibrary(Path(shard.source or "")), store)
         about = shard.about
         frames, rejects = session_frames(harness, about["session"], about["test"], facts)
         return Produced(frames, 1, rejects)

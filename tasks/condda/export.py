@@ -7,6 +7,7 @@ costs what is new: a test that has not changed since is not read again.
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import polars as pl
 from schemas.condda import (
     CHARACTERIZATION,
     FEEDBACK,
+    INSTANCES,
     RESULTS,
     ROUNDS,
     SESSION_MEASURES,
@@ -40,7 +42,7 @@ from tasks.evaluation.stages import ScoreChoice
 
 SESSION_TABLES = (
     *(SESSIONS, RUNS, PREDICTIONS, SCORES),
-    *(ROUNDS, RESULTS, FEEDBACK, SESSION_MEASURES, CHARACTERIZATION),
+    *(ROUNDS, RESULTS, FEEDBACK, INSTANCES, SESSION_MEASURES, CHARACTERIZATION),
 )
 P_UNKNOWN = ScoreChoice(name="p_unknown", version=1, settings={})
 UNKNOWN = "unknown"
@@ -93,6 +95,7 @@ def session_frames(
         about = _session(state, test, None if run is None else run_id(run))
         place = (state.protocol, state.domain)
         types = sorted(state.test(test).columns)
+        ended = state.terminated is not None
     results = {kind: harness.results(session, test, kind) for kind in types}
     measured, described = [SESSION_MEASURES.empty()], [CHARACTERIZATION.empty()]
     runs, predictions, scores = RUNS.empty(), PREDICTIONS.empty(), SCORES.empty()
@@ -113,6 +116,12 @@ def session_frames(
             except NoveltyError as error:
                 failed = str(error)
         runs = run_row(run, failed=failed)
+    truth = INSTANCES.empty()
+    if ended and harness.library.has_truth(test, *place):
+        with suppress(NoveltyError):  # what is wrong with a test stands in quarantine
+            truth = _placed(
+                INSTANCES, _instances(harness.library.load(test, *place)), session, test
+            )
     frames = {
         "sessions": pl.DataFrame([about], schema=SESSIONS.polars_schema),
         "runs": runs,
@@ -123,10 +132,24 @@ def session_frames(
             [RESULTS.empty(), *(_lines(session, test, *posted) for posted in results.items())]
         ),
         "feedback": pl.DataFrame(_feedback(session, events), schema=FEEDBACK.polars_schema),
+        "instances": truth,
         "session_measures": pl.concat(measured),
         "characterization": pl.concat(described),
     }
     return frames, rejects
+
+
+def _instances(test: TestFile) -> pl.DataFrame:
+    """What each instance is, for those who own the lake."""
+    sample = test.truth["sample_id"] if "sample_id" in test.truth.columns else None
+    return instance_rows(test).select(
+        pl.Series("instance_id", test.names, dtype=pl.String),
+        "position",
+        pl.lit(None, pl.String).alias("sample_id") if sample is None else sample,
+        "class",
+        (pl.col("role") == "novel").alias("novel"),
+        pl.Series("changed", test.truth[test.domain.changed].to_numpy() == 1),
+    )
 
 
 def prediction_frames(

@@ -147,6 +147,11 @@ class EventStore:
         rows = self._query("select session from events where kind = 'opened' order by id", [])
         return [row[0] for row in rows]
 
+    def opened(self, owner: str) -> list[StoredEvent]:
+        """The first event of each session of an owner."""
+        where = "kind = 'opened' and coalesce(json_extract(detail, '$.owner'), '') = ? order by id"
+        return self._select(where, [owner], False)
+
     def tests(self, session: str) -> list[str]:
         """Tests that a session has touched, by name."""
         rows = self._query(

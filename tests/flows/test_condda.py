@@ -11,11 +11,14 @@ import pytest
 from schemas.condda import Config, SessionSettings
 from schemas.errors import ConfigError, RunsFailed, SourceError
 from storage.tables import current_version
+from tasks.condda.rules import Policy
 from tasks.condda.server.serve import make_harness, running
 from tasks.condda.test_files import TestLibrary
 from tasks.sample.condda import bad_condda_records, write_condda
 
-SESSION_TABLES = ("rounds", "results", "feedback", "session_measures", "characterization")
+SESSION_TABLES = (
+    *("rounds", "results", "feedback", "instances", "session_measures", "characterization"),
+)
 RUN_TABLES = ("predictions", "scores")
 FEW = {
     "predictors": {},
@@ -300,7 +303,8 @@ def served(built, tmp_path_factory):
     place = tmp_path_factory.mktemp("served")
     run = SessionSettings(red_light="without")
     one = {"predictors": {"clustering": {}}, "scores": {"nearest": {}}}
-    with running(root / "tests", place / "state") as url:
+    policy = Policy(red_light=True)
+    with running(root / "tests", place / "state", policy=policy) as url:
         against = run.model_copy(update={"url": url})
         build(config.model_copy(update={**one, "lake": place / "lake", "run": against}))
     update = {"lake": place / "exported", "state": place / "state", "predictors": {}}
