@@ -321,7 +321,18 @@ def _parser() -> Parser:
     run.add_argument("--url", help="server to run against (default: in this process)")
     run.add_argument("--token", help="its token, if it wants one")
     run.add_argument("--name", default="", help="another name runs the same once more")
-    run.add_argument("--red-light", action="store_true", help="be told when the world changes")
+    run.add_argument(
+        "--red-light",
+        nargs="?",
+        const="with",
+        choices=("with", "without", "both"),
+        help="be told when the world changes (default: both, with --url without)",
+    )
+    run.add_argument(
+        "--baseline",
+        default="threshold",
+        help="agent that M3 to M6 compare with; it is run too, but not on a server",
+    )
     service = command("service", _service, "scheduled builds: a Prefect server and worker, here")
     service.add_argument("action", choices=("start", "stop", "deploy", "status", "notify"))
     service.add_argument("--file", help="default: NOVELTY_SERVICE, else ./service.yaml")
@@ -876,18 +887,23 @@ def _run(parsed: argparse.Namespace) -> None:
     from flows.runner import run_flow
     from schemas.condda import Config
     from schemas.config import make_config
-    from tasks.operations.summary import show_tables
+    from storage.layout import lake_root
+    from tasks.condda.measures import lake_scoreboard
+    from tasks.operations.summary import show_frame, show_tables
 
     run = {
-        "red_light": "with" if parsed.red_light else "without",
-        "baseline": parsed.detector,
+        "red_light": parsed.red_light or ("without" if parsed.url else "both"),
+        "baseline": parsed.baseline,
         "url": parsed.url,
         "token": parsed.token,
         "name": parsed.name,
     }
-    config = {"tests": parsed.tests, "predictors": {parsed.detector: {}}, "run": run}
+    agents = (parsed.detector,) if parsed.url else (parsed.detector, parsed.baseline)
+    config = {"tests": parsed.tests, "predictors": {name: {} for name in agents}, "run": run}
     run_flow("condda", make_config(Config, config | ({"lake": parsed.lake} if parsed.lake else {})))
     show_tables(parsed.lake, "condda")
+    for frame in lake_scoreboard(lake_root(parsed.lake), parsed.baseline):
+        show_frame(frame)
 
 
 def _make_tests(words: list[str]) -> int:

@@ -173,7 +173,7 @@ PROGRAM = Table(
         Column("agent", pa.string(), "Agent"),
         Column("protocol", pa.string(), "Protocol"),
         Column("domain", pa.string(), "Domain"),
-        Column("metric", pa.string(), "M1, M2, M2.1, M3, M4, M5, M6_docs, M6_balanced"),
+        Column("metric", pa.string(), "M1, M2, M2.1, no_cdt, M3, M4, M5, M6_docs, M6_balanced"),
         Column("value", pa.float64(), "Its value; null if not applicable", nullable=True),
         Column("tests", pa.int32(), "Completed tests, with and without red light", minimum=0),
     ),

@@ -4,6 +4,8 @@ Lines are brought into the order of the test by instance id; of several for one 
 counts. The metrics themselves are in `metrics_upstream.py`.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -26,7 +28,7 @@ def evaluate_test(
     novel = test.truth[test.domain.novel].to_numpy()
     chances = aligned(test, detection, "detection")[:, 0]
     classes = aligned(test, classification, "classification")
-    try:
+    with measurable():
         metrics = metrics_upstream.evaluate(
             chances, classes, novel, test.labels, threshold=_threshold(test)
         )
@@ -35,11 +37,18 @@ def evaluate_test(
                 novel, aligned(test, baseline, "classification"), test.labels
             )
             metrics["m_nrp"] = metrics_upstream.m_nrp(metrics["m_acc"], base)
+    return metrics
+
+
+@contextmanager
+def measurable() -> Iterator[None]:
+    """Results that have no measures refuse the request with the sentence that says why."""
+    try:
+        yield
     except NoveltyError as error:
         if isinstance(error, ProtocolRefusal):
             raise
         raise ProtocolRefusal(500, "InvalidResults", str(error)) from error
-    return metrics
 
 
 def _threshold(test: TestFile) -> float:
@@ -60,14 +69,10 @@ def round_accuracy(test: TestFile, classification: pl.DataFrame, number: int) ->
         raise ProtocolRefusal(
             500, "result_file_not_found", f"no classification of this test for round {number}"
         )
-    try:
+    with measurable():
         return metrics_upstream.m_acc_round_wise(
             matrix(posted["values"], "classification"), test.labels[rows], number
         )
-    except NoveltyError as error:
-        if isinstance(error, ProtocolRefusal):
-            raise
-        raise ProtocolRefusal(500, "InvalidResults", str(error)) from error
 
 
 def aligned(test: TestFile, results: pl.DataFrame, kind: str) -> np.ndarray:

@@ -10,12 +10,13 @@ own sessions only, an operator all.
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from schemas.errors import NoveltyError
 from tasks.condda import session_files
 from tasks.condda.commands import (
     CheckEvaluable,
@@ -32,7 +33,8 @@ from tasks.condda.commands import (
     Status,
     Terminate,
 )
-from tasks.condda.evaluation import evaluate_test, round_accuracy
+from tasks.condda.domains import RED_LIGHT
+from tasks.condda.evaluation import evaluate_test, measurable, round_accuracy
 from tasks.condda.lookup import unknown_test
 from tasks.condda.protocol import decide
 from tasks.condda.rules import CALLER, EVALUATION, Limits, Policy, ProtocolRefusal
@@ -40,6 +42,9 @@ from tasks.condda.session import SessionState
 from tasks.condda.session_states import SessionStates, lake_refusals
 from tasks.condda.store import EventStore
 from tasks.condda.test_files import TestFile, TestLibrary
+
+if TYPE_CHECKING:
+    from tasks.condda.measures import Measured
 
 
 class Harness:
@@ -63,6 +68,7 @@ class Harness:
         self._clock = clock
         self._new_id = new_id
         self._opening = threading.Lock()
+        self._measured: dict[tuple[str, str], dict[str, Any]] = {}
 
     def test_ids_request(
         self,
@@ -209,9 +215,12 @@ class Harness:
     ) -> dict[str, dict[str, Any]]:
         """The public server's metrics of a completed test, and m_nrp with a baseline session.
 
-        `round_id` is part of the call and chooses nothing, as published.
+        `round_id` is part of the call and chooses nothing, as published. A CONDDA test, which has
+        no public evaluation, has the corrected metrics and `characterization`.
         """
         test = self._evaluable(session_id, test_id, devmode)
+        if test.protocol == "CONDDA":
+            return self._corrected(session_id, test)
         baseline = None
         if baseline_session_id is not None:
             self._evaluable(baseline_session_id, test_id, devmode)
@@ -219,6 +228,43 @@ class Harness:
         detection = self.results(session_id, test_id, "detection")
         classification = self.results(session_id, test_id, "classification")
         return evaluate_test(test, detection, classification, baseline)
+
+    def _corrected(self, session: str, test: TestFile) -> dict[str, dict[str, Any]]:
+        from tasks.condda.measures import corrected_measures
+
+        with self.state(session) as state:
+            types = sorted(state.test(test.test_id).columns)
+        found = {kind: self.results(session, test.test_id, kind) for kind in types}
+        with measurable():
+            measures = corrected_measures(test, found)
+        if not measures:
+            raise ProtocolRefusal(
+                500, "result_file_not_found", f"no classes were posted for test {test.test_id}"
+            )
+        return measures
+
+    def measures(self, session: str, test: str) -> dict[str, dict[str, Any]]:
+        """Corrected measures of a completed test, of both protocols; they are made once."""
+        file = self._evaluable(session, test, devmode=False)
+        if (session, test) not in self._measured:
+            self._measured[session, test] = self._corrected(session, file)
+        return self._measured[session, test]
+
+    def measured(self) -> Iterator["Measured"]:
+        """Completed tests of the caller's sessions, oldest first, but those without measures."""
+        from tasks.condda.measures import SIDES, Measured
+
+        for session in self.sessions():
+            with self.state(session) as state:
+                place = (state.protocol, state.domain)
+                finished, red_light = list(state.finished), RED_LIGHT in state.hints
+                agent = state.detector
+            for test in finished:
+                with suppress(NoveltyError):
+                    metrics = self.measures(session, test)
+                    shape = metrics.get("characterization", {})
+                    discovered = {f"post_{name}": shape.get(f"post_{name}") for name in SIDES}
+                    yield Measured(agent, *place, test, red_light, metrics, discovered)
 
     def evaluate_round_wise(
         self, *, test_id: str, round_id: int | str, session_id: str

@@ -273,9 +273,10 @@ def program_metrics(trials: Sequence[Trial], k: Literal[1, 3] = 1) -> Metric:
 
     M1, M2, M2.1 take system-detection trials: with a red light the answer is given. M1: mean rows
     from novelty to detection over the correctly detected; M2: percent of trials with novelty that
-    are; M2.1: percent of trials detected early. M3 and M4 are NRP (a ratio) under system and under
-    given detection: the docs do not say which is which, this is the order in which they name the
-    conditions. M5 (OPTI), M6_docs and M6_balanced (APTI without and with the agent in the
+    are; M2.1: percent of trials detected early; no_cdt: percent of trials with novelty in which
+    nothing was detected, which M1 says nothing of. M3 and M4 are NRP (a ratio) under system and
+    under given detection: the docs do not say which is which, this is the order in which they
+    name the conditions. M5 (OPTI), M6_docs and M6_balanced (APTI without and with the agent in the
     denominator) take all trials that have a baseline. A trial whose ratio has no value (no rows,
     or a denominator of 0) is left out of that mean.
     """
@@ -293,6 +294,16 @@ def program_metrics(trials: Sequence[Trial], k: Literal[1, 3] = 1) -> Metric:
         "M1": _mean(delays),
         "M2": _scaled(_mean([flag["Is CDT"] for flag in flags]), 100),
         "M2.1": _scaled(_mean([flag["Is Early"] for flag in flags]), 100),
+        "no_cdt": _scaled(
+            _mean(
+                [
+                    not (flag["Is CDT"] or flag["Is Early"])
+                    for flag in flags
+                    if flag["Is CDT"] is not None
+                ]
+            ),
+            100,
+        ),
         "M3": _mean([_nrp(agent, base, k) for agent, base, kind in pairs if kind == "system"]),
         "M4": _mean([_nrp(agent, base, k) for agent, base, kind in pairs if kind == "given"]),
         "M5": _mean([_balanced(agent[post], base[post]) for agent, base, _ in pairs]),

@@ -224,6 +224,7 @@ def _status(state: SessionState, command: Status, rules: Rules) -> Decision:
             "protocol": state.protocol,
             "domain": state.domain,
             "detector": state.detector,
+            "owner": state.owner,
             "hints": list(state.hints),
             "threshold": state.threshold,
             "opened": state.opened,

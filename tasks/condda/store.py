@@ -152,6 +152,11 @@ class EventStore:
         where = "kind = 'opened' and coalesce(json_extract(detail, '$.owner'), '') = ? order by id"
         return self._select(where, [owner], False)
 
+    def last_time(self, session: str) -> str:
+        """Time of a session's last event."""
+        query = "select time from events where session = ? order by seq desc limit 1"
+        return str(self._query(query, [session])[0][0])
+
     def tests(self, session: str) -> list[str]:
         """Tests that a session has touched, by name."""
         rows = self._query(

@@ -312,6 +312,7 @@ def test_program_metrics_by_hand():
     assert found["M1"] == 3  # (0 + 6) / 2, the given ones left out
     assert found["M2"] == 50  # 2 of the 4 with novelty
     assert found["M2.1"] == 40  # 2 of 5
+    assert found["no_cdt"] == 25  # 1 of the 4 with novelty
     assert found["M3"] == pytest.approx((0.8 / 0.8 + 0.4 / 0.8) / 2)
     assert found["M4"] == pytest.approx(0.9 / 0.5)
     assert found["M5"] == pytest.approx((0.75 + 0.5 + 0.9 + 1) / 4)
@@ -322,7 +323,7 @@ def test_program_metrics_by_hand():
 def test_program_metrics_of_nothing_are_not_available():
     assert set(program_metrics([]).values()) == {None}
     never = program_metrics([trial(10, None)])
-    assert (never["M1"], never["M2"], never["M2.1"]) == (None, 0, 0)
+    assert (never["M1"], never["M2"], never["M2.1"], never["no_cdt"]) == (None, 0, 0, 100)
 
 
 def test_reaction_takes_the_end_of_the_test():

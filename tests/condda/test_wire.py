@@ -476,6 +476,27 @@ def test_evaluating_what_cannot_be(wire: Wire, session: str, files: dict, expect
     assert status == expected[0] and expected[1] in (None, reason)
 
 
+def test_a_condda_test_has_its_measures(wire: Wire) -> None:
+    session = wire.open(CONDDA, protocol="CONDDA")
+    about = {"session_id": session, "test_id": CONDDA}
+    picks = [1, 2, 1, 2, 3, 1, 3, 2]  # known_classes 2 counts unknown: column 2 is discovered, too
+    files = {"detection": detection(IDS[:6]) + detection(IDS[6:], 0.9)}
+    wire.post(session, files, test=CONDDA)
+    wire.send("DELETE", "/test", **about)
+    answer = wire.send("GET", "/session/evaluations", round_id=0, **about)
+    assert error_of(answer) == (500, "result_file_not_found")
+    session = wire.open(CONDDA, protocol="CONDDA")
+    about = {"session_id": session, "test_id": CONDDA}
+    wire.post(session, files | {"characterization": classes(IDS, picks, columns=5)}, test=CONDDA)
+    wire.send("DELETE", "/test", **about)
+    found = wire.send("GET", "/session/evaluations", round_id=0, **about).json()
+    assert found["m_num_stats"]["GT_indx"] == 5 and found["m_num_stats"]["P_indx_0.5"] == 7
+    assert found["m_is_cdt_and_is_early"]["Is CDT"] == 1
+    assert found["characterization"]["post_discovery_accuracy"] > 0.5
+    path = f"/v1/sessions/{session}/tests/{CONDDA}/metrics"
+    assert wire.http.get(path).json() == found
+
+
 def test_completed_test_and_ended_session(wire: Wire, session: str) -> None:
     about = {"session_id": session, "test_id": TEST}
     assert error_of(wire.send("GET", "/session/latest", session_id=session)) == (500, "KeyError")

@@ -55,6 +55,8 @@ class Session(Model):
     protocol: str
     domain: str
     detector: str
+    owner: str
+    """Owner of the token that opened it; empty without tokens."""
     hints: list[str]
     detection_threshold: float
     opened: str
