@@ -220,23 +220,6 @@ def m_ndp_failed_reaction(
     return found
 
 
-def m_accuracy_on_novel(P: ArrayLike, c: ArrayLike, y: ArrayLike, columns: Columns) -> Metric:
-    """Top-1 and top-3 accuracy of the novel rows."""
-    ranks = _ranks(P, c, columns)
-    truth = checked_flags(y, len(ranks))
-    return {f"top{k}_acc_novel_only": _accuracy(ranks[truth], k) for k in TOP}
-
-
-def m_acc_round_wise(
-    P: ArrayLike, c: ArrayLike, columns: Columns, round_id: int, round_size: int
-) -> Metric:
-    """Top-1 and top-3 accuracy of rows [r * size, (r + 1) * size) of the whole test."""
-    if round_id < 0 or round_size < 1:
-        raise ConfigError(f"round {round_id} of size {round_size}; expected 0 or more of 1 or more")
-    ranks = _ranks(P, c, columns)[round_id * round_size : (round_id + 1) * round_size]
-    return {f"top{k}_accuracy_round_{round_id}": _accuracy(ranks, k) for k in TOP}
-
-
 def m_is_cdt_and_is_early(gt_index: float | None, p_index: float | None) -> Metric:
     """Detected at or after novelty, the last row included (repair 3); detected before it.
 

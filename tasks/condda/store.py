@@ -138,10 +138,6 @@ class EventStore:
             values.append(round)
         return self._select(where + " order by id", values, False)
 
-    def events_after(self, id: int, limit: int) -> list[StoredEvent]:
-        """The next events of all sessions with their bodies, for an incremental export."""
-        return self._select("id > ? order by id limit ?", [id, limit], True)
-
     def sessions(self) -> list[str]:
         """Ids of all sessions in the order of opening."""
         rows = self._query("select session from events where kind = 'opened' order by id", [])
