@@ -861,7 +861,7 @@ def _list_drift(parsed: argparse.Namespace) -> None:
 
 def _serve(parsed: argparse.Namespace) -> None:
     from schemas.config import make_config
-    from tasks.condda.rules import Policy
+    from tasks.condda.rules import PUBLISHED, Policy
     from tasks.condda.server.serve import read_tokens, serve
 
     named = ("round_size", "feedback_max_ids", "attempts")
@@ -878,7 +878,7 @@ def _serve(parsed: argparse.Namespace) -> None:
         Path(parsed.state),
         parsed.host,
         parsed.port,
-        make_config(Policy, {"name": name, **fixed}) if name == "evaluation" else None,
+        make_config(Policy, {"name": name, **fixed}) if name == "evaluation" else PUBLISHED,
         read_tokens(Path(parsed.tokens)) if parsed.tokens else (),
     )
 
