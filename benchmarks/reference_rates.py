@@ -1,9 +1,9 @@
 """The rates that a first `--dry-run` tells times by, measured on a lake of sample data.
 
-`python -m benchmarks.reference_rates LAKE…` reads the timings and pieces of every benchmark that
-was built there and writes `tasks/engine/reference_rates.csv`. Of several lakes, the first that made
-a stage counts. Make lakes for it (`novelty demo --sample sample`, NOVELTY_LAKE a new folder): the
-settings of several builds in one lake would mix.
+`python -m benchmarks.reference_rates LAKE[:STAGE,…]…` reads timings and pieces of every benchmark
+built there and writes `tasks/engine/reference_rates.csv`. Of several lakes, the first that made a
+stage counts; name stages to take no others from a lake. Make lakes for it (`novelty demo --sample
+sample`, NOVELTY_LAKE a new folder): the settings of several builds in one lake would mix.
 """
 
 import argparse
@@ -74,7 +74,7 @@ def measured(lake: Path, benchmark: str) -> Iterator[tuple[Work, Rate]]:
             continue
         if len(own) != work.shards:
             print(f"{benchmark}: {work.stage} {work.model}: {len(own)} of {work.shards} shards")
-        share = len(own) / work.shards  # of what was expected
+        share = min(1.0, len(own) / work.shards)  # of what was expected, part may be there
         total = sum(timed) / len(timed) * len(own)
         made = sum(written[place] for place in own)
         yield work, Rate(total / work.amount / share, made / work.written / share)
@@ -82,7 +82,7 @@ def measured(lake: Path, benchmark: str) -> Iterator[tuple[Work, Rate]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("lakes", type=Path, nargs="*")
+    parser.add_argument("lakes", metavar="LAKE[:STAGE,…]", nargs="*")
     parser.add_argument("--out", type=Path, default=FILE)
     parser.add_argument("--note", default="", help="what else is to be known of the measurement")
     chosen = parser.parse_args()
@@ -95,9 +95,10 @@ def main() -> None:
     machine += f", {chosen.note}" if chosen.note else ""
     rows: dict[tuple[str, str, str], tuple[str, Work, Rate]] = {}
     for name in benchmarks():
-        for lake in chosen.lakes:
-            for work, rate in measured(lake, name):
-                rows.setdefault((name, work.stage, work.model), (name, work, rate))
+        for lake, _, stages in (given.partition(":") for given in chosen.lakes):
+            for work, rate in measured(Path(lake), name):
+                if not stages or work.stage in stages.split(","):
+                    rows.setdefault((name, work.stage, work.model), (name, work, rate))
     write_reference(chosen.out, machine, rows.values())
     print(f"{chosen.out}: {len(rows)} rates")
 

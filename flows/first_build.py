@@ -90,7 +90,7 @@ class Works:
     ) -> None:
         """Of one model, as each has its own pace."""
         if shards:
-            amount = float(shards) if amount is None else amount
+            amount = amount or float(shards)
             self.found.append(
                 Work(stage, shards, amount, amount if written is None else written, model)
             )

@@ -122,6 +122,18 @@ def test_threedos_trains_tracks_whose_shapes_are_there():
     assert found["pass_samples"] == 2 * found["train_model"]
 
 
+def test_threedos_counts_shapes_by_their_source_where_lists_are_read_first():
+    raw = {"read_members": {"all": Raw(1, 1000)}}
+    config = threedos.Config(source={"modelnet40": Path("m"), "scanobjectnn": Path("s")})
+    sources = {Path("m"): Raw(600, 6_000_000), Path("s"): Raw(2, 24_600_000)}
+    found = {work.stage: work for work in first_build("threedos", config, raw, sources) or ()}
+    assert found["read_members"].shards == 1
+    assert found["sample_shapes"].shards == 3 + 4  # 600 files, 1,000 scans in two
+    assert found["sample_shapes"].amount == pytest.approx(30.6)
+    lists_only = first_build("threedos", threedos.Config(lists=Path("l")), raw) or []
+    assert [work.stage for work in lists_only] == ["read_members", "split_track", "key_protocols"]
+
+
 @pytest.mark.parametrize("benchmark", sorted(COUNTED))
 def test_no_stage_of_a_flow_is_forgotten(benchmark, videos, monkeypatch):
     """A stage that is new in a flow has to be counted here; failures are not foreseen."""
@@ -220,6 +232,18 @@ def test_times_of_this_lake_win(tmp_path):
     plan = by_stage(run)["add_up"]
     assert (plan.seconds, plan.referred, plan.lacking) == (7.0 * 4 / 2, False, [])
     assert plan.bytes == 6e6
+
+
+def test_rounds_of_a_stage_share_its_work():
+    """Of four shards of models the first two are planned; the other two are foreseen."""
+    run = DryRun()
+    run.plans = [StagePlan("add_up", 2, missing=2, seconds=None)]
+    run.unplanned_after = "add_up"
+    run.foresee("toy", WORKS[1:], RATES)
+    assert [(plan.shards, plan.foreseen, plan.bytes) for plan in run.plans] == [
+        (2, False, 3e6),
+        (2, True, 3e6),
+    ]
 
 
 def test_a_lake_that_is_built_asks_no_reference(tmp_path):

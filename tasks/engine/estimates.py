@@ -13,6 +13,7 @@ flow ends there; what comes after is told by what settings and raw files ask for
 import contextlib
 import socket
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -202,10 +203,14 @@ class DryRun:
         by_stage: dict[str, list[Work]] = {}
         for work in works:
             by_stage.setdefault(work.stage, []).append(work)
-        planned = {plan.stage for plan in self.plans}
-        for stage in by_stage if self.unplanned_after else ():
-            if stage not in planned:
-                count = sum(work.shards for work in by_stage[stage])
+        planned = Counter[str]()
+        for plan in self.plans:
+            planned[plan.stage] += plan.shards
+        for stage, some in by_stage.items() if self.unplanned_after else ():
+            count = sum(work.shards for work in some) - planned[stage]
+            # Stages of models run in rounds, of which the last may not be planned.
+            if count > 0 and (stage not in planned or any(work.model for work in some)):
+                planned[stage] += count
                 plan = StagePlan(stage, count, missing=count, seconds=None, foreseen=True)
                 if (pace := (self._paces or {}).get(stage)) is not None:
                     plan.seconds = pace.expect(None) * count / min(self.at_once, count)
@@ -213,7 +218,8 @@ class DryRun:
         for plan in self.plans:
             to_make = plan.missing + plan.waiting
             if to_make and plan.stage in by_stage:
-                self._refer(plan, benchmark, by_stage[plan.stage], reference, to_make / plan.shards)
+                share = to_make / planned[plan.stage]
+                self._refer(plan, benchmark, by_stage[plan.stage], reference, share)
 
     def _refer(
         self,
