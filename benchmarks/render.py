@@ -2,7 +2,7 @@
 
 `python -m benchmarks.render [--published 6]` times, in one run and on the same states (the shared
 Polycraft 1.x episode with the crafting table taken for novel): Blender with the published settings
-(scene loaded anew, 128 samples), Blender with the exact settings, every 4x4 sample ray through
+(scene loaded anew, 128 samples), Blender with the exact settings, every sample ray through
 Open3D's Embree scene, and raycast; once on frames that show the novel block, once on the real mix,
 where two of three show nothing. Ratios are against the published settings, by wall clock and by
 processor time, since other work on the machine disturbs only the first.

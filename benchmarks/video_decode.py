@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from schemas.clips import FrameSampling
 from schemas.kowl import SampleSettings
 from tasks.ingest.native.pool import run_batch
 from tasks.kowl.videos import DECORD, IMPORTS, OPENCV, SAMPLE
@@ -34,11 +35,16 @@ def clips(part: str) -> list[dict[str, Any]]:
     root = SHARED / "data" / "videos"
     if not root.is_dir():
         sys.exit(f"videos not found: {root}; set NOVELTY_SHARED")
-    options = SampleSettings().model_dump(include={"step", "count", "crops", "short_side", "crop"})
+    options = SampleSettings().model_dump(include=set(FrameSampling.model_fields))
     with (root / "manifest.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["file"].startswith(part)]
     return [
-        {"path": str(root / row["file"]), "known": int(row["frames_in_header"]), **options}
+        {
+            "path": str(root / row["file"]),
+            "known": int(row["frames_in_header"]),
+            "fps": None,
+            **options,
+        }
         for row in rows
         if row["frames_in_header"] == row["frames_decoded_opencv"]
     ]

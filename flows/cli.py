@@ -323,15 +323,35 @@ def _parser() -> Parser:
     serve.add_argument("--state", default="condda-state", help="folder for the sessions")
     serve.add_argument("--host", default="127.0.0.1", help="other than loopback needs --tokens")
     serve.add_argument("--port", type=int, default=3307, help="0 takes any free one")
-    serve.add_argument("--strict", action="store_true", help="refuse what the protocol forbids")
-    serve.add_argument("--tokens", help="file of tokens, one a line; clients must send one")
+    serve.add_argument("--tokens", help="file of lines: agent or operator, owner's name, token")
+    serve.add_argument(
+        "--policy",
+        choices=("published", "evaluation"),
+        help="what agents may see (default: evaluation with --tokens, else published)",
+    )
+    fixed = serve.add_argument_group("what the operator decides in an evaluation")
+    fixed.add_argument("--red-light", action="store_true", help="agents may ask for the red light")
+    fixed.add_argument("--round-size", type=int, help="instead of the tests' own")
+    fixed.add_argument("--feedback-max-ids", type=int, help="a round, instead of the tests' own")
+    fixed.add_argument("--attempts", type=int, help="sessions of an owner with a test (default: 1)")
     run = with_lake(command("run", _run, "run an agent over tests and measure it", condda))
     run.add_argument("--detector", required=True, help="agent: threshold, clustering")
     run.add_argument("--tests", required=True, help="folder of tests with their features")
     run.add_argument("--url", help="server to run against (default: in this process)")
     run.add_argument("--token", help="its token, if it wants one")
     run.add_argument("--name", default="", help="another name runs the same once more")
-    run.add_argument("--red-light", action="store_true", help="be told when the world changes")
+    run.add_argument(
+        "--red-light",
+        nargs="?",
+        const="with",
+        choices=("with", "without", "both"),
+        help="be told when the world changes (default: both, with --url without)",
+    )
+    run.add_argument(
+        "--baseline",
+        default="threshold",
+        help="agent that M3 to M6 compare with; it is run too, but not on a server",
+    )
     service = command("service", _service, "scheduled builds: a Prefect server and worker, here")
     service.add_argument("action", choices=("start", "stop", "deploy", "status", "notify"))
     service.add_argument("--file", help="default: NOVELTY_SERVICE, else ./service.yaml")
@@ -903,14 +923,25 @@ def _list_drift(parsed: argparse.Namespace) -> None:
 
 
 def _serve(parsed: argparse.Namespace) -> None:
+    from schemas.config import make_config
+    from tasks.condda.rules import PUBLISHED, Policy
     from tasks.condda.server.serve import read_tokens, serve
 
+    named = ("round_size", "feedback_max_ids", "attempts")
+    fixed = {key: value for key in named if (value := getattr(parsed, key)) is not None}
+    if parsed.red_light:
+        fixed["red_light"] = True
+    name = parsed.policy or ("evaluation" if parsed.tokens else "published")
+    if fixed and name == "published":
+        raise ConfigError(
+            f"--{next(iter(fixed)).replace('_', '-')} is of an evaluation; add --policy evaluation"
+        )
     serve(
         Path(parsed.tests),
         Path(parsed.state),
         parsed.host,
         parsed.port,
-        "strict" if parsed.strict else "compat",
+        make_config(Policy, {"name": name, **fixed}) if name == "evaluation" else PUBLISHED,
         read_tokens(Path(parsed.tokens)) if parsed.tokens else (),
     )
 
@@ -919,18 +950,23 @@ def _run(parsed: argparse.Namespace) -> None:
     from flows.runner import run_flow
     from schemas.condda import Config
     from schemas.config import make_config
-    from tasks.operations.summary import show_tables
+    from storage.layout import lake_root
+    from tasks.condda.measures import lake_scoreboard
+    from tasks.operations.summary import show_frame, show_tables
 
     run = {
-        "red_light": "with" if parsed.red_light else "without",
-        "baseline": parsed.detector,
+        "red_light": parsed.red_light or ("without" if parsed.url else "both"),
+        "baseline": parsed.baseline,
         "url": parsed.url,
         "token": parsed.token,
         "name": parsed.name,
     }
-    config = {"tests": parsed.tests, "predictors": {parsed.detector: {}}, "run": run}
+    agents = (parsed.detector,) if parsed.url else (parsed.detector, parsed.baseline)
+    config = {"tests": parsed.tests, "predictors": {name: {} for name in agents}, "run": run}
     run_flow("condda", make_config(Config, config | ({"lake": parsed.lake} if parsed.lake else {})))
     show_tables(parsed.lake, "condda")
+    for frame in lake_scoreboard(lake_root(parsed.lake), parsed.baseline):
+        show_frame(frame)
 
 
 def _make_tests(words: list[str]) -> int:

@@ -76,7 +76,8 @@ def build(config: Config) -> None:
     predictors = resolved_predictors(config.predictors, config.preset, config.train)
     chosen_scores(config.scores, config.preset)
     own = dict.fromkeys(predictors, NOVELTY_ONLY)
-    check_scores(config.scores, {run.kind.name: run.kind.gives for run in backbones} | own)
+    given = {run.kind.name: run.kind.gives for run in backbones}
+    check_scores(config.scores, given | own, foreign_logits=True)
     with Build("kowl", lake, config, config.max_reject_share) as build:
         source = build.source(config.lists)
         releases = find_releases(source, config.releases)

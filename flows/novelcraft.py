@@ -35,8 +35,7 @@ from tasks.novelcraft.runs import (
     sample_parts,
 )
 from tasks.novelcraft.splits import protocol_definitions, split_frames
-from tasks.novelcraft.windows import PROTOCOL as WINDOWS_PROTOCOL
-from tasks.novelcraft.windows import cut_all_windows, window_definition
+from tasks.novelcraft.windows import cut_all_windows, window_definitions
 
 
 @benchmark_flow
@@ -69,7 +68,7 @@ def build(config: Config) -> None:
         labelled = Shard("frames", parts=build.table("frames") + build.table("targets"))
         build.run(split_frames, [labelled], config.splits)
 
-        tables = ("frames", "frame_roles", "samples")
+        tables = ("frames", "frame_roles", "samples", "splits")
         split = Shard("windows", parts=tuple(p for name in tables for p in build.table(name)))
         build.run(cut_all_windows, [split], config.windows)
 
@@ -77,7 +76,7 @@ def build(config: Config) -> None:
             frames = plan_camera_search(config.camera_states, config.camera_masks)
             build.run(calibrate_camera, frames, config.camera)
 
-        definitions = protocol_definitions(config.splits) | window_definition(config.windows)
+        definitions = protocol_definitions(config.splits) | window_definitions(config.windows)
         keyed = plan_protocols(build.table("splits"), build.table("samples"), definitions)
         build.run(key_protocols, keyed, Settings())
         build.publish()
@@ -97,6 +96,5 @@ def passed_runs(build: Build, runs: list[ModelRun], config: Config) -> list[Pass
     keys, protocols = protocol_keys(build), chosen_protocols(config)
     planned = plan_facts("novelcraft", config, runs, keys)
     passed = make_runs(build, planned, lambda run: sample_parts(build, run), config)
-    if WINDOWS_PROTOCOL in protocols:
-        passed += make_window_runs(build, passed, keys)
+    passed += make_window_runs(build, passed, keys, protocols)
     return [run for run in passed if run.facts.protocol in protocols]

@@ -137,6 +137,22 @@ SESSION_MEASURES = Table(
     key=("session_id", "test_id", "form", "metric", "name"),
 )
 
+INSTANCES = Table(
+    name="instances",
+    description="The truth of each instance of an ended session's tests, for operators: what an "
+    "anonymous id stands for.",
+    columns=(
+        *_PLACE,
+        Column("instance_id", pa.string(), "Instance as it was served"),
+        Column("position", pa.int32(), "Row of the test, from 0", minimum=0),
+        Column("sample_id", pa.string(), "Sample it was made of, where known", nullable=True),
+        Column("class", pa.string(), "Class"),
+        Column("novel", pa.bool_(), "Whether its class is novel"),
+        Column("changed", pa.bool_(), "Whether the world has changed by then"),
+    ),
+    key=("session_id", "test_id", "position"),
+)
+
 CHARACTERIZATION = Table(
     name="characterization",
     description="How well discovered clusters are the novel classes of a CONDDA test.",
@@ -157,7 +173,7 @@ PROGRAM = Table(
         Column("agent", pa.string(), "Agent"),
         Column("protocol", pa.string(), "Protocol"),
         Column("domain", pa.string(), "Domain"),
-        Column("metric", pa.string(), "M1, M2, M2.1, M3, M4, M5, M6_docs, M6_balanced"),
+        Column("metric", pa.string(), "M1, M2, M2.1, no_cdt, M3, M4, M5, M6_docs, M6_balanced"),
         Column("value", pa.float64(), "Its value; null if not applicable", nullable=True),
         Column("tests", pa.int32(), "Completed tests, with and without red light", minimum=0),
     ),
@@ -165,7 +181,10 @@ PROGRAM = Table(
     version=2,
 )
 
-TABLES = (TESTS, SESSIONS, ROUNDS, RESULTS, FEEDBACK, SESSION_MEASURES, CHARACTERIZATION, PROGRAM)
+TABLES = (
+    *(TESTS, SESSIONS, ROUNDS, RESULTS, FEEDBACK, INSTANCES),
+    *(SESSION_MEASURES, CHARACTERIZATION, PROGRAM),
+)
 
 
 class TestSettings(Settings):
@@ -181,44 +200,48 @@ class TestSettings(Settings):
     """Instances of a test."""
     round_size: int = Field(32, ge=1)
     """Instances of a round; the last one may be shorter."""
-    pre_novelty: float = Field(0.3, gt=0, lt=1)
-    """Share of the rows before the world changes; the row after them is the red light."""
+    earliest_change: float = Field(0.2, gt=0, lt=1)
+    """Least share of the rows before the world changes; each test draws its own."""
+    latest_change: float = Field(0.5, gt=0, lt=1)
+    """Greatest share of them."""
     novelty_mix: float = Field(0.5, gt=0, le=1)
     """Share of novel samples in the rows from the red light on."""
     novel_classes: int = Field(1, ge=1)
     """Novel classes in a test, drawn from those that have enough samples."""
-    max_novel_classes: int | None = Field(None, ge=1)
-    """Most classes that an agent may discover; it is told this (default: novel_classes)."""
     feedback_max_ids: int = Field(10, ge=0)
     """Instances a round that an agent may ask the label of (OND)."""
     splits: tuple[str, ...] = Field(("test",), min_length=1)
     """Splits that samples are drawn from."""
-    anonymous: bool = False
-    """Serve `anonymous_id` of a sample instead of its id, which may tell the class."""
+    anonymous: bool = True
+    """Serve names that say nothing instead of samples' ids, which may tell the class."""
     group: int = Field(1, ge=0)
-    """Second part of a test's id, PROTOCOL.group.number.seed."""
-    seed: int = Field(0, ge=0)
-    """Decides which samples are in which test, and where."""
+    """Second part of a test's id, PROTOCOL.group.number.tag."""
+    seed: int | None = Field(None, ge=0)
+    """Decides which samples are in which test, and where (default: drawn, and known to none)."""
 
     @model_validator(mode="after")
     def _makes_sense(self) -> "TestSettings":
-        if self.novel_classes > self.novel_rows:
+        if self.latest_change < self.earliest_change:
+            raise ValueError("latest_change is smaller than earliest_change")
+        least = self.novel_rows(self.change_rows[1])
+        if self.novel_classes > least:
             raise ValueError(
-                f"{self.novel_classes} novel classes do not fit into {self.novel_rows} novel rows"
+                f"{self.novel_classes} novel classes do not fit into {least} novel rows"
             )
-        if self.max_novel_classes is not None and self.max_novel_classes < self.novel_classes:
-            raise ValueError("max_novel_classes is smaller than novel_classes")
         return self
 
     @property
-    def red_light_row(self) -> int:
-        """First row of the changed world, counted from 0."""
-        return min(max(round(self.rows * self.pre_novelty), 1), self.rows - 1)
+    def change_rows(self) -> tuple[int, int]:
+        """Earliest and latest first row of the changed world, counted from 0."""
+        first, last = (
+            min(max(round(self.rows * share), 1), self.rows - 1)
+            for share in (self.earliest_change, self.latest_change)
+        )
+        return first, last
 
-    @property
-    def novel_rows(self) -> int:
+    def novel_rows(self, change_row: int) -> int:
         """Rows of novel classes."""
-        return max(1, round((self.rows - self.red_light_row) * self.novelty_mix))
+        return max(1, round((self.rows - change_row) * self.novelty_mix))
 
 
 class SessionSettings(Settings):

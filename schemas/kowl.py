@@ -585,7 +585,7 @@ class IncrementChoice(IncrementSettings):
         return "-".join(parts)
 
 
-DEFAULT_MODEL = "efficientnet"
+DEFAULT_MODEL = "frame_backbone"
 """The model whose weights come with a package."""
 
 
@@ -606,7 +606,7 @@ class Config(RunChoices):
     """Folder or archive of video files: decodes each once (table videos)."""
     models: Choice = Field({})
     """Frozen models of clips by name, or all with weights; `none` decodes videos and makes no
-    features (default where videos are given: efficientnet)."""
+    features (default where videos are given: frame_backbone)."""
     releases: tuple[Release, ...] = ()
     """Declared releases (in --config); by default found by their file names."""
     snapshot_date: date | None = None
@@ -642,7 +642,7 @@ class Config(RunChoices):
         return cls(
             lists=sample / "lists",
             videos=sample / "videos",
-            models={"efficientnet": {"crops": 2}},
+            models={"frame_backbone": {"crops": 2}},
             features=FeatureSettings(transforms=("plain", "color_invert")),
             predictors={"ann": {}, "gmm_finch": {}},
         )
@@ -672,7 +672,7 @@ class Config(RunChoices):
             raise ValueError("models need videos: name their folder with --videos")
         if self.predictors and not self.models:
             raise ValueError(
-                "predictors need features: name videos and a model, such as --models efficientnet"
+                "predictors need features: name videos and a model, such as --models frame_backbone"
             )
         if self.networks:
             raise ValueError("networks: no model of clips takes one; leave it out")

@@ -226,6 +226,8 @@ class Config(RunChoices):
     """YAML of tracks of your own."""
     networks: Choice = Field({"dgcnn": {}})
     """Point networks below the models: dgcnn, pointnet2, pointnext or all."""
+    densities: tuple[int, ...] = ()
+    """Points to train and test with, runs of their own each (default: the preset's)."""
     points: tuple[int, ...] = ()
     """Densities met in testing only, a view `points_<N>` each, beside that of training."""
     listing: ListSettings = ListSettings()
@@ -242,12 +244,16 @@ class Config(RunChoices):
 
     @model_validator(mode="after")
     def _points_are_there(self) -> "Config":
-        wrong = [count for count in self.points if not 2 <= count <= self.shapes.points]
-        if wrong:
-            raise ValueError(
-                f"points is {wrong[0]}, expected 2 to {self.shapes.points}; a stored cloud has "
-                "shapes.points of them"
-            )
+        for name in ("points", "densities"):
+            counts = getattr(self, name)
+            wrong = [count for count in counts if not 2 <= count <= self.shapes.points]
+            if wrong:
+                raise ValueError(
+                    f"{name} is {wrong[0]}, expected 2 to {self.shapes.points}; a stored cloud has "
+                    "shapes.points of them"
+                )
+            if len(set(counts)) < len(counts):
+                raise ValueError(f"a number stands twice in {name} {', '.join(map(str, counts))}")
         return self
 
     @classmethod

@@ -315,8 +315,9 @@ def test_the_command_needs_no_server_and_no_lake(tmp_path, sample):
     )
     assert done.returncode == 0, done.stderr
     assert "first build" in done.stdout
-    assert "after read_test, as its rows and the settings ask for: key_protocols" in done.stdout
     assert "run_agent" in done.stdout
+    assert "reference rates of another machine" in done.stdout
+    assert "export_session" not in done.stdout
     assert not (tmp_path / "lake").exists()
 
 

@@ -26,7 +26,7 @@ from schemas.config import Settings
 from schemas.errors import ConfigError, SourceError
 from storage.tensors import as_tensors, read_header, read_tensors, write_tensors
 from tasks.condda.changes import find_change
-from tasks.condda.make_tests import anonymous_id, known_class_names
+from tasks.condda.make_tests import known_class_names
 from tasks.predictors.base import UNKNOWN, Examples, Predictor, held_out, revive
 
 AGENT_VERSION = 1
@@ -76,10 +76,6 @@ class FeatureLookup:
                 f"{len(ids)} have none); make tests of samples that have one"
             )
         return self.values[rows]
-
-    def anonymous(self, seed: int) -> FeatureLookup:
-        """The same vectors under the names that anonymous tests of this seed serve."""
-        return FeatureLookup([anonymous_id(name, seed) for name in self.sample_ids], self.values)
 
 
 @dataclass(frozen=True, eq=False)

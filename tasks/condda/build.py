@@ -20,7 +20,15 @@ import numpy as np
 import polars as pl
 from pydantic import Field
 
-from schemas.condda import PROGRAM, SESSION_MEASURES, SESSIONS, TESTS, Config, SessionSettings
+from schemas.condda import (
+    CHARACTERIZATION,
+    PROGRAM,
+    SESSION_MEASURES,
+    SESSIONS,
+    TESTS,
+    Config,
+    SessionSettings,
+)
 from schemas.config import Settings, make_config
 from schemas.errors import ChangedSource, ConfigError, NoveltyError, SourceError, TrainingError
 from schemas.runs import RunFacts
@@ -46,9 +54,9 @@ from tasks.condda.instances import (
     protocol_name,
     sample_frames,
 )
-from tasks.condda.metrics import Trial, program_metrics
+from tasks.condda.measures import measured_tests, program_of
 from tasks.condda.mirror import Mirrored
-from tasks.condda.rules import ProtocolRefusal
+from tasks.condda.rules import Policy, ProtocolRefusal
 from tasks.condda.run import LOOP_VERSION, run_session
 from tasks.condda.session import open_state
 from tasks.condda.store import EventStore
@@ -380,7 +388,7 @@ class Access(Settings):
     device: str = Field("auto", exclude=True)
 
 
-@stage(writes=SESSION_TABLES, version=3)
+@stage(writes=SESSION_TABLES, version=5)
 def run_agent(shard: Shard, settings: Access) -> Produced:
     """Lead one agent through one test, in this process or against a server, and measure it."""
     facts, root = RunFacts.model_validate(shard.about), Path(shard.source or "")
@@ -399,7 +407,9 @@ def run_agent(shard: Shard, settings: Access) -> Produced:
         # The same run must give the same bytes: no clock, and an id out of what was run.
         session = str(uuid.uuid5(uuid.NAMESPACE_URL, f"novelty:{run_id(facts)}"))
         never = datetime.fromisoformat(NO_TIME).astimezone(UTC)
-        harness = Harness(library, store, "compat", clock=lambda: never, new_id=lambda: session)
+        # What a remote agent would see: the red light if it is the condition, no count of classes.
+        policy = Policy(red_light=way["red_light"], detection_threshold=way["detection_threshold"])
+        harness = Harness(library, store, policy, clock=lambda: never, new_id=lambda: session)
         target: Any = harness
         if way["url"]:
             target = _mirrored(way["url"], settings.token, library, store)
@@ -505,13 +515,13 @@ def plan_exports(state: Path, tests: Tests) -> list[tuple[PassedRun | None, Shar
         store.close()
 
 
-@stage(writes=SESSION_TABLES, version=3)
+@stage(writes=SESSION_TABLES, version=5)
 def export_session(shard: Shard, settings: ExportSettings) -> Produced:
     """Rows of one test of a server's session, measured if it is completed."""
     facts = shard.about["facts"] and RunFacts.model_validate(shard.about["facts"])
     store = EventStore(settings.state / EVENTS)
     try:
-        harness = Harness(TestLibrary(Path(shard.source or "")), store, "compat")
+        harness = Harness(TestLibrary(Path(shard.source or "")), store)
         about = shard.about
         frames, rejects = session_frames(harness, about["session"], about["test"], facts)
         return Produced(frames, 1, rejects)
@@ -538,52 +548,21 @@ def plan_program(build: Build) -> list[Shard]:
             "is named"
         )
     pieces.sort(key=lambda piece: piece.manifest.address)
-    tables = (SESSIONS.name, SESSION_MEASURES.name)
+    tables = (SESSIONS.name, SESSION_MEASURES.name, CHARACTERIZATION.name)
     return [Shard("all", parts=tuple(piece.part(name) for name in tables for piece in pieces))]
 
 
-@stage(writes=(PROGRAM,), version=3)
+@stage(writes=(PROGRAM,), version=4)
 def measure_program(shard: Shard, settings: ProgramSettings) -> Produced:
-    """M1 to M6 of each agent over its completed tests, each session's own.
-
-    Of several sessions of the baseline the newest counts; one without detection is no agent.
-    """
+    """M1 to M6 of each agent over its completed tests, each session's own."""
     if not shard.parts:
         return Produced({}, 0)
-    sessions, measures = shard.read(SESSIONS.name), shard.read(SESSION_MEASURES.name)
-    corrected = (
-        measures.filter(form="corrected")
-        .join(sessions, on=["session_id", "test_id"])
-        .sort("opened", "session_id", "test_id", maintain_order=True)
-    )
-    trials: dict[tuple[str, str, str], list[tuple[str, bool, dict]]] = {}
-    place = ("agent", "protocol", "domain", "test_id", "red_light", "session_id")
-    for key, of_test in corrected.group_by(*place, maintain_order=True):
-        agent, protocol, domain, test, red_light, _ = key
-        nested: dict[str, dict[str, float | None]] = {}
-        for metric, name, value in of_test.select("metric", "name", "value").iter_rows():
-            nested.setdefault(metric, {})[name] = value
-        trials.setdefault((agent, protocol, domain), []).append((test, red_light, nested))
-    rows = []
-    for (agent, protocol, domain), found in sorted(trials.items()):
-        base = {
-            test: nested["m_acc"]
-            for (other, *place), theirs in trials.items()
-            for test, red_light, nested in theirs
-            if settings.baseline in (other, other.rpartition("-")[0])
-            and (protocol, domain) == tuple(place)
-            and not red_light
-        }
-        every = [
-            Trial(nested, "given" if red_light else "system", base.get(test))
-            for test, red_light, nested in found
-            if "m_num_stats" in nested
-        ]
-        if not every:
-            continue
-        rows += [
-            (agent, protocol, domain, metric, value, len(every))
-            for metric, value in program_metrics(every).items()
-        ]
+    read = (shard.read(table.name) for table in (SESSIONS, SESSION_MEASURES, CHARACTERIZATION))
+    found = program_of(measured_tests(*read), settings.baseline)
+    rows = [
+        (*place, metric, value, count)
+        for place, (count, metrics) in found.items()
+        for metric, value in metrics.items()
+    ]
     table = pl.DataFrame(rows, schema=PROGRAM.polars_schema, orient="row")
     return Produced({"program": table}, table.height)

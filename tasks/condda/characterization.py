@@ -13,6 +13,9 @@ measures is ours:
 - k_plus_1_accuracy: as full_accuracy, but unknown or any discovered column is right for any novel
   class. It collapses choices, not probabilities: vectors need not sum to 1;
 - clusters_used, novel_classes, rows: how many there are in the part;
+- column_stability (where rounds are known): whether classes are consistently identified. Of all
+  pairs of neighbouring rounds in which rows of a novel class went into discovered columns, the
+  share in which most went into the same column; null if there is no such pair;
 - discovery_delay (per novel class, part `all`): rows from its first sample to the first row at or
   after it that went into its matched column; null if it has none.
 
@@ -22,6 +25,7 @@ in the test, never on column numbers. Ties in probability go to the earlier colu
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import polars as pl
@@ -43,7 +47,6 @@ MEASURES = {
     "novel_class": pl.Int64,
     "value": pl.Float64,
 }
-KEY = ["part", "metric", "novel_class"]
 NOT_MATCHED = -1
 
 
@@ -52,6 +55,7 @@ def characterize(
     labels: ArrayLike,
     novel: ArrayLike,
     columns: Columns,
+    round_size: int | None = None,
 ) -> pl.DataFrame:
     """Measures of one test; `columns` says which labels are known and where the columns stand."""
     posted = pad_blocks(probabilities, columns)
@@ -63,6 +67,10 @@ def characterize(
     rows: list[tuple[str, str, int | None, float | None]] = []
     for part, kept in (("all", slice(None)), ("post", slice(start, None))):
         found = _measures(chosen[kept], truth[kept], columns, posted.shape[1], matched)
+        rounds = None if round_size is None else np.arange(len(truth))[kept] // round_size
+        found["column_stability"] = _stability(
+            chosen[kept], truth[kept], rounds, columns, posted.shape[1]
+        )
         rows += [(part, metric, None, value) for metric, value in found.items()]
     rows += [
         ("all", "discovery_delay", label, _delay(chosen, truth, label, column))
@@ -108,25 +116,6 @@ def match_clusters(
     return matched
 
 
-def compare_red_light(with_hint: pl.DataFrame, without_hint: pl.DataFrame) -> pl.DataFrame:
-    """Two results of `characterize` of one test side by side; difference = with - without hint."""
-    sides = [
-        frame.select(*KEY, pl.col("value").alias(name))
-        for name, frame in (("with_hint", with_hint), ("without_hint", without_hint))
-    ]
-    keys = [side.select(KEY).sort(KEY) for side in sides]
-    if not keys[0].equals(keys[1]):
-        raise RecordError(
-            "red_light",
-            "the results differ in measures or novel classes; compare two runs of the same test",
-        )
-    return (
-        sides[0]
-        .join(sides[1], on=KEY, how="left", nulls_equal=True, maintain_order="left", validate="1:1")
-        .with_columns((pl.col("with_hint") - pl.col("without_hint")).alias("difference"))
-    )
-
-
 def _measures(
     chosen: NDArray[np.int64],
     labels: NDArray[np.int64],
@@ -169,6 +158,24 @@ def _agreement(chosen: NDArray[np.int64], labels: NDArray[np.int64]) -> dict[str
         "completeness": float(completeness),
         "purity": float(counts.max(0).sum() / labels.size),
     }
+
+
+def _stability(
+    chosen: NDArray[np.int64],
+    labels: NDArray[np.int64],
+    rounds: NDArray[np.int64] | None,
+    columns: Columns,
+    width: int,
+) -> float | None:
+    if rounds is None:
+        return None
+    kept = ~columns.is_known(labels) & _is_discovered(chosen, columns, width)
+    same = []
+    for label in np.unique(labels[kept]):
+        mine = kept & (labels == label)
+        most = [np.bincount(chosen[mine & (rounds == r)]).argmax() for r in np.unique(rounds[mine])]
+        same += [before == after for before, after in pairwise(most)]
+    return float(np.mean(same)) if same else None
 
 
 def _delay(

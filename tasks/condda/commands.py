@@ -17,6 +17,7 @@ class OpenSession:
     detector: str
     hints: tuple[str, ...] = ()
     threshold: float = 0.5
+    owner: str = ""
 
 
 @dataclass(frozen=True)

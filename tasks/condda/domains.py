@@ -2,10 +2,8 @@
 
 One `Domain` per name; nothing here computes. Facts: CONDDA rules 3 (columns, result files), 6
 (feedback). `novelty` is our own domain, for tests made from our tables: it has both flags (this
-sample is novel, the world has changed) and otherwise follows image_classification.
-
-Nothing public tells two things of nlt, which are decided here: its feedback is not gated on a
-posted detection and has no budget of ids (a label costs a point instead, see `feedback.py`).
+sample is novel, the world has changed), otherwise follows image_classification, and may name the
+sample that an instance is.
 """
 
 from collections.abc import Mapping
@@ -16,8 +14,8 @@ from schemas.errors import ConfigError
 
 # What an answer line holds after the instance id, or instead of it.
 Answer = Literal["label", "columns", "distance", "accuracy", "points"]
-# What happens before the agent has declared novelty: empty answer, answer, refusal, no gate at all.
-Undeclared = Literal["skip", "answer", "refuse", "ungated"]
+# Before the agent has declared novelty: an empty answer, or (as published only) the answer.
+Undeclared = Literal["skip", "answer"]
 # What stands on a result line after the id.
 Values = Literal["detection", "classification", "characterization", "text", "labels"]
 
@@ -31,13 +29,15 @@ class FeedbackType:
     """Type of the posted results that the answer is about."""
     columns: tuple[str, ...] = ()
     """Ground-truth columns told, for the answers `label` and `columns`."""
-    budget: tuple[str, ...] = ()
-    """Metadata keys, the first present one is the number of ids a round; empty: unlimited."""
+    budget: tuple[str, ...] = ("feedback_max_ids",)
+    """Metadata keys, the first present one is the number of ids a round."""
+    counted: bool = True
+    """As published: whether an answer is cut to the ids that are left."""
     undeclared: Undeclared = "skip"
     wrong_only: bool = False
     """No ids asked: tell only of instances that were answered wrongly."""
     free_when_given: bool = False
-    """Unlimited in sessions with the red-light hint."""
+    """As published: not cut in sessions with the red-light hint."""
     points: int = 0
     """Points that each answered id costs."""
 
@@ -68,6 +68,8 @@ class Domain:
     """Ground-truth columns on a line of a served dataset."""
     served_quoted: tuple[str, ...] = ()
     """Which of them stand between quote characters, doubled inside."""
+    verbatim: tuple[str, ...] = ()
+    """Columns whose blanks and quotes are part of the value."""
     encoding: str = "utf-8"
     quotechar: str = "|"
     unknown_counted: bool = False
@@ -83,17 +85,20 @@ _RESULTS: dict[str, Values] = {
     "classification": "classification",
     "characterization": "characterization",
 }
-_IDS = ("feedback_max_ids",)
 _DETECTION_IDS = ("max_detection_feedback_ids", "feedback_max_ids")
-_ACCURACY = FeedbackType(answer="accuracy", result="classification")
+_ACCURACY = FeedbackType(answer="accuracy", result="classification", counted=False)
 
 
 def _label(column: str, undeclared: Undeclared = "skip") -> FeedbackType:
-    return FeedbackType("label", "classification", (column,), _IDS, undeclared)
+    return FeedbackType("label", "classification", (column,), undeclared=undeclared)
 
 
-def _detection(column: str) -> FeedbackType:
-    return FeedbackType("columns", "detection", (column,), _DETECTION_IDS, free_when_given=True)
+def _detection(column: str, wrong_only: bool = False) -> FeedbackType:
+    return FeedbackType(
+        *("columns", "detection", (column,), _DETECTION_IDS),
+        free_when_given=True,
+        wrong_only=wrong_only,
+    )
 
 
 _KINETICS = tuple(f"kinetics_id_{number}" for number in range(5))
@@ -135,12 +140,10 @@ ACTIVITY_RECOGNITION = Domain(
     novel_labels="known_classes",
     results=_RESULTS,
     feedback={
-        "classification": FeedbackType("columns", "classification", _KINETICS, _IDS),
-        "labels": FeedbackType(
-            "columns", "classification", ("activity",), _IDS, "skip", wrong_only=True
-        ),
+        "classification": FeedbackType("columns", "classification", _KINETICS),
+        "labels": FeedbackType("columns", "classification", ("activity",), wrong_only=True),
         "score": _ACCURACY,
-        "detection": _detection("novel"),
+        "detection": _detection("novel", wrong_only=True),
     },
     required=4,
 )
@@ -160,7 +163,7 @@ TRANSCRIPTS = Domain(
     results={**_RESULTS, "transcription": "text"},
     feedback={
         "classification": _label("writer_id"),
-        "transcription": FeedbackType("distance", "transcription", ("text",), _IDS),
+        "transcription": FeedbackType("distance", "transcription", ("text",)),
         "score": _ACCURACY,
     },
     required=6,
@@ -180,10 +183,10 @@ NLT = Domain(
     novel_labels="known_classes",
     results={**_RESULTS, "labels": "labels"},
     feedback={
-        "score": FeedbackType("points", "labels", undeclared="ungated"),
-        "detection": FeedbackType("columns", "labels", ("novel_instance",), undeclared="ungated"),
+        "score": FeedbackType("points", "labels"),
+        "detection": _detection("novel_instance", wrong_only=True),
         "labels": FeedbackType(
-            "columns", "labels", ("real_writer_id",), undeclared="ungated", points=1
+            "columns", "labels", ("real_writer_id",), counted=False, wrong_only=True, points=1
         ),
     },
     served=("instance_id", "reported_writer_id", "text", "sentiment", "product"),
@@ -194,7 +197,7 @@ NLT = Domain(
 
 NOVELTY = Domain(
     name="novelty",
-    columns=("instance_id", "novel", "detection", "classification"),
+    columns=("instance_id", "novel", "detection", "classification", "sample_id"),
     integers=("novel", "detection", "classification"),
     changed="detection",
     novel="novel",
@@ -207,6 +210,7 @@ NOVELTY = Domain(
         "score": _ACCURACY,
         "detection": _detection("novel"),
     },
+    verbatim=("sample_id",),
     required=4,
 )
 
@@ -221,6 +225,8 @@ SHOWN_METADATA = (
     *("protocol", "known_classes", "max_novel_classes", "round_size", "feedback_max_ids"),
     *("pre_novelty_batches", "pre_novelty_training", "max_detection_feedback_ids"),
 )
+# Some of it tells when the world changes, or how many classes are novel: not in an evaluation.
+TELLING_METADATA = ("max_novel_classes", "pre_novelty_batches", "pre_novelty_training")
 RED_LIGHT = "red_light"
 
 

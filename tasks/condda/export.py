@@ -6,7 +6,8 @@ costs what is new: a test that has not changed since is not read again.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import polars as pl
 from schemas.condda import (
     CHARACTERIZATION,
     FEEDBACK,
+    INSTANCES,
     RESULTS,
     ROUNDS,
     SESSION_MEASURES,
@@ -24,13 +26,12 @@ from schemas.errors import NoveltyError, RecordError
 from schemas.runs import RunFacts
 from schemas.table import Table
 from schemas.tables import PLAIN, PREDICTIONS, RUNS, SCORES
-from tasks.condda import metrics, metrics_upstream
-from tasks.condda.characterization import characterize, pad_blocks
 from tasks.condda.domains import RED_LIGHT
-from tasks.condda.evaluation import aligned, matrix
+from tasks.condda.evaluation import aligned
 from tasks.condda.harness import Harness
 from tasks.condda.instances import class_text, count_known, instance_rows
 from tasks.condda.lookup import round_size
+from tasks.condda.measures import as_wide_as_the_last, columns_of, measure_test
 from tasks.condda.metrics import Columns
 from tasks.condda.session import Event, SessionState
 from tasks.condda.test_files import TestFile
@@ -40,7 +41,7 @@ from tasks.evaluation.stages import ScoreChoice
 
 SESSION_TABLES = (
     *(SESSIONS, RUNS, PREDICTIONS, SCORES),
-    *(ROUNDS, RESULTS, FEEDBACK, SESSION_MEASURES, CHARACTERIZATION),
+    *(ROUNDS, RESULTS, FEEDBACK, INSTANCES, SESSION_MEASURES, CHARACTERIZATION),
 )
 P_UNKNOWN = ScoreChoice(name="p_unknown", version=1, settings={})
 UNKNOWN = "unknown"
@@ -93,6 +94,7 @@ def session_frames(
         about = _session(state, test, None if run is None else run_id(run))
         place = (state.protocol, state.domain)
         types = sorted(state.test(test).columns)
+        ended = state.terminated is not None
     results = {kind: harness.results(session, test, kind) for kind in types}
     measured, described = [SESSION_MEASURES.empty()], [CHARACTERIZATION.empty()]
     runs, predictions, scores = RUNS.empty(), PREDICTIONS.empty(), SCORES.empty()
@@ -113,6 +115,12 @@ def session_frames(
             except NoveltyError as error:
                 failed = str(error)
         runs = run_row(run, failed=failed)
+    truth = INSTANCES.empty()
+    if ended and harness.library.has_truth(test, *place):
+        with suppress(NoveltyError):  # what is wrong with a test stands in quarantine
+            truth = _placed(
+                INSTANCES, _instances(harness.library.load(test, *place)), session, test
+            )
     frames = {
         "sessions": pl.DataFrame([about], schema=SESSIONS.polars_schema),
         "runs": runs,
@@ -123,10 +131,24 @@ def session_frames(
             [RESULTS.empty(), *(_lines(session, test, *posted) for posted in results.items())]
         ),
         "feedback": pl.DataFrame(_feedback(session, events), schema=FEEDBACK.polars_schema),
+        "instances": truth,
         "session_measures": pl.concat(measured),
         "characterization": pl.concat(described),
     }
     return frames, rejects
+
+
+def _instances(test: TestFile) -> pl.DataFrame:
+    """What each instance is, for those who own the lake."""
+    sample = test.truth["sample_id"] if "sample_id" in test.truth.columns else None
+    return instance_rows(test).select(
+        pl.Series("instance_id", test.names, dtype=pl.String),
+        "position",
+        pl.lit(None, pl.String).alias("sample_id") if sample is None else sample,
+        "class",
+        (pl.col("role") == "novel").alias("novel"),
+        pl.Series("changed", test.truth[test.domain.changed].to_numpy() == 1),
+    )
 
 
 def prediction_frames(
@@ -143,7 +165,7 @@ def prediction_frames(
     columns = columns_of(test, results[kind])
     posted = results[kind]
     if kind == "characterization":
-        posted = _as_wide_as_the_last(posted, columns)
+        posted = as_wide_as_the_last(posted, columns)
     chances = aligned(test, posted, kind)
     if not np.isfinite(chances).all():
         raise RecordError("not_finite", f"{kind} of {test.test_id} is not all finite")
@@ -191,70 +213,6 @@ def _column_names(test: TestFile, columns: Columns, width: int) -> list[str]:
             names.append(f"{UNKNOWN}_{discovered}")
             discovered += 1
     return names
-
-
-def measure_test(
-    test: TestFile, results: dict[str, pl.DataFrame]
-) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Metrics in both forms, and characterization; empty where the results do not allow them.
-
-    A CONDDA test is measured as one of K + 1 classes by its characterization, whose discovered
-    columns count as unknown. A reaction baseline posts no detection: it has its accuracy alone.
-    """
-    kind = "classification" if "classification" in results else "characterization"
-    nothing = SESSION_MEASURES.empty().drop("session_id", "test_id"), CHARACTERIZATION.empty()
-    if kind not in results:
-        return nothing[0], nothing[1].drop("session_id", "test_id")
-    novel = (test.truth[test.domain.novel].to_numpy() != 0).astype(np.int64)
-    chances = None
-    if "detection" in results:
-        chances = aligned(test, results["detection"], "detection")[:, 0]
-    columns = columns_of(test, results[kind])
-    if kind == "characterization":
-        results = results | {kind: _as_wide_as_the_last(results[kind], columns)}
-    chosen = aligned(test, results[kind], kind)
-    clusters = nothing[1].drop("session_id", "test_id")
-    upstream: dict[str, Any] = {}
-    if kind == "characterization":
-        found = characterize(chosen, test.labels, novel, columns)
-        clusters = found.with_columns(pl.col("novel_class").cast(pl.String).fill_null("")).select(
-            clusters.columns
-        )
-    else:
-        try:
-            if chances is None:
-                upstream = {"m_acc": metrics_upstream.m_acc(novel, chosen, test.labels)}
-            else:
-                upstream = metrics_upstream.evaluate(chances, chosen, novel, test.labels)
-        except NoveltyError:
-            upstream = {}  # the public code has no value for such a test
-    size = round_size(test.metadata, test.test_id)
-    if chances is None:
-        corrected = {"m_acc": metrics.m_acc(novel, chosen, test.labels, columns, size)}
-    else:
-        corrected = metrics.evaluate(chances, chosen, novel, test.labels, columns, size)
-    return metrics.long_form(upstream, corrected), clusters
-
-
-def columns_of(test: TestFile, results: pl.DataFrame) -> Columns:
-    """Which columns of posted vectors are known classes, and where the unknown one is."""
-    known = count_known(test)
-    if results["values"].list.len().max() == known:
-        return Columns(known, "none")
-    return Columns(known, test.domain.unknown)
-
-
-def _as_wide_as_the_last(results: pl.DataFrame, columns: Columns) -> pl.DataFrame:
-    """Lines as wide as the widest: what was discovered later had probability 0 before."""
-    wide = pad_blocks(list(_blocks(results["values"])), columns)
-    return results.with_columns(pl.Series("values", wide.tolist(), pl.List(pl.Float64)))
-
-
-def _blocks(values: pl.Series) -> Iterator[np.ndarray]:
-    """Neighbouring lines of one width, as matrices."""
-    runs = pl.DataFrame({"values": values, "run": values.list.len().rle_id()})
-    for _, rows in runs.group_by("run", maintain_order=True):
-        yield matrix(rows["values"], "characterization")
 
 
 def _session(state: SessionState, test: str, run: str | None) -> dict[str, Any]:

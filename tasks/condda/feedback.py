@@ -2,8 +2,8 @@
 
 `give_feedback` decides a request in the order of the public server's checks; `gate` says whether
 novelty has been declared, `answer` gives the lines and what they cost. Rows are rows of the test,
-and an answer is in their order. Points of nlt: right answers posted minus labels bought (the public
-description names the cost only).
+and an answer is in their order. The score of nlt is as published: each question adds to it the
+right flags and writers of the last lines posted, each label told costs a point.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,11 +28,11 @@ from tasks.condda.test_files import TestFile
 
 @dataclass(frozen=True)
 class Told:
-    """Answer lines, and what they cost: ids of the round's budget, points."""
+    """Answer lines, what they cost of the round's budget, and what the score gains by asking."""
 
     text: str
     count: int
-    points: int
+    score: int = 0
 
 
 def declared(session: SessionState, test: TestState) -> bool:
@@ -45,29 +45,32 @@ def declared(session: SessionState, test: TestState) -> bool:
     return RED_LIGHT in session.hints and test.red_light_posted
 
 
-def budget(kind: FeedbackType, session: SessionState, metadata: Mapping[str, Any]) -> int | None:
-    """Ids a round; None is unlimited. A test that names no budget allows none."""
-    if not kind.budget or (kind.free_when_given and RED_LIGHT in session.hints):
-        return None
+def ids_left(
+    command: Feedback, spent: int, session: SessionState, metadata: Mapping[str, Any], rules: Rules
+) -> int | None:
+    """Ids that an answer may have; None is any number. A test that names no budget allows none.
+
+    As published some types are not cut to the budget, but asking again when it is spent is refused.
+    """
+    kind = DOMAINS[session.domain].feedback[command.type]
     key = next((name for name in kind.budget if name in metadata), None)
-    return 0 if key is None else whole(metadata, key)
+    most = 0 if key is None else whole(metadata, key)
+    given = kind.free_when_given and RED_LIGHT in session.hints
+    cut = rules.strict or (kind.counted and not given)
+    if spent >= most and (cut or spent):
+        raise ProtocolRefusal(
+            400, "FeedbackBudgetExceeded", f"{spent} of {most} ids of {command.type} are used up"
+        )
+    return most - spent if cut else None
 
 
-def gate(name: str, kind: FeedbackType, session: SessionState, test: TestState) -> bool:
+def gate(kind: FeedbackType, session: SessionState, test: TestState, rules: Rules) -> bool:
     """Whether to answer; False is an empty answer."""
-    if kind.undeclared == "ungated":
-        return True
     if not test.has_posted("detection"):
         raise ProtocolRefusal(
             400, "DetectionPostRequired", "post detection results before asking for feedback"
         )
-    if declared(session, test) or kind.undeclared == "answer":
-        return True
-    if kind.undeclared == "refuse":
-        raise ProtocolRefusal(
-            400, "NoveltyDetectionRequired", f"declare novelty before asking for {name} feedback"
-        )
-    return False
+    return declared(session, test) or (kind.undeclared == "answer" and not rules.strict)
 
 
 def rows_without_ids(kind: FeedbackType, test: TestState, metadata: Mapping[str, Any]) -> list[int]:
@@ -78,7 +81,7 @@ def rows_without_ids(kind: FeedbackType, test: TestState, metadata: Mapping[str,
     rows = _last_round(test, kind.result, metadata)
     if kind.wrong_only:
         marks = test.marks.get(kind.result, {})
-        rows = [row for row in rows if marks[row] != 1]
+        rows = [row for row in rows if marks[row] < 0 or not marks[row] & 1]
     return rows
 
 
@@ -98,16 +101,26 @@ def answer(
 ) -> Told:
     """Lines about `rows`, cut to the `left` ids of the budget."""
     if kind.answer == "accuracy":
-        return Told(f"accuracy,{_accuracy(kind, state)}\n", 1, 0)
+        return Told(f"accuracy,{_accuracy(kind, state)}\n", 1)
     if kind.answer == "points":
-        return Told(f"current_score,{state.right.get(kind.result, 0) - state.points}\n", 1, 0)
+        gain = _gain(kind, state, metadata)
+        return Told(f"current_score,{state.score + gain}\n", 1, gain)
     if kind.answer == "distance":
         told = _last_round(state, kind.result, metadata)
         rows = [row for row in rows if row in told]
     rows = sorted(set(rows))[:left]
     values = _values(kind, rows, state, test, metadata)
     lines = (f"{test.names[row]},{value}\n" for row, value in zip(rows, values, strict=True))
-    return Told("".join(lines), len(rows), kind.points * len(rows))
+    return Told("".join(lines), len(rows), -kind.points * len(rows))
+
+
+def _gain(kind: FeedbackType, state: TestState, metadata: Mapping[str, Any]) -> int:
+    """Points of the last lines posted: one for a right flag, one for a right writer."""
+    marks = state.marks.get(kind.result, {})
+    last = [marks[row] for row in set(_last_round(state, kind.result, metadata))]
+    if min(last, default=0) < 0:
+        raise ProtocolRefusal(400, "InvalidTuple", f"a flag of {kind.result} is not 0 or 1")
+    return sum(mark.bit_count() for mark in last)
 
 
 def _accuracy(kind: FeedbackType, state: TestState) -> float:
@@ -154,24 +167,19 @@ def give_feedback(state: SessionState, command: Feedback, rules: Rules) -> Decis
         raise ProtocolRefusal(500, "KeyError", "'post_results'")
     current = progress.last_round
     _check_feedback_round(command, current, metadata, rules)
-    most = budget(kind, state, metadata)
     spent = progress.spent.get((current, command.type), 0)
-    if most is not None and spent >= most:
-        raise ProtocolRefusal(
-            400, "FeedbackBudgetExceeded", f"{spent} of {most} ids of {command.type} are used up"
-        )
+    left = ids_left(command, spent, state, metadata, rules)
     test = load_test(state, command.test, rules)[0]
-    if not gate(command.type, kind, state, progress):
+    if not gate(kind, state, progress, rules):
         return Decision(answer=b"")
     if command.ids:
         rows = _asked_rows(command, progress, test, metadata, rules)
     else:
         rows = rows_without_ids(kind, progress, metadata)
-    left = None if most is None else most - spent
     told = answer(kind, rows, left, progress, test, metadata)
     event = Event(
         *("feedback", rules.now, command.test, progress.attempt, current, command.type),
-        detail={"count": told.count, "points": told.points, "asked": len(command.ids)},
+        detail={"count": told.count, "score": told.score, "asked": len(command.ids)},
     )
     return Decision((event,), told.text.encode())
 
@@ -195,8 +203,6 @@ def _asked_rows(
     rules: Rules,
 ) -> list[int]:
     asked = test.rows(command.ids)
-    if rules.answer_future_ids:
-        return [row for row in asked if row >= 0]
     size = round_size(metadata, command.test)
 
     def seen(row: int) -> bool:

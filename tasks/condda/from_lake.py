@@ -18,7 +18,7 @@ from storage.atomic import write_bytes
 from storage.tables import current_version
 from tasks.condda.agent import FeatureLookup, training_examples
 from tasks.condda.instances import features_file
-from tasks.condda.make_tests import LABELLED, anonymous_id, make_tests
+from tasks.condda.make_tests import LABELLED, make_tests
 from tasks.condda.test_files import TestLibrary
 
 # Frames of an episode are alike: so many, evenly spread, are examples enough of a class.
@@ -54,12 +54,8 @@ def tests_of_lake(
     made = make_tests(labelled, out, settings)
     library = TestLibrary(out)
     tests = [library.load(row, settings.kind, "novelty") for row in made["test_id"]]
-    real = {
-        anonymous_id(name, settings.seed) if settings.anonymous else name: name
-        for name in labelled["sample_id"]
-    }
     examples = _examples(labelled)
-    needed = sorted({real[name] for test in tests for name in test.names} | set(examples))
+    needed = sorted({name for test in tests for name in test.truth["sample_id"]} | set(examples))
     wanted = pl.col("sample_id").is_in(pl.Series(needed, dtype=pl.String).implode())
     features = FeatureLookup.of_table(
         outputs.filter(wanted).select("sample_id", "features").collect(), embedding="features"
@@ -75,7 +71,7 @@ def tests_of_lake(
         np.savez(
             buffer,
             instance_id=np.array(test.names, np.str_),
-            features=features.of([real[name] for name in test.names]).astype(np.float32),
+            features=features.of(test.truth["sample_id"].to_list()).astype(np.float32),
             train_features=training.features.astype(np.float32),
             train_labels=training.labels + 1,
         )

@@ -3,16 +3,20 @@
 One method per call of CONDDA rule 2 and per endpoint of rule 9, keyword arguments only, bytes and
 dicts out; every refusal is a `ProtocolRefusal`. An HTTP layer only translates. States of sessions
 are kept in memory and brought up to date from the store before each command, so a restarted
-process, or another one on the same store, answers the same.
+process, or another one on the same store, answers the same. Whoever calls (`rules.CALLER`) sees its
+own sessions only, an operator all.
 """
 
+import threading
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from schemas.errors import NoveltyError
 from tasks.condda import session_files
 from tasks.condda.commands import (
     CheckEvaluable,
@@ -29,14 +33,18 @@ from tasks.condda.commands import (
     Status,
     Terminate,
 )
-from tasks.condda.evaluation import evaluate_test, round_accuracy
+from tasks.condda.domains import RED_LIGHT
+from tasks.condda.evaluation import evaluate_test, measurable, round_accuracy
 from tasks.condda.lookup import unknown_test
 from tasks.condda.protocol import decide
-from tasks.condda.rules import Limits, Mode, ProtocolRefusal
+from tasks.condda.rules import CALLER, EVALUATION, Limits, Policy, ProtocolRefusal
 from tasks.condda.session import SessionState
 from tasks.condda.session_states import SessionStates, lake_refusals
 from tasks.condda.store import EventStore
 from tasks.condda.test_files import TestFile, TestLibrary
+
+if TYPE_CHECKING:
+    from tasks.condda.measures import Measured
 
 
 class Harness:
@@ -46,21 +54,21 @@ class Harness:
         self,
         library: TestLibrary,
         store: EventStore,
-        mode: Mode = "strict",
+        policy: Policy = EVALUATION,
         *,
         limits: Limits | None = None,
-        answer_future_ids: bool = False,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         new_id: Callable[[], str] = lambda: str(uuid.uuid4()),
     ):
         self.library = library
         self.store = store
-        self.mode = mode
+        self.policy = policy
         self.limits = limits or Limits()
-        self.answer_future_ids = answer_future_ids
         self.states = SessionStates(store, self.limits)
         self._clock = clock
         self._new_id = new_id
+        self._opening = threading.Lock()
+        self._measured: dict[tuple[str, str], dict[str, Any]] = {}
 
     def test_ids_request(
         self,
@@ -98,22 +106,48 @@ class Harness:
         novelty_detector_version: str,
         hints: Sequence[str] = (),
         detection_threshold: float = 0.5,
+        session_id: str | None = None,
     ) -> str:
         """Open a session; gives its id."""
         tests = _texts("test_ids", test_ids)
         named = (protocol, domain, novelty_detector_version)
         _texts("protocol, domain, version", named)
-        command = OpenSession(
-            tests, *named, _texts("hints", hints), _threshold(detection_threshold)
-        )
-        with lake_refusals():
+        asked = (_texts("hints", hints), _threshold(detection_threshold))
+        command = OpenSession(tests, *named, *asked, CALLER.get().owner)
+        with lake_refusals(), self._opening:
             if self.store.session_count() >= self.limits.sessions:
                 raise ProtocolRefusal(
                     500, "TooManySessions", f"the store holds {self.limits.sessions} sessions, all"
                 )
-            session = self._new_id()
-            self.store.append(session, 0, self._decide(None, command).events)
+            session = self._new_id() if session_id is None else session_id
+            events = self._decide(None, command).events
+            if not self.store.load(session):
+                self._check_attempts(tests)
+            self.store.append(session, 0, events)
         return session
+
+    def _check_attempts(self, tests: Sequence[str]) -> None:
+        """An agent runs a test so often: what it was told before must not help it."""
+        caller, most = CALLER.get(), self.policy.attempts
+        if not self.policy.strict or caller.role == "operator":
+            return
+        opened = [stored.event.detail["tests"] for stored in self.store.opened(caller.owner)]
+        for test in tests:
+            if sum(test in named for named in opened) >= most:
+                raise ProtocolRefusal(
+                    400,
+                    "AttemptsExceeded",
+                    f"test {test} was opened {most} times by {caller.owner}, as often as the "
+                    "operator allows; go on in that session",
+                )
+
+    def sessions(self) -> list[str]:
+        """Ids of the caller's sessions in the order of opening."""
+        caller = CALLER.get()
+        with lake_refusals():
+            if caller.role == "operator":
+                return self.store.sessions()
+            return [stored.session for stored in self.store.opened(caller.owner)]
 
     def resume_session(self, *, session_id: str) -> list[str]:
         """Finished tests of a session."""
@@ -170,30 +204,6 @@ class Harness:
         ids = tuple(feedback_ids or ())
         return self._run(session_id, Feedback(test_id, feedback_type, ids, number))
 
-    def post_results_get_feedback(
-        self,
-        *,
-        result_files: Mapping[str, bytes],
-        feedback_types: Sequence[str],
-        feedback_ids: Sequence[str] | None,
-        test_id: str,
-        round_id: int | str,
-        session_id: str,
-    ) -> dict[str, bytes]:
-        """Post results, then ask for feedback of each type."""
-        self.post_results(
-            result_files=result_files, test_id=test_id, round_id=round_id, session_id=session_id
-        )
-        return {
-            kind: self.get_feedback_request(
-                feedback_ids=feedback_ids,
-                feedback_type=kind,
-                test_id=test_id,
-                session_id=session_id,
-            )
-            for kind in feedback_types
-        }
-
     def evaluate(
         self,
         *,
@@ -205,9 +215,12 @@ class Harness:
     ) -> dict[str, dict[str, Any]]:
         """The public server's metrics of a completed test, and m_nrp with a baseline session.
 
-        `round_id` is part of the call and chooses nothing, as published.
+        `round_id` is part of the call and chooses nothing, as published. A CONDDA test, which has
+        no public evaluation, has the corrected metrics and `characterization`.
         """
         test = self._evaluable(session_id, test_id, devmode)
+        if test.protocol == "CONDDA":
+            return self._corrected(session_id, test)
         baseline = None
         if baseline_session_id is not None:
             self._evaluable(baseline_session_id, test_id, devmode)
@@ -216,14 +229,51 @@ class Harness:
         classification = self.results(session_id, test_id, "classification")
         return evaluate_test(test, detection, classification, baseline)
 
+    def _corrected(self, session: str, test: TestFile) -> dict[str, dict[str, Any]]:
+        from tasks.condda.measures import corrected_measures
+
+        with self.state(session) as state:
+            types = sorted(state.test(test.test_id).columns)
+        found = {kind: self.results(session, test.test_id, kind) for kind in types}
+        with measurable():
+            measures = corrected_measures(test, found)
+        if not measures:
+            raise ProtocolRefusal(
+                500, "result_file_not_found", f"no classes were posted for test {test.test_id}"
+            )
+        return measures
+
+    def measures(self, session: str, test: str) -> dict[str, dict[str, Any]]:
+        """Corrected measures of a completed test, of both protocols; they are made once."""
+        file = self._evaluable(session, test, devmode=False)
+        if (session, test) not in self._measured:
+            self._measured[session, test] = self._corrected(session, file)
+        return self._measured[session, test]
+
+    def measured(self) -> Iterator["Measured"]:
+        """Completed tests of the caller's sessions, oldest first, but those without measures."""
+        from tasks.condda.measures import SIDES, Measured
+
+        for session in self.sessions():
+            with self.state(session) as state:
+                place = (state.protocol, state.domain)
+                finished, red_light = list(state.finished), RED_LIGHT in state.hints
+                agent = state.detector
+            for test in finished:
+                with suppress(NoveltyError):
+                    metrics = self.measures(session, test)
+                    shape = metrics.get("characterization", {})
+                    discovered = {f"post_{name}": shape.get(f"post_{name}") for name in SIDES}
+                    yield Measured(agent, *place, test, red_light, metrics, discovered)
+
     def evaluate_round_wise(
         self, *, test_id: str, round_id: int | str, session_id: str
     ) -> dict[str, Any]:
-        """Accuracy of one posted round, while the test goes on."""
+        """Accuracy of one posted round; as published while the test goes on, too."""
         number = _whole(round_id)
         if number is None:
             raise _not_whole(round_id)
-        test = self._evaluable(session_id, test_id, devmode=True)
+        test = self._evaluable(session_id, test_id, devmode=not self.policy.strict)
         results = self.results(session_id, test_id, "classification")
         return round_accuracy(test, results, number)
 
@@ -257,12 +307,12 @@ class Harness:
 
     def session_zip(self, *, session_id: str, test_ids: Sequence[str] | None = None) -> bytes:
         """Logs and result files of a session as a zip archive."""
-        with self.states.get(session_id) as state:
+        with self.state(session_id) as state:
             return session_files.archive(state, self.store, test_ids)
 
     def results(self, session: str, test: str, kind: str) -> pl.DataFrame:
         """Lines posted since the test's last restart: `session_files.RESULTS`."""
-        with self.states.get(session) as state:
+        with self.state(session) as state:
             attempt = state.test(test).attempt
         with lake_refusals():
             return session_files.results(self.store, session, test, kind, attempt, self.limits)
@@ -270,8 +320,11 @@ class Harness:
     def _evaluable(self, session: str, test: str, devmode: bool) -> TestFile:
         """The test, if it may be evaluated in this session."""
         self._run(session, CheckEvaluable(test, devmode))
-        with self.states.get(session) as state:
+        with self.state(session) as state:
             place = (state.protocol, state.domain)
+            # Measures are truth: an agent has them when it can use them no more.
+            if self.policy.strict and not state.terminated and CALLER.get().role == "agent":
+                raise ProtocolRefusal(400, "SessionOpen", "end the session to see its measures")
         if not self.library.has_truth(test, *place):
             raise unknown_test(test)
         if not self.library.has_metadata(test, *place):
@@ -283,15 +336,17 @@ class Harness:
         return self.states.run(session, lambda state: self._decide(state, command))
 
     def _decide(self, state: SessionState | None, command: Command) -> Decision:
-        return decide(
-            state,
-            command,
-            self.library,
-            self.mode,
-            self._clock(),
-            limits=self.limits,
-            answer_future_ids=self.answer_future_ids,
-        )
+        if state is not None and not CALLER.get().has(state.owner):
+            state = None  # of another: as if there were none
+        return decide(state, command, self.library, self.policy, self._clock(), limits=self.limits)
+
+    @contextmanager
+    def state(self, session: str) -> Iterator[SessionState]:
+        """Newest state of a session of the caller's, under its lock."""
+        with self.states.get(session) as state:
+            if not CALLER.get().has(state.owner):
+                raise ProtocolRefusal(400, "session_id_invalid", "there is no session with this id")
+            yield state
 
 
 def _texts(name: str, values: Sequence[str]) -> tuple[str, ...]:

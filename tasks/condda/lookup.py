@@ -1,7 +1,8 @@
 """What a command looks up: the rules it is decided by, its test, and that test's metadata.
 
-Metadata as a session sees it is the test's file with the session's hints of the form "key=number"
-put over it (docs/condda.md, rule 4), made anew each time, so that no session changes another's.
+Metadata as a session sees it is the test's file with what the operator fixed when the session was
+opened, or the session's hints of the form "key=number" (docs/condda.md, rule 4), put over it: made
+anew each time, so that no session changes another's.
 """
 
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ from typing import Any
 
 from schemas.errors import SourceError
 from tasks.condda.domains import SHOWN_METADATA
-from tasks.condda.rules import Limits, Mode, ProtocolRefusal
+from tasks.condda.rules import Limits, Policy, ProtocolRefusal
 from tasks.condda.session import SessionState, TestState
 from tasks.condda.test_files import TestFile, TestLibrary
 
@@ -18,14 +19,13 @@ from tasks.condda.test_files import TestFile, TestLibrary
 @dataclass(frozen=True)
 class Rules:
     library: TestLibrary
-    mode: Mode
+    policy: Policy
     now: str
     limits: Limits
-    answer_future_ids: bool
 
     @property
     def strict(self) -> bool:
-        return self.mode == "strict"
+        return self.policy.strict
 
 
 def unknown_test(test: str) -> ProtocolRefusal:
@@ -57,7 +57,8 @@ def overrides(hints: tuple[str, ...]) -> dict[str, int]:
 def session_metadata(state: SessionState, test: str, rules: Rules) -> dict[str, Any]:
     if not rules.library.has_metadata(test, state.protocol, state.domain):
         raise ProtocolRefusal(500, "metadata_not_found", f"test {test} has no metadata")
-    return {**read_test(state, test, rules).metadata, **overrides(state.hints)}
+    metadata = read_test(state, test, rules).metadata
+    return {**metadata, **overrides(state.hints), **state.fixed}
 
 
 def load_test(state: SessionState, test: str, rules: Rules) -> tuple[TestFile, dict[str, Any]]:
@@ -78,7 +79,7 @@ def lenient_metadata(state: SessionState, test: TestFile) -> dict[str, Any]:
     """Metadata for taking results in: a bad hint or round size must not refuse them."""
     metadata = dict(test.metadata)
     try:
-        metadata.update(overrides(state.hints))
+        metadata.update(overrides(state.hints) | dict(state.fixed))
         metadata["round_size"] = round_size(metadata, test.test_id)
     except ProtocolRefusal:
         metadata.pop("round_size", None)

@@ -9,10 +9,17 @@ A test: rows of known classes up to the red light, from there on known and novel
 classes in alphabetical order are the labels 1..K, novel ones -1, -2, ... the same in every test.
 Known rows are drawn from all known samples alike, novel rows evenly from the test's novel classes;
 no sample stands twice in a test. Draws depend on seed, number of the test and sample ids only.
+
+A test does not give itself away: its instances have names that tell their place alone, the row of
+the change is drawn, the metadata has neither that row nor the number of classes among what agents
+may see, and the test's id does not tell the seed, by which all of it could be drawn again.
 """
 
+import csv
 import hashlib
+import io
 import json
+import secrets
 from pathlib import Path
 from typing import Any, cast
 
@@ -45,9 +52,8 @@ def known_class_names(labelled: pl.DataFrame) -> tuple[str, ...]:
     return _class_names(labelled, "known")
 
 
-def anonymous_id(sample_id: str, seed: int) -> str:
-    """The name under which an anonymous test serves a sample."""
-    return hashlib.sha256(f"{seed}/{sample_id}".encode()).hexdigest()[:24]
+def _digest(*parts: object) -> str:
+    return hashlib.sha256("/".join(map(str, parts)).encode()).hexdigest()
 
 
 def make_tests(labelled: pl.DataFrame, out: Path, settings: TestSettings) -> pl.DataFrame:
@@ -62,14 +68,18 @@ def make_tests(labelled: pl.DataFrame, out: Path, settings: TestSettings) -> pl.
     drawn_from = samples.filter(pl.col("split").is_in(settings.splits)).with_columns(
         pl.col("class").replace_strict(codes, return_dtype=pl.Int64).alias("label")
     )
-    tests = [_draw(drawn_from, number, settings) for number in range(settings.tests)]
+    seed = secrets.randbits(63) if settings.seed is None else settings.seed
+    tests = [_draw(drawn_from, seed, number, settings) for number in range(settings.tests)]
     folder = Path(out) / settings.kind / NOVELTY.name
     made = []
     for number, truth in enumerate(tests):
-        test = f"{settings.kind}.{settings.group}.{number}.{settings.seed}"
-        metadata = _metadata(truth, known, novel, settings)
-        text = truth.write_csv(quote_style="never")
-        write_bytes(folder / f"{test}{TRUTH}", text.encode())
+        tag = int(_digest("tests", seed)[:6], 16)
+        test = f"{settings.kind}.{settings.group}.{number}.{tag}"
+        metadata = _metadata(truth, known, novel, settings) | {"seed": seed}
+        text = io.StringIO()
+        lines = csv.writer(text, quotechar=NOVELTY.quotechar, lineterminator="\n")
+        lines.writerows([truth.columns, *truth.rows()])
+        write_bytes(folder / f"{test}{TRUTH}", text.getvalue().encode())
         write_bytes(folder / f"{test}{METADATA}", json.dumps(metadata, indent=2).encode())
         made.append(_described(test, truth, metadata))
     ids = "".join(f"{row['test_id']}\n" for row in made)
@@ -113,39 +123,42 @@ def _checked(labelled: pl.DataFrame, settings: TestSettings) -> pl.DataFrame:
     return samples
 
 
-def _draw(samples: pl.DataFrame, number: int, settings: TestSettings) -> pl.DataFrame:
+def _draw(samples: pl.DataFrame, seed: int, number: int, settings: TestSettings) -> pl.DataFrame:
     """Ground truth of one test, columns of the domain."""
-    rng = np.random.default_rng([settings.seed, number])
-    start, rows = settings.red_light_row, settings.rows
+    rng = np.random.default_rng([seed, number])
+    rows = settings.rows
+    start = int(rng.integers(*settings.change_rows, endpoint=True))
+    novel_rows = settings.novel_rows(start)
     known = samples.filter(pl.col("label") > 0)
-    wanted = rows - settings.novel_rows
+    wanted = rows - novel_rows
     if known.height < wanted:
         raise ConfigError(
             f"a test needs {wanted} samples of known classes, splits {_named(settings.splits)} "
             f"have {known.height}; lower rows or add splits"
         )
     picked_known = known[rng.choice(known.height, wanted, replace=False)]
-    picked_novel = _draw_novel(samples, rng, settings)
+    picked_novel = _draw_novel(samples, rng, novel_rows, settings)
     after = pl.concat([picked_known[start:], picked_novel])
     chosen = pl.concat([picked_known[:start], after[rng.permutation(after.height)]])
     ids = chosen["sample_id"]
     if settings.anonymous:
-        ids = pl.Series([anonymous_id(name, settings.seed) for name in ids], dtype=pl.String)
+        ids = pl.Series([_digest("row", seed, number, row)[:16] for row in range(rows)])
     return pl.DataFrame(
         {
             "instance_id": ids,
             "novel": (chosen["label"] < 0).cast(pl.Int64),
             "detection": (np.arange(rows) >= start).astype(np.int64),
             "classification": chosen["label"],
+            "sample_id": chosen["sample_id"],
         }
     ).select(NOVELTY.columns)
 
 
 def _draw_novel(
-    samples: pl.DataFrame, rng: np.random.Generator, settings: TestSettings
+    samples: pl.DataFrame, rng: np.random.Generator, novel_rows: int, settings: TestSettings
 ) -> pl.DataFrame:
     """Samples of the test's novel classes, as many of one as of another, give or take one."""
-    share, more = divmod(settings.novel_rows, settings.novel_classes)
+    share, more = divmod(novel_rows, settings.novel_classes)
     needed = share + (more > 0)
     counts = samples.filter(pl.col("label") < 0).group_by("label").len()
     enough = counts.filter(pl.col("len") >= needed)["label"].sort(descending=True).to_numpy()
@@ -172,9 +185,9 @@ def _named(splits: tuple[str, ...]) -> str:
 def _metadata(
     truth: pl.DataFrame, known: tuple[str, ...], novel: tuple[str, ...], settings: TestSettings
 ) -> dict[str, Any]:
-    """Agents see some of it (`domains.SHOWN_METADATA`), never names or the seed."""
+    """Agents see what `domains.SHOWN_METADATA` names, which tells nothing of this test's truth."""
     present = truth.filter(pl.col("novel") == 1)["classification"].unique().sort(descending=True)
-    start = settings.red_light_row
+    start = int(truth["detection"].arg_max() or 0)
     return {
         "protocol": settings.kind,
         "domain": NOVELTY.name,
@@ -182,17 +195,14 @@ def _metadata(
         "known_class_names": list(known),
         "novel_classes": len(present),
         "novel_class_names": {str(label): novel[-label - 1] for label in present},
-        "max_novel_classes": settings.max_novel_classes or settings.novel_classes,
         "round_size": settings.round_size,
         "n_rounds": -(-settings.rows // settings.round_size),
-        "pre_novelty_batches": start // settings.round_size,
         "detection": start,
         RED_LIGHT: truth["instance_id"][start],
         "prop_novel": settings.novelty_mix,
         "feedback_max_ids": settings.feedback_max_ids,
         "anonymous": settings.anonymous,
         "threshold": 0.5,
-        "seed": settings.seed,
     }
 
 

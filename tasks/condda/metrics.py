@@ -220,23 +220,6 @@ def m_ndp_failed_reaction(
     return found
 
 
-def m_accuracy_on_novel(P: ArrayLike, c: ArrayLike, y: ArrayLike, columns: Columns) -> Metric:
-    """Top-1 and top-3 accuracy of the novel rows."""
-    ranks = _ranks(P, c, columns)
-    truth = checked_flags(y, len(ranks))
-    return {f"top{k}_acc_novel_only": _accuracy(ranks[truth], k) for k in TOP}
-
-
-def m_acc_round_wise(
-    P: ArrayLike, c: ArrayLike, columns: Columns, round_id: int, round_size: int
-) -> Metric:
-    """Top-1 and top-3 accuracy of rows [r * size, (r + 1) * size) of the whole test."""
-    if round_id < 0 or round_size < 1:
-        raise ConfigError(f"round {round_id} of size {round_size}; expected 0 or more of 1 or more")
-    ranks = _ranks(P, c, columns)[round_id * round_size : (round_id + 1) * round_size]
-    return {f"top{k}_accuracy_round_{round_id}": _accuracy(ranks, k) for k in TOP}
-
-
 def m_is_cdt_and_is_early(gt_index: float | None, p_index: float | None) -> Metric:
     """Detected at or after novelty, the last row included (repair 3); detected before it.
 
@@ -273,9 +256,10 @@ def program_metrics(trials: Sequence[Trial], k: Literal[1, 3] = 1) -> Metric:
 
     M1, M2, M2.1 take system-detection trials: with a red light the answer is given. M1: mean rows
     from novelty to detection over the correctly detected; M2: percent of trials with novelty that
-    are; M2.1: percent of trials detected early. M3 and M4 are NRP (a ratio) under system and under
-    given detection: the docs do not say which is which, this is the order in which they name the
-    conditions. M5 (OPTI), M6_docs and M6_balanced (APTI without and with the agent in the
+    are; M2.1: percent of trials detected early; no_cdt: percent of trials with novelty in which
+    nothing was detected, which M1 says nothing of. M3 and M4 are NRP (a ratio) under system and
+    under given detection: the docs do not say which is which, this is the order in which they
+    name the conditions. M5 (OPTI), M6_docs and M6_balanced (APTI without and with the agent in the
     denominator) take all trials that have a baseline. A trial whose ratio has no value (no rows,
     or a denominator of 0) is left out of that mean.
     """
@@ -293,6 +277,16 @@ def program_metrics(trials: Sequence[Trial], k: Literal[1, 3] = 1) -> Metric:
         "M1": _mean(delays),
         "M2": _scaled(_mean([flag["Is CDT"] for flag in flags]), 100),
         "M2.1": _scaled(_mean([flag["Is Early"] for flag in flags]), 100),
+        "no_cdt": _scaled(
+            _mean(
+                [
+                    not (flag["Is CDT"] or flag["Is Early"])
+                    for flag in flags
+                    if flag["Is CDT"] is not None
+                ]
+            ),
+            100,
+        ),
         "M3": _mean([_nrp(agent, base, k) for agent, base, kind in pairs if kind == "system"]),
         "M4": _mean([_nrp(agent, base, k) for agent, base, kind in pairs if kind == "given"]),
         "M5": _mean([_balanced(agent[post], base[post]) for agent, base, _ in pairs]),

@@ -41,6 +41,7 @@ def evaluate(
     labels: ArrayLike,
     ndp_input: ArrayLike | None = None,
     ties: Ties = "stable",
+    threshold: float = 0.5,
 ) -> dict[str, Metric]:
     """All eight metrics of one test; round size 100 whatever the test says, as both callers have.
 
@@ -48,6 +49,7 @@ def evaluate(
     the server does and as the published expected numbers were made. LocalHarness takes a fixed
     classification column instead: pass `classification[:, j]` with j = 0 for images, 30 for
     activities, 49 for transcripts (its columns 1, 31 and 50 count the instance id).
+    `threshold`, one of THRESHOLDS, is what detects for m_is_cdt_and_is_early.
     """
     detected, truth = checked_detection(detection, novel)
     ndp = detected if ndp_input is None else checked_detection(ndp_input, novel)[0]
@@ -61,7 +63,7 @@ def evaluate(
         "m_acc": m_acc(truth, classification, labels, ties=ties),
         "m_acc_failed": m_ndp_failed_reaction(detected, truth, classification, labels, ties=ties),
         "m_is_cdt_and_is_early": m_is_cdt_and_is_early(
-            int(stats["GT_indx"]), int(stats["P_indx_0.5"]), truth.size
+            int(stats["GT_indx"]), int(stats[f"P_indx_{threshold}"]), truth.size
         ),
     }
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from tasks.condda.harness import Harness
-from tasks.condda.rules import ProtocolRefusal
+from tasks.condda.rules import PUBLISHED, ProtocolRefusal
 from tasks.condda.store import EventStore
 from tasks.condda.test_files import TestLibrary
 
@@ -27,7 +27,7 @@ class Mirrored:
     def __init__(self, server: Any, library: TestLibrary, store: EventStore):
         self.server = server
         self.session = ""
-        self.local = Harness(library, store, "compat", new_id=lambda: self.session)
+        self.local = Harness(library, store, PUBLISHED, new_id=lambda: self.session)
 
     def session_request(self, **arguments: Any) -> str:
         self.session = self.server.session_request(**arguments)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tasks.condda.commands import Decision, Post
-from tasks.condda.domains import DOMAINS, RED_LIGHT
+from tasks.condda.domains import DOMAINS
 from tasks.condda.lookup import (
     Rules,
     lenient_metadata,
@@ -91,7 +91,7 @@ def _facts(
     elif known and rules.library.has_metadata(command.test, state.protocol, state.domain):
         test = read_test(state, command.test, rules)
         metadata = lenient_metadata(state, test)
-    facts = remember(result, values, test, metadata.get(RED_LIGHT))
+    facts = remember(result, values, test, None if test is None else test.red_light)
     size = metadata.get("round_size", 0)
     facts["round_size"] = size if isinstance(size, int) and size > 0 else 0
     return facts

@@ -18,10 +18,12 @@ import numpy as np
 import polars as pl
 
 from tasks.condda.domains import Values
-from tasks.condda.lookup import known_classes, whole
+from tasks.condda.lookup import known_classes
 from tasks.condda.rules import Limits, ProtocolRefusal
 from tasks.condda.test_files import CELL_EDGES, TestFile
 
+# A second value of detection above it calls the instance novel, as published.
+_NOVEL = 0.5
 # Names that end up as members of an archive: no separators, no leading dot.
 _NAME = re.compile(r"[\w-][\w.\-]*")
 
@@ -111,7 +113,8 @@ def remember(
     """What later decisions need of a file: rows, a mark per row, the highest detection value.
 
     `rows` are rows of the test, -1 for ids it does not have. A mark is 1 or 0 for a right or wrong
-    class, the edit distance for a transcription, absent for other types.
+    class or second value of detection, the edit distance for a transcription; of labels it is 1 for
+    a right writer and 2 more for a right flag. It is -1 where there is nothing to mark.
     """
     facts: dict[str, Any] = {
         "rows": [-1] * len(result.ids) if test is None else test.rows(result.ids),
@@ -119,8 +122,8 @@ def remember(
     }
     if values == "detection":
         facts["highest"] = _highest(result)
-        facts["red_light"] = red_light is not None and red_light.strip(CELL_EDGES) in result.ids
-    elif test is not None and values is not None and values != "characterization":
+        facts["red_light"] = red_light is not None and red_light in result.ids
+    if test is not None and values is not None and values != "characterization":
         facts["marks"] = _marks(result, values, test, np.array(facts["rows"], dtype=np.int64))
     return facts
 
@@ -147,13 +150,26 @@ def _marks(result: ResultFile, values: Values, test: TestFile, rows: np.ndarray)
             -1 if row < 0 else edit_distance(plain(truth[row] or ""), plain(text))
             for row, text in zip(rows.tolist(), texts, strict=True)
         ]
+    if values == "detection":
+        second = result.numbers.list.get(1, null_on_oob=True).fill_null(math.nan).to_numpy()
+        novel = np.append(test.truth[test.domain.novel].to_numpy(), -1)[rows]
+        right = (second > _NOVEL) == (novel == 1)
+        return np.where((rows < 0) | np.isnan(second), -1, right).astype(int).tolist()
     if values == "labels":
         chosen = result.numbers.list.get(1, null_on_oob=True).fill_null(math.nan).to_numpy()
     else:
         # A line without values chooses nothing, not the novel class -1.
         chosen = np.where((places := choices(result.numbers)) < 0, math.nan, places)
     truth_labels = np.append(test.labels, -1)[rows]
-    return np.where(rows < 0, -1, chosen == truth_labels).astype(int).tolist()
+    marks = (chosen == truth_labels).astype(int)
+    if values == "labels":
+        # The flag says that the reported writer is the real one.
+        flags = result.cells.list.first().fill_null("")
+        reported = test.truth["reported_writer_id"].cast(pl.Float64, strict=False).to_numpy()
+        honest = np.append(reported, math.nan)[rows] == truth_labels
+        marks += 2 * ((flags == "1").to_numpy() == honest)
+        rows = np.where(flags.is_in(("0", "1")).to_numpy(), rows, -1)
+    return np.where(rows < 0, -1, marks).tolist()
 
 
 def plain(text: str) -> str:
@@ -252,10 +268,8 @@ def _columns_allowed(
         return (2, None) if known is None else (known, known + 1)
     if protocol != "CONDDA":
         return 1, None
-    least = max(2 if known is None else known + 1 - unknown_counted, before or 0)
-    if known is None or "max_novel_classes" not in metadata:
-        return least, None
-    return least, known + 1 + whole(metadata, "max_novel_classes")
+    # No bound by the number of novel classes: being refused would tell it.
+    return max(2 if known is None else known + 1 - unknown_counted, before or 0), None
 
 
 def _check_numbers(kind: str, values: Values, result: ResultFile) -> None:

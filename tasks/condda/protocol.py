@@ -4,18 +4,11 @@
 `session.evolve` adds to the state. CONDDA rules 1 to 7 (life cycle, rounds, feedback) and 10
 (errors); `serving`, `posting` and `feedback` hold those of the three long commands.
 
-Modes. `compat` takes all that the published client sends and answers as the public server was seen
-to; `strict` also refuses what the protocol forbids: rounds out of order, results that were not
-asked for, foreign ids, wrong columns, values that are no probabilities, feedback on instances that
-were not served.
-
-Where `compat` differs from the public server, on purpose:
-* The same file again for the same round and type is answered OK and kept once: the client posts
-  again when an answer is lost, and no recorded exchange shows such a repost. Another file for a
-  round's detection is DetectionRepost; of other types it is kept beside the first.
-* Hints belong to their session; feedback on instances neither served nor posted is left out, unless
-  `answer_future_ids`; a missing feedback budget is 0, not unlimited; negative rounds are empty.
-* Asking an unknown session to end is OK, as published, but leaves no trace.
+The policy `published` takes all that the published client sends and answers as the public server
+was seen to; docs/condda.md lists where it differs, on purpose. `evaluation` also refuses what the
+protocol forbids: rounds out of order, results that were not asked for, foreign ids, wrong columns,
+values that are no probabilities, feedback on instances that were not served; and what the operator
+has not allowed.
 """
 
 import math
@@ -38,20 +31,19 @@ from tasks.condda.commands import (
     Status,
     Terminate,
 )
-from tasks.condda.domains import DOMAINS, PROTOCOLS, RED_LIGHT, SHOWN_METADATA
+from tasks.condda.domains import DOMAINS, PROTOCOLS, RED_LIGHT, SHOWN_METADATA, TELLING_METADATA
 from tasks.condda.feedback import give_feedback
 from tasks.condda.lookup import (
     Rules,
     load_test,
     open_test,
-    overrides,
     round_size,
     session_metadata,
     unknown_test,
 )
 from tasks.condda.posting import take_results
 from tasks.condda.posts import check_name
-from tasks.condda.rules import Limits, Mode, ProtocolRefusal
+from tasks.condda.rules import Limits, Policy, ProtocolRefusal
 from tasks.condda.serving import round_count, serve
 from tasks.condda.session import Event, SessionState
 from tasks.condda.test_files import TestLibrary
@@ -61,14 +53,13 @@ def decide(
     state: SessionState | None,
     command: Command,
     library: TestLibrary,
-    mode: Mode,
+    policy: Policy,
     now: datetime,
     *,
     limits: Limits | None = None,
-    answer_future_ids: bool = False,
 ) -> Decision:
     """Decide one command; `state` is None for a session that does not exist (yet)."""
-    rules = Rules(library, mode, now.isoformat(), limits or Limits(), answer_future_ids)
+    rules = Rules(library, policy, now.isoformat(), limits or Limits())
     if isinstance(command, OpenSession):
         return _open(command, rules)
     if state is None:
@@ -127,7 +118,7 @@ def _open(command: OpenSession, rules: Rules) -> Decision:
     if rules.strict:
         if len(set(command.tests)) != len(command.tests):
             raise ProtocolRefusal(400, "RepeatedTests", "a test id was given twice")
-        overrides(command.hints)
+        _check_asked(command, rules.policy)
     detail = {
         "protocol": command.protocol,
         "domain": command.domain,
@@ -135,13 +126,36 @@ def _open(command: OpenSession, rules: Rules) -> Decision:
         "tests": list(command.tests),
         "hints": list(command.hints),
         "threshold": command.threshold,
+        "owner": command.owner,
+        "fixed": rules.policy.fixed,
     }
     return Decision((Event("opened", rules.now, detail=detail),))
 
 
+def _check_asked(command: OpenSession, policy: Policy) -> None:
+    """Refuse what the operator decides."""
+    allowed = (RED_LIGHT,) if policy.red_light else ()
+    for hint in command.hints:
+        if hint not in allowed:
+            raise ProtocolRefusal(
+                400,
+                "HintNotAllowed",
+                f"hint {hint[:80]!r}: round size, budgets and hints are the operator's here; ask "
+                f"for {' or '.join(allowed) or 'none'}",
+            )
+    if command.threshold != policy.detection_threshold:
+        raise ProtocolRefusal(
+            400,
+            "InvalidThreshold",
+            f"detection_threshold is {policy.detection_threshold:g} here, not {command.threshold}",
+        )
+
+
 def _metadata(state: SessionState, command: Metadata, rules: Rules) -> Decision:
     metadata = session_metadata(state, command.test, rules)
-    shown = (*SHOWN_METADATA, *((RED_LIGHT,) if RED_LIGHT in state.hints else ()))
+    shown = {*SHOWN_METADATA, *((RED_LIGHT,) if RED_LIGHT in state.hints else ())}
+    if rules.strict:
+        shown -= set(TELLING_METADATA)
     return Decision(answer={key: metadata[key] for key in metadata if key in shown})
 
 
@@ -210,6 +224,7 @@ def _status(state: SessionState, command: Status, rules: Rules) -> Decision:
             "protocol": state.protocol,
             "domain": state.domain,
             "detector": state.detector,
+            "owner": state.owner,
             "hints": list(state.hints),
             "threshold": state.threshold,
             "opened": state.opened,

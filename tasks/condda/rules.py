@@ -1,12 +1,71 @@
-"""What a request may be at most, and how one is refused (docs/condda.md, rule 10)."""
+"""Who asks, what the operator lets agents see, what a request may be at most, how one is refused.
 
+Docs: docs/condda.md, "Policies" and rule 10.
+"""
+
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Literal
+
+from pydantic import Field
 
 from schemas.config import Settings
 from schemas.errors import NoveltyError
 
 Status = Literal[204, 400, 500]
-Mode = Literal["strict", "compat"]
+Role = Literal["agent", "operator"]
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who sends a request: an agent has its own sessions, an operator all."""
+
+    owner: str
+    role: Role
+
+    def has(self, owner: str) -> bool:
+        """Whether a session of this owner is the caller's to see and to end."""
+        return self.role == "operator" or self.owner == owner
+
+
+_HERE = Caller("", "operator")
+CALLER: ContextVar[Caller] = ContextVar("caller", default=_HERE)
+"""The server's guard sets it for each request; whoever calls in process is the operator."""
+
+
+class Policy(Settings):
+    """What the operator lets agents see and ask for.
+
+    `published` takes and answers what the public server does: every hint is obeyed. `evaluation`
+    refuses what the protocol forbids; below is what an agent cannot choose there.
+    """
+
+    name: Literal["published", "evaluation"] = "evaluation"
+    red_light: bool = False
+    """Whether an agent may ask when the world changes."""
+    detection_threshold: float = Field(0.5, ge=0, le=1)
+    """P(world changed) above it declares novelty."""
+    round_size: int | None = Field(None, ge=1)
+    """Instances of a round (default: as the test has it)."""
+    feedback_max_ids: int | None = Field(None, ge=0)
+    """Ids of feedback a round and type (default: as the test has it)."""
+    attempts: int = Field(1, ge=1)
+    """Sessions in which one owner of a token may run a test: truth of the first helps a second."""
+
+    @property
+    def strict(self) -> bool:
+        return self.name == "evaluation"
+
+    @property
+    def fixed(self) -> dict[str, int]:
+        """Metadata that the operator has set."""
+        budgets = ("feedback_max_ids", "max_detection_feedback_ids")
+        values = {"round_size": self.round_size, **dict.fromkeys(budgets, self.feedback_max_ids)}
+        return {key: value for key, value in values.items() if value is not None}
+
+
+EVALUATION = Policy()
+PUBLISHED = Policy(name="published", red_light=True)
 
 
 class ProtocolRefusal(NoveltyError):

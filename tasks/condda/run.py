@@ -10,7 +10,7 @@ predictor by its own `state`), so a killed run goes on with the round after; lab
 file before they are learned. Without one, rounds that are posted are led past the agent again,
 without posts, which labels told do not allow: they cannot be asked for twice. The last posted round
 is posted again, because an interruption may have come between its files (the same file twice is
-kept once). Where the harness begins a started test anew (mode compat, rule 7), so does the run.
+kept once). Where the harness begins a started test anew (as published, rule 7), so does the run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tasks.condda.rules import ProtocolRefusal
 from tasks.condda.test_files import CELL_EDGES
 from tasks.engine.progress import progress
 
-LOOP_VERSION = 2
+LOOP_VERSION = 3
 """Raise it when the same agent posts other results to the same test."""
 # Decimals of a posted value: what another machine's arithmetic changes lies beyond.
 DECIMALS = 9

@@ -55,8 +55,8 @@ class TestState:
     red_light_posted: bool = False
     spent: dict[tuple[int, str], int] = field(default_factory=dict)
     """Round and feedback type to the number of ids answered."""
-    points: int = 0
-    """Points paid for feedback."""
+    score: int = 0
+    """Points of nlt."""
     completed: bool = False
 
     @property
@@ -81,6 +81,9 @@ class SessionState:
     hints: tuple[str, ...]
     threshold: float
     opened: str
+    owner: str = ""
+    fixed: Mapping[str, int] = field(default_factory=dict)
+    """Metadata that the operator's policy replaced when the session was opened."""
     terminated: str | None = None
     finished: list[str] = field(default_factory=list)
     """Completed tests in the order of completion."""
@@ -105,6 +108,8 @@ def open_state(session: str, event: Event) -> SessionState:
         hints=tuple(config["hints"]),
         threshold=float(config["threshold"]),
         opened=event.time,
+        owner=config.get("owner", ""),
+        fixed=config.get("fixed", {}),
         seq=1,
     )
 
@@ -129,7 +134,7 @@ def evolve(state: SessionState, event: Event) -> SessionState:
         assert event.round is not None and event.type is not None
         key = (event.round, event.type)
         test.spent[key] = test.spent.get(key, 0) + event.detail["count"]
-        test.points += event.detail.get("points", 0)
+        test.score += event.detail.get("score", 0)
     elif event.kind == "completed":
         test.completed = True
         state.finished.append(event.test)

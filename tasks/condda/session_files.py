@@ -14,7 +14,7 @@ from typing import Any
 import polars as pl
 
 from tasks.condda.posts import parse
-from tasks.condda.rules import Limits, ProtocolRefusal
+from tasks.condda.rules import CALLER, Limits, ProtocolRefusal
 from tasks.condda.session import Event, SessionState
 from tasks.condda.store import EventStore, StoredEvent
 
@@ -68,6 +68,7 @@ def status(
 
     `after` keeps sessions that ended at that time or later and those still open. The start of a
     test is the first result of its round 0; a session without completed tests has the test NA.
+    Sessions of others than the caller are left out.
     """
     bound = None if after is None else _moment(after)
     ended, completed = _ends_and_completions(store)
@@ -76,6 +77,8 @@ def status(
     for stored in store.of_kinds(["opened"]):
         name, version = stored.session, stored.event.detail["detector"]
         end = ended.get(name, "Incomplete")
+        if not CALLER.get().has(stored.event.detail.get("owner", "")):
+            continue
         if (session not in (None, name)) or (detector not in (None, version)):
             continue
         if session is None and bound is not None and name in ended and _moment(end) < bound:

@@ -138,14 +138,20 @@ class EventStore:
             values.append(round)
         return self._select(where + " order by id", values, False)
 
-    def events_after(self, id: int, limit: int) -> list[StoredEvent]:
-        """The next events of all sessions with their bodies, for an incremental export."""
-        return self._select("id > ? order by id limit ?", [id, limit], True)
-
     def sessions(self) -> list[str]:
         """Ids of all sessions in the order of opening."""
         rows = self._query("select session from events where kind = 'opened' order by id", [])
         return [row[0] for row in rows]
+
+    def opened(self, owner: str) -> list[StoredEvent]:
+        """The first event of each session of an owner."""
+        where = "kind = 'opened' and coalesce(json_extract(detail, '$.owner'), '') = ? order by id"
+        return self._select(where, [owner], False)
+
+    def last_time(self, session: str) -> str:
+        """Time of a session's last event."""
+        query = "select time from events where session = ? order by seq desc limit 1"
+        return str(self._query(query, [session])[0][0])
 
     def tests(self, session: str) -> list[str]:
         """Tests that a session has touched, by name."""

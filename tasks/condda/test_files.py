@@ -11,7 +11,7 @@ import io
 import json
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +22,7 @@ import numpy as np
 import polars as pl
 
 from schemas.errors import ChangedSource, SourceError
-from tasks.condda.domains import DOMAINS, PROTOCOLS, Domain, domain_named
+from tasks.condda.domains import DOMAINS, PROTOCOLS, RED_LIGHT, Domain, domain_named
 
 TRUTH = "_single_df.csv"
 METADATA = "_metadata.json"
@@ -30,6 +30,26 @@ METADATA = "_metadata.json"
 _BLANK = "\n\t\"',."
 # Characters that may stand around a value and are no part of it.
 CELL_EDGES = " \"'"
+
+
+def _is_whole(value: object) -> bool:
+    """A whole number, which older files have as text."""
+    if isinstance(value, str):
+        return value.strip().removeprefix("-").isdecimal()
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+_WHOLE = ("a whole number", _is_whole)
+_METADATA_TYPES: Mapping[str, tuple[str, Callable[[object], bool]]] = {
+    **dict.fromkeys(("round_size", "known_classes", "nonnovel_classes"), _WHOLE),
+    **dict.fromkeys(
+        ("feedback_max_ids", "max_detection_feedback_ids", "max_novel_classes"), _WHOLE
+    ),
+    RED_LIGHT: ("an instance id", lambda value: isinstance(value, str) or _is_whole(value)),
+    "feedback_constrained": ("true or false", lambda value: isinstance(value, bool)),
+    "known_class_names": ("a list of names", lambda value: isinstance(value, list)),
+    "novel_class_names": ("names by label", lambda value: isinstance(value, dict)),
+}
 
 
 @dataclass(frozen=True)
@@ -44,6 +64,12 @@ class TestFile:
     ids: tuple[str, ...]
     truth: pl.DataFrame
     metadata: Mapping[str, Any]
+
+    @property
+    def red_light(self) -> str | None:
+        """Name of the instance with which the world changes; public files have numbers too."""
+        given = self.metadata.get(RED_LIGHT)
+        return None if given is None else str(given).strip(CELL_EDGES)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -233,6 +259,9 @@ def _read_test(
         raise SourceError(f"{metadata} is not JSON: {error}") from error
     if not isinstance(settings, dict):
         raise SourceError(f"{metadata} holds no JSON object, expected keys such as round_size")
+    for key, value in settings.items():
+        if (kind := _METADATA_TYPES.get(key)) and not kind[1](value):
+            raise SourceError(f"{metadata}: {key} is {value!r}, expected {kind[0]}")
     ids, frame = _read_truth(truth, domain)
     return TestFile(test_id, protocol, domain, ids, frame, MappingProxyType(settings))
 
@@ -256,7 +285,14 @@ def _read_truth(path: Path, domain: Domain) -> tuple[tuple[str, ...], pl.DataFra
     columns: dict[str, pl.Series] = {"instance_id": pl.Series(ids, dtype=pl.String)}
     for place, name in enumerate(domain.columns[1:width], start=1):
         cells = pl.Series(
-            [row[place].strip(CELL_EDGES) if place < len(row) else None for row in rows],
+            [
+                None
+                if place >= len(row)
+                else row[place]
+                if name in domain.verbatim
+                else row[place].strip(CELL_EDGES)
+                for row in rows
+            ],
             dtype=pl.String,
         )
         columns[name] = _integers(cells, path, name) if name in domain.integers else cells

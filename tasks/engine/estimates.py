@@ -7,12 +7,13 @@ clock; nothing breaks when it is lost), and for `--dry-run` one `StagePlan` per 
 A dry run goes through the flow's own code. Where pieces are missing it carries on with those of the
 last build, so later stages are planned by the rows of then; a shard that reads such a piece is
 said to be made "after" the stage that makes it anew. Where there is no earlier piece at all, the
-flow ends there.
+flow ends there; what comes after is told by what settings and raw files ask for (`foresee`).
 """
 
 import contextlib
 import socket
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from schemas.config import Settings
 from schemas.manifest import Input, PieceManifest
 from storage.layout import file_slug, inner
 from storage.pieces import Piece, pieces_of_stage
+from tasks.engine.reference import Raw, Reference, Work
 
 RECENT = 500
 """Pieces that a stage's pace is taken from: the last ones."""
@@ -99,6 +101,11 @@ class StagePlan:
     after: dict[str, int] = field(default_factory=dict)  # stage made before: shards that read it
     reasons: dict[str, list[str]] = field(default_factory=dict)  # why: what, one for each shard
     seconds: float | None = 0.0  # None: never timed
+    raw: dict[str, Raw] = field(default_factory=dict)  # by shard
+    foreseen: bool = False  # shards are an estimate, as the rows that tell them are not there
+    referred: bool = False  # seconds are by the rates of another machine
+    bytes: float | None = None  # None: not known
+    lacking: list[str] = field(default_factory=list)  # models that the reference has no rate of
 
     @property
     def waiting(self) -> int:
@@ -130,6 +137,8 @@ class DryRun:
         self._redone: dict[str, str] = {}  # address of an earlier piece: the stage that remakes it
         self._grows: dict[str, int] = {}  # stage with shards that were never made: pieces it has
         self._paces: dict[str, Pace] | None = None
+        self.at_once = 1
+        self.sources: dict[Path, Raw] = {}
 
     @property
     def incomplete(self) -> bool:
@@ -148,7 +157,8 @@ class DryRun:
         """Note what is to be made; the pieces to plan the next stages by."""
         if self._paces is None:
             self._paces = paces(lake, benchmark)
-        plan = StagePlan(stage.name, len(shards))
+        self.at_once = at_once
+        plan = StagePlan(stage.name, len(shards), raw=raw_of(shards))
         self.plans.append(plan)
         earlier = latest_pieces(lake, benchmark, stage.name) if None in found else {}
         pieces: list[Piece] = []
@@ -176,13 +186,60 @@ class DryRun:
         if records:
             plan.seconds = None
             if pace is not None:
-                plan.seconds = sum(pace.expect(count) for count in records) / at_once
+                seconds = sum(pace.expect(count) for count in records)
+                plan.seconds = seconds / min(at_once, len(records))
         if absent:
             self._grows[stage.name] = len(pieces)
         if shards and not pieces:
             self.unplanned_after = stage.name
             raise DryRunEnds
         return pieces
+
+    def foresee(self, benchmark: str, works: Sequence[Work], reference: Reference) -> None:
+        """Add the stages that could not be planned; fill in what no piece of this lake tells.
+
+        Times of this lake win over those of the reference.
+        """
+        by_stage: dict[str, list[Work]] = {}
+        for work in works:
+            by_stage.setdefault(work.stage, []).append(work)
+        planned = Counter[str]()
+        for plan in self.plans:
+            planned[plan.stage] += plan.shards
+        for stage, some in by_stage.items() if self.unplanned_after else ():
+            count = sum(work.shards for work in some) - planned[stage]
+            # Stages of models run in rounds, of which the last may not be planned.
+            if count > 0 and (stage not in planned or any(work.model for work in some)):
+                planned[stage] += count
+                plan = StagePlan(stage, count, missing=count, seconds=None, foreseen=True)
+                if (pace := (self._paces or {}).get(stage)) is not None:
+                    plan.seconds = pace.expect(None) * count / min(self.at_once, count)
+                self.plans.append(plan)
+        for plan in self.plans:
+            to_make = plan.missing + plan.waiting
+            if to_make and plan.stage in by_stage:
+                share = to_make / planned[plan.stage]
+                self._refer(plan, benchmark, by_stage[plan.stage], reference, share)
+
+    def _refer(
+        self,
+        plan: StagePlan,
+        benchmark: str,
+        works: Sequence[Work],
+        reference: Reference,
+        share: float,
+    ) -> None:
+        """Bytes of a stage by the reference, and its seconds unless this lake tells them."""
+        rates = [(work, reference.of(benchmark, work)) for work in works]
+        known = [(work, rate) for work, rate in rates if rate is not None]
+        if known:
+            plan.bytes = share * sum(work.written * rate.bytes for work, rate in known)
+        if plan.seconds is None:
+            plan.lacking = [work.model for work, rate in rates if rate is None and work.model]
+            if known:
+                seconds = share * sum(work.amount * rate.seconds for work, rate in known)
+                plan.seconds = seconds / min(self.at_once, plan.missing + plan.waiting)
+                plan.referred = True
 
     def _after(self, inputs: Sequence[Input]) -> str | None:
         """The stage whose missing pieces may change these inputs, if any."""
@@ -215,6 +272,18 @@ def dry_run() -> Iterator[DryRun]:
             yield run
     finally:
         _current.reset(token)
+
+
+def raw_of(shards: Sequence[Any]) -> dict[str, Raw]:
+    """Raw files by shard; a file that several shards read counts once."""
+    seen: set[Any] = set()
+    found = {}
+    for shard in shards:
+        files = {(shard.source, file.name): file.size for file in shard.files}
+        new = {file: size for file, size in files.items() if file not in seen}
+        seen |= new.keys()
+        found[shard.name] = Raw(len(new), sum(new.values()))
+    return found
 
 
 def latest_pieces(lake: Path, benchmark: str, stage: str) -> dict[str, Piece]:

@@ -71,6 +71,7 @@ from tasks.engine.estimates import DryRun, DryRunEnds, current_dry_run, note_tim
 from tasks.engine.flow_run import FlowRun, current_run
 from tasks.engine.places import WORKERS, ThreadTimes, make_apart, make_on_cluster, make_shard
 from tasks.engine.progress import progress
+from tasks.engine.reference import Raw
 from tasks.engine.threads import one_blas_thread
 
 STOPS = (LakeError, SourceError, MissingExtra, TooManyRejects)
@@ -416,7 +417,10 @@ class Build:
     def source(self, path: Path, **options: Any) -> RawSource:
         """Open a raw folder or archive; its listing is kept so that `status` can tell changes."""
         opened = open_raw(path, HashCache(self._hash_cache()), **options)
-        files = {file.name: file.digest for file in opened.files()}
+        listed = list(opened.files())
+        files = {file.name: file.digest for file in listed}
+        if self.dry is not None:
+            self.dry.sources[path] = Raw(len(listed), sum(file.size for file in listed))
         self._raw_digests.update(files.values())
         self._sources[opened.root] = SourceListing(
             root=opened.root, files=len(files), digest=content_key(files)

@@ -60,6 +60,7 @@ class Offer:
     `networks` are those to use here, `takes` says whether the samples are enough for a model.
     `adapt` tells settings that the protocol asks for, given those that the preset and the user
     have; what the user changed wins. `loader` is what decides how samples are seen, for the key.
+    `builds_on` are protocols of other modalities whose runs are meant as bases; none: all.
     """
 
     protocol: str
@@ -68,6 +69,7 @@ class Offer:
     takes: Callable[[type[Model]], bool] = lambda kind: True
     adapt: Callable[[type[Model], Any], Mapping[str, Any]] = lambda kind, settings: {}
     loader: Mapping[str, Any] = field(default_factory=dict)
+    builds_on: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -267,7 +269,10 @@ class _Plan:
     ) -> ModelRun:
         """The one run of `model` that a run of `kind` builds on."""
         modality = models.find(model).modality
-        places = [offer] if modality == offer.modality else self.offers
+        places = [offer]
+        if modality != offer.modality:
+            names = offer.builds_on
+            places = [place for place in self.offers if not names or place.protocol in names]
         runs = [
             run
             for place in places
@@ -350,7 +355,7 @@ def plan_facts(
             settings=run.values(),
             changed={**run.changed, **run.weights_said()},
             seed=run.seed,
-            origin=run.kind.origin,
+            origin=run.kind.origin_of(run.settings),
             base_runs=tuple(base.mark.run_id for base in bases),
             versions=run.versions(version),
             weights={file.name: file.digest for file in run.weights},

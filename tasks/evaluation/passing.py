@@ -78,9 +78,9 @@ def use_threads_of(model: Model) -> None:
 
 
 def output_rows(
-    facts: RunFacts, ids: Sequence[str], outputs: Outputs, classes: Mapping[int, str]
+    facts: RunFacts, ids: Sequence[str], outputs: Outputs, classes: Mapping[int, str | None]
 ) -> pl.DataFrame:
-    """Rows of `outputs`, of the plain view; `classes` are the names of the labels."""
+    """Rows of `outputs`, of the plain view; `classes` are the names of the labels, where known."""
 
     def matrix(name: str) -> pl.Series:
         array: np.ndarray | None = getattr(outputs, name)

@@ -10,7 +10,7 @@ that was passed over training rows too is fitted on them, any other on those of 
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -71,6 +71,8 @@ class PassedRun:
     """Where views are passed apart, each is a `PassedRun` of its own."""
     reference: bool = True
     """Whether training rows are there to fit scores on; an imported run may have none."""
+    foreign_logits: bool = False
+    """Whether logits are of other classes than the protocol's: none may be compared with labels."""
 
     def about(self) -> dict[str, Any]:
         """What its rows of `scores` and `metrics` say of it."""
@@ -80,6 +82,7 @@ class PassedRun:
             "model": self.facts.model,
             "seed": self.facts.seed,
             "phase": self.phase,
+            **({"foreign_logits": True} if self.foreign_logits else {}),
         }
 
     def place_of_view(self) -> tuple[str, ...]:
@@ -144,7 +147,7 @@ def plan_scores(
     for run in runs:
         given = run.gives()
         for choice in choices:
-            if not score_files.find(choice.name).needs <= given:
+            if not fits(choice.name, given, run.foreign_logits):
                 continue
             fitting.add(choice.name)
             shards.append(
@@ -171,14 +174,25 @@ def plan_scores(
     return shards
 
 
-def check_scores(asked: Iterable[str], given: Mapping[str, frozenset[str]]) -> None:
+def fits(score: str, given: frozenset[str], foreign_logits: bool = False) -> bool:
+    """Whether a score finds what it needs. Of foreign logits none that learns what logits the
+    training samples of a class have."""
+    needs = score_files.find(score).needs
+    return needs <= given and not (foreign_logits and {"logits", "train"} <= needs)
+
+
+def check_scores(
+    asked: Iterable[str], given: Mapping[str, frozenset[str]], foreign_logits: bool = False
+) -> None:
     """A score named by the user must fit one of the models; `given` is what each puts out."""
     for name in asked:
-        needs = score_files.find(name).needs if name != ALL else frozenset()
-        if given and not any(needs <= gives | {"train", "valid"} for gives in given.values()):
+        if name == ALL or not given:
+            continue
+        if not any(fits(name, g | {"train", "valid"}, foreign_logits) for g in given.values()):
+            why = " of the protocol's own classes" if foreign_logits else ""
             raise ConfigError(
                 f"score {name} fits none of the models {', '.join(given)}: it needs "
-                f"{', '.join(sorted(needs))}"
+                f"{', '.join(sorted(score_files.find(name).needs))}{why}"
             )
 
 
@@ -350,7 +364,8 @@ def scored_rows(
             fitted = ((fit_view, train.height), score)
         score = fitted[1]
         outputs = arrays(tested)
-        labels = score.labels_of(outputs)
+        named = replace(outputs, logits=None) if about.get("foreign_logits") else outputs
+        labels = score.labels_of(named)
         predicted = tested["predicted"]  # what the model says, unless the score names a class
         if labels is not None and classes:
             predicted = pl.Series([classes[int(label)] for label in labels], dtype=pl.String)

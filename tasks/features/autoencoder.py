@@ -1,5 +1,9 @@
-"""Convolutional autoencoder of the LSA kind for small images (NovelCraft 5.1: channels 32, 64, 128,
-256, code of 100 values in (0, 1)). Images (N, 3, h, w) in [0, 1] enter and leave."""
+"""The autoencoder of LSA for CIFAR-10 without its density estimator (NovelCraft 5.1).
+
+Channels are 32, 64, 128, 256, the code has 100 values in (0, 1). Images (N, 3, h, w) in [0, 1]
+enter and leave. The first convolution has no padding, so its border is two pixels less wide; each
+halving rounds up, so that the deepest map still has an eighth of the sides.
+"""
 
 import torch
 from torch import nn
@@ -16,8 +20,8 @@ class Residual(nn.Module):
     def __init__(self, inside: int, outside: int, *, stride: int = 1, grow: bool = False) -> None:
         super().__init__()
         if grow:
-            first: nn.Module = nn.ConvTranspose2d(inside, outside, 4, 2, 1, bias=False)
-            short: nn.Module = nn.ConvTranspose2d(inside, outside, 2, 2, bias=False)
+            first: nn.Module = nn.ConvTranspose2d(inside, outside, 5, 2, 2, 1, bias=False)
+            short: nn.Module = nn.ConvTranspose2d(inside, outside, 1, 2, 0, 1, bias=False)
         else:
             first = nn.Conv2d(inside, outside, 3, stride, 1, bias=False)
             short = nn.Conv2d(inside, outside, 1, stride, bias=False)
@@ -50,7 +54,7 @@ class Autoencoder(nn.Module):
         deepest = (d, height // SHRINK, width // SHRINK)
         flat = d * deepest[1] * deepest[2]
         self.encoder = nn.Sequential(
-            nn.Conv2d(3, a, 3, padding=1, bias=False),
+            nn.Conv2d(3, a, 3, bias=False),
             nn.LeakyReLU(),
             Residual(a, a),
             Residual(a, b, stride=2),

@@ -22,8 +22,13 @@ COUNTER = "num_batches_tracked"
 NAMED_AT_MOST = 3
 
 
-def read_state(path: Path, wanted: str) -> tuple[dict[str, torch.Tensor], str]:
-    """The tensors of a checkpoint without the optimiser's, and `name sha256 ...` for the record."""
+def read_state(
+    path: Path, wanted: str, harmless: tuple[type, ...] = ()
+) -> tuple[dict[str, torch.Tensor], str]:
+    """The tensors of a checkpoint without the optimiser's, and `name sha256 ...` for the record.
+
+    `harmless` are classes of values beside them that may be unpickled.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -37,7 +42,8 @@ def read_state(path: Path, wanted: str) -> tuple[dict[str, torch.Tensor], str]:
         if path.suffix == ".safetensors":
             loaded = load_file(path)
         else:
-            loaded = torch.load(path, map_location="cpu", weights_only=True)
+            with torch.serialization.safe_globals(list(harmless)):
+                loaded = torch.load(path, map_location="cpu", weights_only=True)
     except (*UNREADABLE, SafetensorError) as error:
         raise SourceError(
             f"weights file {path} is not a plain torch state file ({_reason(error)}); download it "
@@ -70,9 +76,16 @@ def _reason(error: Exception) -> str:
 
 
 def fill(
-    network: nn.Module, given: Mapping[str, torch.Tensor], names: Mapping[str, str], path: Path
+    network: nn.Module,
+    given: Mapping[str, torch.Tensor],
+    names: Mapping[str, str],
+    path: Path,
+    title: str = "",
 ) -> None:
-    """Put every tensor of `given` into `network`, whose tensor `name` is `names[name]` there."""
+    """Put every tensor of `given` into `network`, whose tensor `name` is `names[name]` there.
+
+    `title` is what a sentence calls the network.
+    """
     state = network.state_dict()
     own = {there: state[name] for name, there in names.items()}
     wrong = {
@@ -92,7 +105,7 @@ def fill(
             if found
         )
         raise SourceError(
-            f"weights file {path} does not fit {type(network).__name__} ({said}); "
+            f"weights file {path} does not fit {title or type(network).__name__} ({said}); "
             "name an unchanged checkpoint of this network"
         )
     bad = [name for name in sorted(own) if not bool(torch.isfinite(given[name]).all())]

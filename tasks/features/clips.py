@@ -1,7 +1,7 @@
 """What the clip networks share: their form, and preparing clips.
 
-uint8 clips (N, T, H, W, 3), RGB, enter; float32 features (N, dim) leave (KOWL-718 section 5.1);
-tasks/models/clips.py passes them through a network.
+uint8 clips (N, T, H, W, 3), RGB, enter; float32 features (N, dim) leave (KOWL-718 section 5.1), and
+logits of the classes that the network was trained on; tasks/models/clips.py passes them through.
 """
 
 from abc import ABC, abstractmethod
@@ -34,6 +34,11 @@ class ClipNetwork(nn.Module, ABC):
 
     @abstractmethod
     def features(self, clips: torch.Tensor) -> torch.Tensor: ...
+
+    @property
+    @abstractmethod
+    def classifier(self) -> nn.Linear | None:
+        """From features to logits; None where the file had none."""
 
     def checked(self, clips: torch.Tensor) -> torch.Tensor:
         expected = (3, self.frames, self.side, self.side)

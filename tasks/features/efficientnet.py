@@ -1,10 +1,9 @@
 """EfficientNet-Lite0 with its ImageNet weights, both from the package registry.
 
-uint8 images (N, H, W, 3) enter; 1280 features an image (`embed` of tasks/models/efficientnet.py) or
-a grid of mid-level features (`patch_features`) leave. Preprocessing is that of the official Lite
-release: short side to 256 (bicubic), centre 224 x 224, (value - 127) / 128, which is not the usual
-ImageNet mean. The local 3 x 3 average and the finer grid of the patches are PatchCore's (Roth et
-al. 2022, 3.1).
+uint8 images (N, H, W, 3) enter, a grid of mid-level features (`patch_features`) leaves; 1280
+features an image are `EfficientNetLite0` of tasks/features/backbones.py. Values are those of the
+official Lite release, (value - 127) / 128, which is not the usual ImageNet mean. The local 3 x 3
+average and the finer grid of the patches are PatchCore's (Roth et al. 2022, 3.1).
 """
 
 import hashlib
@@ -27,9 +26,6 @@ from tasks.learning.devices import choose_device
 from tasks.learning.samples import Samples
 from tasks.learning.trainer import compute_in_batches
 
-FEATURES = 1280
-RESIZED = 256
-SIDE = 224
 # Stage (1 to 7) -> its last block. The grids are 1/2, 1/4, 1/8, 1/16, 1/16, 1/32 and 1/32 of the
 # image, the widths 16, 24, 40, 80, 112, 192 and 320.
 LAST_BLOCK = {1: 0, 2: 2, 3: 4, 4: 7, 5: 10, 6: 14, 7: 15}
@@ -80,21 +76,6 @@ def load_efficientnet(device: str = "auto", weights: Path | None = None) -> Any:
 def for_network(images: torch.Tensor) -> torch.Tensor:
     """Values in [0, 1] to the range the weights were trained on."""
     return (images * 255 - 127) / 128
-
-
-def centre(images: torch.Tensor) -> torch.Tensor:
-    """uint8 (N, H, W, 3) to the central part (N, 3, 224, 224) in [0, 1]."""
-    height, width = images.shape[1:3]
-    factor = RESIZED / min(height, width)
-    resized = functional.interpolate(
-        to_unit(images.permute(0, 3, 1, 2)),
-        size=(round(height * factor), round(width * factor)),
-        mode="bicubic",
-        align_corners=False,
-        antialias=True,
-    ).clamp(0, 1)
-    top, left = ((side - SIDE) // 2 for side in resized.shape[2:])
-    return resized[:, :, top : top + SIDE, left : left + SIDE].contiguous()
 
 
 def patch_features(

@@ -1,8 +1,9 @@
 """TimeSformer with divided space-time attention: the second of KOWL-718's two clip networks.
 
-uint8 clips (N, frames, 224, 224, 3), RGB, enter (`embed` of clips.py); the class token after the
-last norm leaves, 768 values (KOWL-718 section 5.1; Bertasius 2021, section 3). Plain torch
-around the attention of vit.py, so that transformers is no dependency. Two kinds of files fit:
+uint8 clips (N, frames, 224, 224, 3), RGB, enter (`pass_views` of tasks/models/clips.py); the class
+token after the last norm leaves, 768 values (KOWL-718 section 5.1; Bertasius 2021, section 3).
+Plain torch around the attention of vit.py, so that transformers is no dependency. Two kinds of
+files fit:
 
 - FAIR's TimeSformer_divST_8x32_224_K400.pyth (`model_state`, names with `model.` before them),
 - Hugging Face's timesformer-base-finetuned-k400 (model.safetensors or pytorch_model.bin).
@@ -153,6 +154,10 @@ class TimeSformer(ClipNetwork):
         for block in self.blocks:
             token, patches = block(token, patches)
         return self.norm(token)[:, 0]
+
+    @property
+    def classifier(self) -> nn.Linear | None:
+        return self.head
 
     def forward(self, clips: torch.Tensor) -> torch.Tensor:
         """Scores of the classes, before the softmax."""

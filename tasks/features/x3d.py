@@ -46,6 +46,8 @@ class X3DSize:
 
 
 EXPANSION = 2.25
+POOLED = 7
+"""Side of the last maps of pictures of 224 pixels, which the weights were trained on."""
 SQUEEZE = 0.0625
 
 # Our layers and what the three kinds of files call them.
@@ -146,8 +148,14 @@ class Head(nn.Module):
         self.classes = nn.Linear(dim, classes)
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        pooled = functional.relu(self.norm(self.conv(values))).mean((2, 3, 4), keepdim=True)
-        return functional.relu(self.linear(pooled)).flatten(1)
+        """Larger pictures than those of training are pooled at every place of that size, and the
+        features of the places averaged."""
+        wide = functional.relu(self.norm(self.conv(values)))
+        if max(wide.shape[3:]) <= POOLED:
+            pooled = wide.mean((2, 3, 4), keepdim=True)
+        else:
+            pooled = functional.avg_pool3d(wide, (wide.shape[2], POOLED, POOLED), stride=1)
+        return functional.relu(self.linear(pooled)).mean((2, 3, 4))
 
 
 class X3D(ClipNetwork):
@@ -174,6 +182,10 @@ class X3D(ClipNetwork):
     def features(self, clips: torch.Tensor) -> torch.Tensor:
         """(N, 3, frames, side, side) to (N, dim)."""
         return self.head(self.stages(self.stem(self.checked(clips))))
+
+    @property
+    def classifier(self) -> nn.Linear:
+        return self.head.classes
 
     def forward(self, clips: torch.Tensor) -> torch.Tensor:
         """Scores of the classes, before the softmax."""

@@ -7,7 +7,7 @@ run in one process: decord breaks OpenCV's PNG support there.
 Frames are decoded one after another, never sought: where packets carry no time stamps (AVI of
 HMDB51) decord's `get_batch` and `skip_frames` give wrong frames without a word, while one after
 another both decoders give the same pixels. KOWL-718 sets the sampling: every 5th frame, 16 frames,
-4 temporal crops, 224 centre crop (KOWL-718 section 5.1; docs/kowl.md, rule 14).
+4 temporal crops, 224 pixels (KOWL-718 section 5.1; docs/kowl.md, rule 14).
 """
 
 import math
@@ -37,6 +37,8 @@ MAGIC = {
 # Decoding to this size saves the conversion of full pictures that nobody looks at.
 PROBE_SIZE = 32
 MAX_FRAMES = 1 << 30
+FAIR_FPS = 30
+"""Frames a second that FAIR's steps are meant at."""
 PRINTED_BYTES, PRINTED_LINES = 64 << 10, 3
 # What differs between two runs over one file: clock, source line of the library, address.
 NOISE = re.compile(r"\[\d\d:\d\d:\d\d\] \S+:\d+: | @ 0x[0-9a-f]+")
@@ -117,22 +119,43 @@ def validate_with_opencv(item: dict[str, Any], out_dir: Path) -> dict[str, Any]:
     }
 
 
-def frame_indices(frames: int, step: int, count: int, crops: int) -> np.ndarray:
-    """(crops, count) indices: `count` frames `step` apart, windows spread from first to last frame.
+def frame_indices(
+    frames: int,
+    step: int,
+    count: int,
+    crops: int,
+    preprocessing: str = "spread",
+    fps: float | None = None,
+) -> np.ndarray:
+    """(crops, count) indices: windows of `count` frames, placed as `preprocessing` says.
 
-    One crop is the middle one. Where the video is shorter than a window its last frame repeats.
+    `spread`: `step` apart, from first to last frame, one crop in the middle. `release`: of every
+    `step`-th frame, window i begins at i times the quotient of what is left over and `crops`.
+    `fair`: as much time as `count` frames `step` apart take at 30 a second, first and last frame
+    included, window i begins at i / `crops` of what is left over. Where the video is shorter than a
+    window its last frame repeats.
     """
     if min(frames, step, count, crops) < 1:
         raise ValueError(f"{frames=}, {step=}, {count=}, {crops=}: expected 1 or more")
-    spare = max(0, frames - ((count - 1) * step + 1))
-    starts = np.array([spare // 2]) if crops == 1 else np.arange(crops) * spare // (crops - 1)
+    if preprocessing == "fair":
+        length = step * count / FAIR_FPS * (fps or FAIR_FPS)
+        begins = max(frames - length, 0) * np.arange(crops) / crops
+        places = begins[:, None] + np.linspace(0, length - 1, count)
+        return np.clip(places, 0, frames - 1).astype(np.int64)
+    if preprocessing == "release":
+        gap = max(0, math.ceil(frames / step) - count) // crops
+        starts = np.arange(crops) * gap * step
+    else:
+        spare = max(0, frames - ((count - 1) * step + 1))
+        starts = np.array([spare // 2]) if crops == 1 else np.arange(crops) * spare // (crops - 1)
     return np.minimum(starts[:, None] + np.arange(count) * step, frames - 1)
 
 
 def sample_with_decord(item: dict[str, Any], out_dir: Path) -> dict[str, Any]:
-    """`frames`: (crops, count, crop, crop, 3) uint8 RGB, upright; `indices`: (crops, count).
+    """`frames`: (views, count, crop, crop, 3) uint8 RGB, upright; `indices`: (crops, count).
 
-    The item: path, frames (the number that really decode), step, count, crops, short_side, crop.
+    The item: path, frames (the number that really decode), fps, and the fields of FrameSampling.
+    A view is a temporal crop of one square of the pictures; those of a crop stand together.
     """
     require_library("decord")
     import decord
@@ -165,12 +188,15 @@ def sample_with_opencv(item: dict[str, Any], out_dir: Path) -> dict[str, Any]:
 
 
 def _sampled(stream: Iterator[Callable[[], np.ndarray]], item: dict[str, Any]) -> dict[str, Any]:
-    indices = frame_indices(item["frames"], item["step"], item["count"], item["crops"])
+    how = item["preprocessing"]
+    indices = frame_indices(
+        item["frames"], item["step"], item["count"], item["crops"], how, item["fps"]
+    )
     wanted, place = np.unique(indices, return_inverse=True)
     taken: list[np.ndarray] = []
     for number, picture in enumerate(stream):
         if number == wanted[len(taken)]:
-            taken.append(_cropped(picture(), item["short_side"], item["crop"]))
+            taken.append(SQUARES[how](picture(), item["short_side"], item["crop"]))
             if len(taken) == len(wanted):
                 break
     else:
@@ -179,19 +205,54 @@ def _sampled(stream: Iterator[Callable[[], np.ndarray]], item: dict[str, Any]) -
             f"{len(taken)} of {len(wanted)} chosen frames decode, the last is number {wanted[-1]}; "
             "the file has changed since it was validated: validate it again",
         )
-    return {"frames": np.stack(taken)[place.reshape(indices.shape)], "indices": indices}
+    frames = np.stack(taken)[place.reshape(indices.shape)].swapaxes(1, 2)
+    return {"frames": frames.reshape(-1, *frames.shape[2:]), "indices": indices}
 
 
-def _cropped(picture: np.ndarray, short_side: int, crop: int) -> np.ndarray:
-    """The centre of the picture after its shorter side is scaled to `short_side`."""
+def _centre(picture: np.ndarray, short_side: int, crop: int) -> np.ndarray:
+    """(1, crop, crop, 3): the centre after the shorter side is scaled to `short_side`."""
+    height, width = picture.shape[:2]
+    side = crop * min(height, width) / short_side
+    return _scaled(picture, [((width - side) / 2, (height - side) / 2)], side, crop)
+
+
+def _released_centre(picture: np.ndarray, short_side: int, crop: int) -> np.ndarray:
+    """As `_centre`, but whole pixels are cut out first: none outside of the square has a share."""
+    height, width = picture.shape[:2]
+    side = round(crop * min(height, width) / short_side)
+    left, top = round((width - side) / 2), round((height - side) / 2)
+    return _scaled(picture[top : top + side, left : left + side], [(0, 0)], side, crop)
+
+
+def _thirds(picture: np.ndarray, short_side: int, crop: int) -> np.ndarray:
+    """(3, crop, crop, 3): one end of the longer side, the middle, the other end."""
+    height, width = picture.shape[:2]
+    side = crop * min(height, width) / short_side
+    shares = [(0.0, 0.5), (0.5, 0.5), (1.0, 0.5)]
+    if height > width:
+        shares = [(down, across) for across, down in shares]
+    corners = [((width - side) * across, (height - side) * down) for across, down in shares]
+    return _scaled(picture, corners, side, crop)
+
+
+SQUARES = {"spread": _centre, "release": _released_centre, "fair": _thirds}
+
+
+def _scaled(
+    picture: np.ndarray, corners: list[tuple[float, float]], side: float, crop: int
+) -> np.ndarray:
+    """Squares of this side with these left upper corners, each (crop, crop, 3)."""
     from PIL import Image
 
     height, width = picture.shape[:2]
-    side = crop * min(height, width) / short_side
-    left, top = max(0.0, (width - side) / 2), max(0.0, (height - side) / 2)
-    box = (left, top, min(width, left + side), min(height, top + side))
     image = Image.fromarray(np.ascontiguousarray(picture))
-    return np.asarray(image.resize((crop, crop), Image.Resampling.BILINEAR, box=box))
+    squares = []
+    for left, top in corners:
+        left, top = max(0.0, left), max(0.0, top)
+        box = (left, top, min(width, left + side), min(height, top + side))
+        scaled = image.resize((crop, crop), Image.Resampling.BILINEAR, box=box)
+        squares.append(np.asarray(scaled))
+    return np.stack(squares)
 
 
 def _errors(decord: Any) -> tuple[type[Exception], ...]:

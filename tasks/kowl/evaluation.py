@@ -41,7 +41,7 @@ from storage.pieces import Part
 from storage.raw import RawSource, open_raw
 from tasks.engine.plugins import Resolved
 from tasks.engine.stage import Produced, Shard, stage
-from tasks.evaluation.runs import run_id, run_mark, run_row
+from tasks.evaluation.runs import config_id, run_id, run_mark, run_row
 from tasks.evaluation.stages import EVALUATED, PassedRun, with_sequences
 from tasks.kowl.accuracy import GROUP, MEASURED, accuracy_intervals, judged
 from tasks.kowl.ava import ava_groups, groups_of_clips, read_ava_rows, read_ava_vocabulary
@@ -55,6 +55,7 @@ from tasks.kowl.evaluator import (
     OpenWorldRun,
     Step,
 )
+from tasks.kowl.features import features_name
 from tasks.learning.devices import use_threads
 from tasks.predictors import find_predictor
 
@@ -64,6 +65,8 @@ AVA_ACTIONS = re.compile(r"ava_action_list[^/]*\.pbtxt", re.IGNORECASE)
 LIST_BYTES = 1 << 30
 LED = ("feedback", "top_k", "experience_limit", "experience_per_label")
 """Settings of the evaluator that stand among those of a run."""
+FEATURES = "features"
+"""Where a run's settings have the configuration of the frozen model whose features it is given."""
 
 
 class RunSettings(Settings):
@@ -142,7 +145,7 @@ def frozen_run(
         }
     )
     mark = run_mark(facts, keys["data_key"])
-    return PassedRun(facts, mark, outputs, splits, samples, phase=PRE)
+    return PassedRun(facts, mark, outputs, splits, samples, phase=PRE, foreign_logits=True)
 
 
 def predictor_facts(
@@ -156,13 +159,14 @@ def predictor_facts(
             benchmark="kowl",
             protocol=frozen.facts.protocol,
             model=name,
-            network=frozen.facts.model,
+            network=features_name(frozen.facts),
             preset=config.preset if one.kind.presets else "none",
             settings={
                 **one.settings.model_dump(mode="json"),
                 **shared,
                 "feedback": feedback,
                 "threads": led.threads,
+                FEATURES: config_id(frozen.facts),
             },
             changed=one.changed,
             seed=seed,
@@ -237,7 +241,8 @@ def evaluate_predictor(shard: Shard, settings: RunSettings) -> Produced:
             **{name: facts.settings[name] for name in LED},
         )
         kind = find_predictor(facts.model)
-        own = {key: facts.settings[key] for key in facts.settings if key not in (*LED, "threads")}
+        not_its_own = {*LED, "threads", FEATURES}
+        own = {key: value for key, value in facts.settings.items() if key not in not_its_own}
         run = OpenWorldRun(
             kind(kind.resolve(None, own), device=settings.device), features, splits, how, groups
         )

@@ -35,7 +35,7 @@ PAPER_TABLE_3 = {
     ("x3d", "ann, 1 epoch, with evm"): (0.5777, 0.4836, 0.4698),
     ("timesformer", "original network"): (0.8988, 0.7548, 0.7361),
     ("timesformer", "ann, 1 epoch"): (0.8566, 0.7410, 0.7237),
-    ("timesformer", "ann, 1 epoch, with evm"): (0.5552, 0.4995, 0.4938),
+    ("timesformer", "evm"): (0.5552, 0.4995, 0.4938),
 }
 PAPER_CLASSES = 409
 
@@ -79,10 +79,7 @@ def predictor_runs(read: Read) -> pl.DataFrame | None:
     runs = read("runs", None, pl.col("network") != "none")
     if runs is None or runs.is_empty():
         return None
-    changed = [
-        "".join(f", {key} {value}" for key, value in json.loads(text).items())
-        for text in runs["changed"]
-    ]
+    changed = [_said(text) for text in runs["changed"]]
     presets = runs["preset"].n_unique() > 1
     runs = runs.with_columns(
         pl.col("settings").str.json_path_match("$.feedback").cast(pl.Float64).alias("feedback"),
@@ -111,6 +108,11 @@ def predictor_runs(read: Read) -> pl.DataFrame | None:
     return runs.select(
         "run_id", "protocol", "extractor", "predictor", "feedback", "seed", line.alias("line")
     )
+
+
+def _said(changed: str) -> str:
+    """Settings that are not the usual ones, after a name."""
+    return "".join(f", {key} {value}" for key, value in json.loads(changed).items())
 
 
 def _shown() -> pl.Expr:
@@ -166,13 +168,13 @@ def _drawn(clips: pl.DataFrame) -> pl.DataFrame:
 def _separation(read: Read) -> Section | None:
     """Of clips the labels by the lists, of other videos those by what lies beside them."""
     samples = read("samples", ["sample_id", "class"], pl.col("digest").is_not_null())
-    backbones = read("runs", ["run_id", "model"], pl.col("protocol").is_null())
+    backbones = read("runs", ["run_id", "model", "changed"], pl.col("protocol").is_null())
     shown = read("outputs", ["run_id", "sample_id"], pl.col("view") == PLAIN)
     if samples is None or backbones is None or shown is None:
         return None
     labels = samples.drop_nulls().rename({"class": "label"})
     rows = []
-    for run_id, extractor in backbones.sort("model", "run_id").iter_rows():
+    for run_id, model, changed in backbones.sort("model", "changed", "run_id").iter_rows():
         there = shown.filter(pl.col("run_id") == run_id).select("sample_id")
         # A vector has thousands of numbers: only those of the samples that count are read.
         counted = _drawn(there.join(labels, on="sample_id").sort("sample_id"))
@@ -186,7 +188,7 @@ def _separation(read: Read) -> Section | None:
         vectors = plain["features"].list.to_array(plain["features"].list.len()[0]).to_numpy()
         found = separation(vectors, plain["label"])
         if found:
-            rows.append({"extractor": extractor, **found._asdict()})
+            rows.append({"extractor": f"{model}{_said(changed)}", **found._asdict()})
     if not rows:
         return None
     said = paragraph(

@@ -45,12 +45,13 @@ from storage.unchanged import read_unchanged
 from tasks.engine.ahead import ahead
 from tasks.engine.progress import progress
 from tasks.engine.stage import Build, Produced, Reject, Shard, stage
-from tasks.evaluation.model_runs import ModelRun, Offer, plan_models, threads_of
+from tasks.evaluation.model_runs import ModelRun, Offer, differing, plan_models, threads_of
 from tasks.evaluation.passing import LOADER, DeviceSettings, model_of, output_rows
 from tasks.evaluation.runs import run_mark
 from tasks.kowl.videos import sample_videos
 from tasks.learning.devices import precision_on, use_threads
 from tasks.learning.samples import Samples
+from tasks.models import find
 from tasks.models.clips import Backbone
 from tasks.scores.base import Outputs
 
@@ -72,20 +73,28 @@ def plan_backbones(config: Config) -> list[ModelRun]:
 
 
 def backbone_facts(run: ModelRun, device: str = "cpu") -> RunFacts:
-    """The run of the frozen model that serves every protocol."""
+    """The run of the frozen model that serves every protocol; no preset, as all settings tell."""
     mixed = bool(getattr(run.settings, "mixed_precision", False))
     return RunFacts(
         benchmark="kowl",
         protocol=None,
         model=run.kind.name,
         settings=run.values(),
-        changed=dict(run.changed),
+        changed={**differing(run.settings, run.kind.resolve(None)), **run.weights_said()},
         origin="frozen",
         versions=run.versions(LOADER_VERSION),
         weights={file.name: file.digest for file in run.weights},
         precision=precision_on(device, mixed),
         fit_key="none",
     )
+
+
+def features_name(facts: RunFacts) -> str:
+    """What readers call the features of a frozen run: its model, and preprocessing by name where it
+    is not the model's usual one."""
+    usual = find(facts.model).configuration.model_fields["preprocessing"].default
+    name = facts.settings["preprocessing"]
+    return facts.model if name == usual else f"{facts.model} {name}"
 
 
 def plan_features(
@@ -233,7 +242,9 @@ class _Kept:
         return pl.concat([OUTPUTS.empty(), *frames])
 
     def add(self, names: list[str], views: list[str], outputs: Outputs) -> None:
-        rows = output_rows(self.facts, names, outputs, {})
+        # Nothing tells the names of the classes that the weights were trained on.
+        classes = 0 if outputs.logits is None else outputs.logits.shape[1]
+        rows = output_rows(self.facts, names, outputs, dict.fromkeys(range(classes)))
         self._added.append(rows.with_columns(pl.Series("view", views)))
         unsaved = self._added[self._saved + 1 :]
         if sum(frame.height for frame in unsaved) >= ROWS_KEPT:

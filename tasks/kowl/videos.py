@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import polars as pl
 
+from schemas.clips import FrameSampling
 from schemas.errors import RecordError
 from schemas.kowl import (
     UNLISTED_VIDEOS,
@@ -524,13 +525,13 @@ def sample_videos(
 ) -> Iterator[tuple[str, np.ndarray | RecordError]]:
     """(sample_id, frames) of rows of VIDEOS that have a decoder, in the order of the rows.
 
-    Frames are (crops, count, crop, crop, 3) uint8 RGB. Each row is read with the decoder that was
+    Frames are (views, count, crop, crop, 3) uint8 RGB. Each row is read with the decoder that was
     found to give its frames, so a failure means that the file has changed or the machine is ill.
     """
     settings = settings or SampleSettings()
     row_of = {
         row["file"]: row
-        for row in videos.select("sample_id", "file", "frames", "decoder").rows(named=True)
+        for row in videos.select("sample_id", "file", "frames", "fps", "decoder").rows(named=True)
     }
     without = [row["sample_id"] for row in row_of.values() if row["decoder"] is None]
     if without:
@@ -557,9 +558,9 @@ def _sample(
     row_of: Mapping[str, dict[str, Any]],
     settings: SampleSettings,
 ) -> Generator[Outcome, None, None]:
-    options = settings.model_dump(include={"step", "count", "crops", "short_side", "crop"})
+    options = settings.model_dump(include=set(FrameSampling.model_fields))
     items = [
-        {"path": str(path), "frames": row_of[name]["frames"], **options}
+        {"path": str(path), "frames": row_of[name]["frames"], "fps": row_of[name]["fps"], **options}
         for name, path in found.items()
         if isinstance(path, Path) and row_of[name]["decoder"] == decoder
     ]

@@ -111,7 +111,7 @@ def _chosen(read: Read) -> pl.DataFrame | None:
     """A short usable video of each of some labels, evenly along the labels."""
     usable = pl.col("status").is_in(USABLE) & pl.col("decoder").is_not_null()
     short = usable & (pl.col("seconds") <= LONGEST_SECONDS)
-    videos = read("videos", ["sample_id", "file", "frames", "decoder"], short)
+    videos = read("videos", ["sample_id", "file", "frames", "fps", "decoder"], short)
     if videos is None:
         return None
     clips = read("clips", ["sample_id", "label"])

@@ -51,10 +51,11 @@ class TrainingSettings(Settings):
 
     epochs: int = Field(ge=1, description="Passes over the training samples.")
     batch_size: int = Field(ge=1, description="Samples per step.")
-    order: Literal["shuffled", "balanced", "endless"] = Field(
+    order: Literal["shuffled", "full", "balanced", "endless"] = Field(
         "shuffled",
-        description="Each sample once an epoch in equal batches; drawn with replacement, weight 1 "
-        "/ size of the class; or full batches out of an endless series of shuffled passes.",
+        description="Each sample once an epoch in equal batches; in full batches, what is left "
+        "over not at all (one batch where there are too few); drawn with replacement, weight 1 / "
+        "size of the class; or full batches out of an endless series of shuffled passes.",
     )
     epoch_samples: int | None = Field(
         None, ge=1, description="Samples that count as an epoch of `endless`; none: all."
@@ -99,7 +100,7 @@ class Stream:
     """Where a step's batches come from. A step gets one batch of each stream."""
 
     batch_size: int
-    order: Literal["shuffled", "balanced", "endless"]
+    order: Literal["shuffled", "full", "balanced", "endless"]
     epoch_samples: int | None = None
 
     def batches(
@@ -113,10 +114,13 @@ class Stream:
             rows = endless_rows(seed, number, count, (epoch - 1) * length, length)
             return np.split(rows, steps)
         draws = np.random.default_rng([seed, epoch])
-        if self.order == "shuffled":
-            rows = draws.permutation(count)
-        else:
+        if self.order == "balanced":
             rows = draws.choice(count, count, p=balanced_shares(samples))
+        else:
+            rows = draws.permutation(count)
+        if self.order == "full":
+            full = max(1, count // self.batch_size)
+            rows, steps = rows[: full * self.batch_size], steps or full
         # Equal parts, so that no batch of one sample is left over: batch statistics need two.
         return np.array_split(rows, steps or math.ceil(count / self.batch_size))
 

@@ -13,7 +13,11 @@ from tasks.engine.plugins import Plugins
 from tasks.models.base import Model
 
 PLUGINS = Plugins(
-    __name__, __path__, "model", Model, helpers=("clips", "clouds", "frames", "pictures")
+    __name__,
+    __path__,
+    "model",
+    Model,
+    helpers=("clips", "clouds", "frames", "pictures", "released_clouds"),
 )
 names = PLUGINS.names
 find = PLUGINS.find

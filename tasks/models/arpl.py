@@ -4,7 +4,7 @@ Logits_c = ||g - P_c||^2 / D - g.P_c: far from a class's reciprocal point P_c is
 Loss = CE + weight * max(0, mean (g - P_y)^2 - R + margin). Each epoch goes over the shapes twice:
 with a generator of clouds that fool a discriminator and lie between the classes, whose features
 the network learns to leave undecided; and plainly. Generated clouds pass through batch norms of
-their own. 3DOS's score is MLS.
+their own. Generator and discriminator start with torch's weights. 3DOS's score is MLS.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pydantic import Field
 
 from tasks.learning.trainer import Batch, Losses, Optimizers, make_optimizer
 from tasks.models.clouds import CloudModel, CloudSettings
-from tasks.networks.heads import SMALL, HeadSettings, embedding
+from tasks.networks.heads import SLOPE, SMALL, HeadSettings, embedding
 from tasks.networks.pointnet2 import through
 
 if TYPE_CHECKING:
@@ -44,15 +44,19 @@ class Configuration(HeadSettings, CloudSettings):
     """Units of its hidden layers."""
     discriminator: tuple[int, ...] = Field((64, 128, 256, 512, 1024), min_length=1)
     """Channels of the discriminator's layers on points."""
+    discriminator_head: tuple[int, ...] = (1024, 512, 512)
+    """Units of its linear layers before the last, on the largest values over the points."""
     adversary_rate: float = Field(2e-4, gt=0)
     """Size of the steps of both."""
-    generated_points: int = Field(1024, ge=1)
-    """Points of a generated cloud."""
+    generated_points: int | None = Field(None, ge=1)
+    """Points of a generated cloud; none: `points`."""
 
 
 class Arpl(CloudModel):
     name: ClassVar[str] = "arpl"
+    version: ClassVar[int] = 2
     phases: ClassVar[tuple[str, ...]] = ("confusing", "plain")
+    torch_weights: ClassVar[frozenset[str]] = frozenset(ADVERSARIES)
     configuration: ClassVar[type[Configuration]] = Configuration
     gives: ClassVar[frozenset[str]] = frozenset({"logits", "features"})
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -62,7 +66,7 @@ class Arpl(CloudModel):
             "noise": 16,
             "generator": (64, 128),
             "discriminator": (32, 64, 128),
-            "generated_points": 256,
+            "discriminator_head": (),
         },
     }
 
@@ -71,7 +75,7 @@ class Arpl(CloudModel):
         from torch import nn
 
         settings, network = self.settings, self.network
-        g = embedding(network.width, settings, network.slope)
+        g = embedding(network.width, settings, SLOPE, bias=True)
         points = torch.randn(self.classes, settings.features) * 0.1
         self.normed = (network.layers, g)
         return {
@@ -198,15 +202,19 @@ def _generator(settings: Configuration) -> nn.Sequential:
 
     layers: list[nn.Module] = []
     for inside, outside in pairwise((settings.noise, *settings.generator)):
-        layers += [nn.Linear(inside, outside), nn.BatchNorm1d(outside), nn.ReLU()]
+        layers += [nn.Linear(inside, outside), nn.LeakyReLU(SLOPE)]
     inside = (settings.noise, *settings.generator)[-1]
-    return nn.Sequential(*layers, nn.Linear(inside, 3 * settings.generated_points), nn.Tanh())
+    points = settings.generated_points or settings.points
+    return nn.Sequential(*layers, nn.Linear(inside, 3 * points), nn.Tanh())
 
 
 def _discriminator(settings: Configuration) -> nn.ModuleList:
+    """Layers on points, and the head, which has no activations between its layers."""
     from torch import nn
 
     layers: list[nn.Module] = []
     for inside, outside in pairwise((3, *settings.discriminator)):
-        layers += [nn.Linear(inside, outside), nn.LeakyReLU(0.2)]
-    return nn.ModuleList([nn.Sequential(*layers), nn.Linear(settings.discriminator[-1], 1)])
+        layers += [nn.Linear(inside, outside), nn.LeakyReLU(SLOPE)]
+    widths = (settings.discriminator[-1], *settings.discriminator_head, 1)
+    head = [nn.Linear(inside, outside) for inside, outside in pairwise(widths)]
+    return nn.ModuleList([nn.Sequential(*layers), nn.Sequential(*head)])

@@ -7,7 +7,7 @@ and the clean frame is the target.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -28,24 +28,28 @@ class Configuration(FrameTraining):
     epochs: int = Field(8000, ge=1, description="Passes over the training samples.")
     batch_size: int = Field(128, ge=1, description="Samples per step.")
     learning_rate: float = Field(1e-3, gt=0, description="Size of the steps.")
-    order: Literal["shuffled", "balanced", "endless"] = Field(
-        "shuffled", description=FrameTraining.model_fields["order"].description
-    )
     code: int = Field(100, ge=1, description="Values in the code between encoder and decoder.")
     hidden: int = Field(256, ge=1, description="Size of the layer before and after the code.")
     width: float = Field(1.0, gt=0, description="Factor on the channels 32, 64, 128, 256.")
     noise: float = Field(1 / 40, ge=0, description="Deviation of the noise on training inputs.")
 
 
-SMALL_AUTOENCODER = {"width": 0.25, "code": 32, "hidden": 128, "learning_rate": 2e-3}
+SMALL_AUTOENCODER = {
+    "width": 0.25,
+    "code": 32,
+    "hidden": 128,
+    "learning_rate": 2e-3,
+    "order": "shuffled",
+}
 
 
 class AutoencoderFull(NetworkModel):
     name: ClassVar[str] = "autoencoder_full"
+    version: ClassVar[int] = 2
     modality: ClassVar[str] = "image"
     configuration: ClassVar[type[Settings]] = Configuration
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "paper": {},
+        "paper": {"mixed_precision": False},
         "small": dict(**SMALL_AUTOENCODER, scale=0.25, epochs=12, batch_size=32, milestones=(10,)),
     }
     validates: ClassVar[bool] = True

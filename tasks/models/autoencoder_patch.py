@@ -32,7 +32,7 @@ class AutoencoderPatch(autoencoder_full.AutoencoderFull):
     name: ClassVar[str] = "autoencoder_patch"
     configuration: ClassVar[type[Settings]] = Configuration
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "paper": {},
+        "paper": {"mixed_precision": False},
         "small": dict(
             **autoencoder_full.SMALL_AUTOENCODER,
             scale=0.5,

@@ -32,7 +32,9 @@ Channels = tuple[float, float, float]
 SMALL_SIDE = 128
 
 
-class Configuration(TrainingSettings):
+class PictureSettings(Settings):
+    """Which network sees pictures, and how they are shown to it."""
+
     weights: Path | None = Field(
         None, exclude=True, description="File of the network; none: EfficientNet-Lite0."
     )
@@ -48,12 +50,58 @@ class Configuration(TrainingSettings):
     deviation: Channels | None = Field(
         None, description="What divides them then; none: the network's own."
     )
+
+
+class Configuration(PictureSettings, TrainingSettings):
     item_bar_rows: int = Field(0, ge=0, description="Rows cut off at the bottom.")
     embedding_batch: int = Field(16, ge=1, description="Pictures per pass of the network.")
     epochs: int = Field(20, ge=1, description="Passes over the training samples.")
     batch_size: int = Field(128, ge=1, description="Samples per step.")
     learning_rate: float = Field(1e-3, gt=0, description="Size of the first steps.")
     weight_decay: float = Field(1e-2, ge=0, description="L2 penalty of the optimiser.")
+
+
+def smaller(settings: Any, preset: str | None) -> Any:
+    """In `small` the network of the package sees smaller pictures: three times as fast."""
+    if preset != "small" or settings.weights is not None or settings.side is not None:
+        return settings
+    return settings.model_copy(update={"side": SMALL_SIDE})
+
+
+def weights_of(settings: PictureSettings) -> dict[str, Path]:
+    """The file of the network by what it is called: the one named, or that of the package."""
+    from tasks.features.efficientnet_weights import weights_file
+
+    if settings.weights is not None:
+        return {"weights": settings.weights}
+    return {"efficientnet_lite0": weights_file()}
+
+
+def load_frozen(settings: PictureSettings) -> Any:
+    """The network, for use only."""
+    from tasks.features.backbones import EfficientNetLite0, read_network
+
+    (path,) = weights_of(settings).values()
+    return EfficientNetLite0(path) if settings.weights is None else read_network(path)[0]
+
+
+def embed_pictures(
+    network: Any, images: torch.Tensor, settings: PictureSettings, rows_cut: int = 0
+) -> torch.Tensor:
+    """uint8 (N, H, W, 3), less some rows at the bottom, to features (N, D) as the network is shown
+    pictures."""
+    from tasks.features.backbones import middle_square
+
+    shown = {
+        name: getattr(settings, name) or getattr(network, name)
+        for name in ("side", "shown", "mean", "deviation")
+    }
+    pictures = middle_square(images, shown["side"], shown["shown"], rows_cut)
+    mean, deviation = (
+        pictures.new_tensor(shown[name])[:, None, None] for name in ("mean", "deviation")
+    )
+    features: torch.Tensor = network.embed((pictures - mean) / deviation)
+    return features
 
 
 class Backbone(NetworkModel):
@@ -74,52 +122,26 @@ class Backbone(NetworkModel):
         changes: Mapping[str, Any] | None = None,
         network: str | None = None,
     ) -> Any:
-        """In `small` the network of the package sees smaller pictures: three times as fast."""
-        settings = super().resolve(preset, changes, network)
-        if preset != "small" or settings.weights is not None or settings.side is not None:
-            return settings
-        return settings.model_copy(update={"side": SMALL_SIDE})
+        return smaller(super().resolve(preset, changes, network), preset)
 
     @classmethod
     def weights_files(cls, settings: Any) -> dict[str, Path]:
-        from tasks.features.efficientnet_weights import weights_file
-
-        if settings.weights is not None:
-            return super().weights_files(settings)
-        return {"efficientnet_lite0": weights_file()}
+        return weights_of(settings)
 
     # ------------------------------------------------------------ features
 
     @cached_property
     def frozen(self) -> Any:
         """The frozen network, on the device."""
-        from tasks.features.backbones import EfficientNetLite0, read_network
-
-        path = self.settings.weights
-        if path is None:
-            (path,) = self.weights_files(self.settings).values()
-            network: Any = EfficientNetLite0(path)
-        else:
-            network, _ = read_network(path)
-        return network.to(self.device)
+        return load_frozen(self.settings).to(self.device)
 
     def embed(self, samples: Samples) -> np.ndarray:
-        from tasks.features.backbones import middle_square
-
         samples.images()
-        shown = {
-            name: getattr(self.settings, name) or getattr(self.frozen, name)
-            for name in ("side", "shown", "mean", "deviation")
-        }
+        rows_cut = self.settings.item_bar_rows
 
         def compute(batch: Batch) -> dict[str, torch.Tensor]:
             images = batch.array("images")
-            size = shown["side"], shown["shown"]
-            pictures = middle_square(images, *size, self.settings.item_bar_rows)
-            mean, deviation = (
-                pictures.new_tensor(shown[name])[:, None, None] for name in ("mean", "deviation")
-            )
-            return {"features": self.frozen.embed((pictures - mean) / deviation)}
+            return {"features": embed_pictures(self.frozen, images, self.settings, rows_cut)}
 
         batch = self.settings.embedding_batch
         return compute_in_batches(compute, samples, self.device, batch)["features"]

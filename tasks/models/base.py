@@ -197,6 +197,11 @@ class Model(Plugin, ABC):
         path = getattr(settings, "weights", None)
         return {} if path is None else {"weights": path}
 
+    @classmethod
+    def origin_of(cls, settings: Any) -> Origin:
+        """Where the weights of a run with these settings come from."""
+        return cls.origin
+
     # ------------------------------------------------------------ fitting
 
     def prepare(self, *, device: str, bases: Sequence[Model] = ()) -> None:
@@ -242,10 +247,11 @@ class Model(Plugin, ABC):
         outputs = self._outputs(samples)
         names = ("logits", "features", "novelty")
         given = {name for name in names if getattr(outputs, name) is not None}
-        if given != self.gives - {"head"} or len(outputs) != len(samples):
+        expected = self.puts_out()
+        if given != expected or len(outputs) != len(samples):
             raise TrainingError(
                 f"model {self.name} put out {', '.join(sorted(given))} of {len(outputs)} samples, "
-                f"expected {', '.join(sorted(self.gives - {'head'}))} of {len(samples)}"
+                f"expected {', '.join(sorted(expected))} of {len(samples)}"
             )
         if outputs.novelty is not None:
             bad = np.flatnonzero(~np.isfinite(outputs.novelty))
@@ -260,6 +266,10 @@ class Model(Plugin, ABC):
     @abstractmethod
     def _outputs(self, samples: Samples) -> Outputs:
         """See `outputs`."""
+
+    def puts_out(self) -> frozenset[str]:
+        """What `outputs` has; less than `gives` where a file of weights lacks something."""
+        return self.gives - {"head"}
 
     def embed(self, samples: Samples) -> np.ndarray:
         """Frozen features (N, D) of a prepared model; one that `embeds` has its own."""

@@ -1,6 +1,6 @@
 """What frozen networks of clips share: temporal crops of frames in, one vector a clip out.
 
-A sample is the array `clips`, uint8 (N, crops, count, side, side, 3), RGB, as the model's settings
+A sample is the array `clips`, uint8 (N, views, count, side, side, 3), RGB, as the model's settings
 say. Nothing is fitted, so that a model can be used as soon as it is prepared; its state is the
 digest of its weights.
 """
@@ -17,7 +17,7 @@ import numpy as np
 import polars as pl
 from pydantic import Field
 
-from schemas.clips import FrameSampling
+from schemas.clips import FrameSampling, Preprocessing
 from schemas.errors import ConfigError
 from storage.filehash import sha256_file
 from tasks.learning.devices import precision_on
@@ -45,7 +45,7 @@ class ClipSettings(FrameSampling):
 
 
 class Backbone(Model):
-    """Subclasses set `configuration` and implement `load` and `vectors`."""
+    """Subclasses set `configuration` and implement `load` and `pass_batch`."""
 
     modality: ClassVar[str] = "clip"
     gives: ClassVar[frozenset[str]] = frozenset({"features"})
@@ -55,13 +55,23 @@ class Backbone(Model):
     digest: bytes | None = None
     """SHA-256 of the weights, where the model was fitted or loaded."""
 
+    @classmethod
+    def resolve(
+        cls,
+        preset: str | None = None,
+        changes: Mapping[str, Any] | None = None,
+        network: str | None = None,
+    ) -> Any:
+        """Under a preset that only predictors have, nothing of it is other than by default."""
+        return super().resolve(preset if preset in cls.presets else None, changes, network)
+
     @abstractmethod
     def load(self, weights: Path) -> nn.Module:
         """The network, with the weights of that file."""
 
     @abstractmethod
-    def vectors(self, clips: np.ndarray) -> np.ndarray:
-        """float32 (N, D) of clips (N, crops, count, side, side, 3), which are one batch."""
+    def pass_batch(self, clips: np.ndarray) -> dict[str, np.ndarray]:
+        """Float32 rows by what the model gives, of clips (N, views, count, side, side, 3)."""
 
     @cached_property
     def network(self) -> Any:
@@ -83,17 +93,16 @@ class Backbone(Model):
     def _outputs(self, samples: Samples) -> Outputs:
         clips = samples.array("clips")
         shown = self.settings
-        expected = (shown.crops, shown.count, shown.crop, shown.crop, 3)
+        expected = (shown.views, shown.count, shown.crop, shown.crop, 3)
         if clips.dtype != np.uint8 or clips.shape[1:] != expected:
             raise ConfigError(
                 f"model {self.name}: clips are {clips.dtype} {clips.shape}, expected uint8 (N, "
                 f"{', '.join(map(str, expected))})"
             )
         starts = range(0, max(len(samples), 1), shown.batch)
+        parts = [self.pass_batch(clips[start : start + shown.batch]) for start in starts]
         return Outputs(
-            features=np.concatenate(
-                [self.vectors(clips[start : start + shown.batch]) for start in starts]
-            )
+            **{name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         )
 
     def state(self) -> dict[str, np.ndarray | torch.Tensor]:
@@ -107,23 +116,49 @@ class Backbone(Model):
 class CropSettings(ClipSettings):
     """Of networks that take a temporal crop at a time, from a checkpoint."""
 
+    preprocessing: Preprocessing = Field(
+        "release",
+        description="As KOWL-718's release shows clips, as FAIR tests its weights (fair), or "
+        "temporal crops from first to last frame and the centre (spread).",
+    )
+
     weights: Path | None = Field(None, exclude=True, description="Checkpoint file of the network.")
     mixed_precision: bool = Field(False, description="bfloat16 where a GPU has it; never on a CPU.")
 
 
 class CropBackbone(Backbone):
-    """The vectors of a clip's temporal crops stand side by side."""
+    """The vectors of a clip's temporal crops stand side by side, as in KOWL-718's release; those of
+    FAIR's views are averaged. Logits are averaged over the views, and are of the classes that the
+    weights were trained on: a protocol numbers its own in another order."""
 
+    gives: ClassVar[frozenset[str]] = frozenset({"features", "logits"})
     needs_weights: ClassVar[bool] = True
+    version: ClassVar[int] = 2
 
-    def vectors(self, clips: np.ndarray) -> np.ndarray:
-        crops = clips.reshape(-1, *clips.shape[2:])
+    def puts_out(self) -> frozenset[str]:
+        """A file may hold the network without its classifier."""
+        without = self.network.classifier is None
+        return frozenset({"features"}) if without else super().puts_out()
+
+    def pass_batch(self, clips: np.ndarray) -> dict[str, np.ndarray]:
         settings = self.settings
-        rows = embed(self.network, crops, self.device, settings.batch, settings.mixed_precision)
-        return rows.reshape(len(clips), clips.shape[1] * rows.shape[1])
+        averaged = settings.preprocessing == "fair"
+        rows = pass_views(
+            self.network,
+            clips.reshape(-1, *clips.shape[2:]),
+            self.device,
+            settings.batch,
+            settings.mixed_precision,
+            normalisation="fair" if averaged else "release",
+        )
+        by_view = {name: each.reshape(*clips.shape[:2], -1) for name, each in rows.items()}
+        averages = {name: each.mean(1) for name, each in by_view.items()}
+        if not averaged:
+            averages["features"] = by_view["features"].reshape(len(clips), -1)
+        return averages
 
 
-def embed(
+def pass_views(
     network: ClipNetwork,
     clips: np.ndarray,
     device: str = "cpu",
@@ -131,8 +166,9 @@ def embed(
     mixed_precision: bool = False,
     *,
     normalisation: Normalisation = "release",
-) -> np.ndarray:
-    """uint8 (N, T, H, W, 3) to float32 (N, dim); the network is on the device."""
+) -> dict[str, np.ndarray]:
+    """uint8 (N, T, H, W, 3) to float32 `features` (N, dim) and, where the network has a classifier,
+    `logits`; the network is on the device."""
     import torch
 
     from tasks.features.clips import prepare
@@ -151,11 +187,12 @@ def embed(
 
     def compute(some: Batch) -> dict[str, torch.Tensor]:
         with torch.autocast("cuda", torch.bfloat16, enabled=mixed):
-            frames = prepare(some.array("clips"), normalisation)
-            return {"features": network.features(frames).float()}
+            features = network.features(prepare(some.array("clips"), normalisation)).float()
+            if network.classifier is None:
+                return {"features": features}
+            return {"features": features, "logits": network.classifier(features).float()}
 
-    samples = Samples.unnamed(clips=clips)
-    return compute_in_batches(compute, samples, device, batch)["features"]
+    return compute_in_batches(compute, Samples.unnamed(clips=clips), device, batch)
 
 
 def _digest(path: Path) -> bytes:

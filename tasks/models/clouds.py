@@ -11,17 +11,21 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
+import polars as pl
 from pydantic import Field
 
 from schemas.errors import ConfigError
+from schemas.runs import Origin
 from tasks import networks
-from tasks.learning.devices import precision_on
+from tasks.learning.devices import precision_on, seeded
 from tasks.learning.samples import Samples
 from tasks.learning.trainer import Batch, Losses, TrainingSettings
-from tasks.models.base import NetworkModel
+from tasks.models.base import Fitting, NetworkModel
+from tasks.models.released_clouds import RELEASED, fill_released
 from tasks.networks.augment import Augmentation, UpAxis, augment, draw_points, normalised
 from tasks.networks.heads import initialise
 
@@ -40,6 +44,8 @@ class CloudSettings(TrainingSettings):
     """Passes over the training shapes."""
     batch_size: int = Field(64, ge=2)
     """Shapes per step."""
+    order: Literal["shuffled", "full", "balanced", "endless"] = "full"
+    """Each shape once an epoch; in full batches, without the rest; by class; endless series."""
     points: int = Field(1024, ge=2)
     """Points drawn of each cloud."""
     scan_points: int | None = Field(2048, ge=2)
@@ -60,8 +66,12 @@ class CloudSettings(TrainingSettings):
     """Size at the end of the cosine."""
     weight_decay: float = Field(1e-4, ge=0)
     """L2 penalty of the optimiser."""
+    mixed_precision: bool = False
+    """bfloat16 where a GPU has it; the release trains in float32."""
     initial_weights: Literal["normal", "torch"] = "normal"
     """N(0, .02) as released, or what torch gives its layers."""
+    weights: Path | None = Field(None, exclude=True)
+    """A checkpoint (.pth) of the released code to use as it is; nothing is trained then."""
 
 
 # For a CPU and few shapes. It was chosen on training shapes of ModelNet40 only; averaging four
@@ -69,12 +79,14 @@ class CloudSettings(TrainingSettings):
 SMALL: dict[str, Any] = {
     "epochs": 60,
     "batch_size": 32,
+    "order": "shuffled",
     "points": 256,
     "scan_points": None,
     "votes": 4,
     "optimizer": "adam",
     "learning_rate": 3e-3,
     "final_rate": 1e-5,
+    "mixed_precision": True,
     "initial_weights": "torch",
 }
 
@@ -90,11 +102,26 @@ class CloudModel(NetworkModel):
     configuration: ClassVar[type[CloudSettings]] = CloudSettings
     views: ClassVar[int] = 1
     """Augmented copies of each shape in a batch, one after the other."""
+    torch_weights: ClassVar[frozenset[str]] = frozenset()
+    """Layers that start with torch's weights whatever `initial_weights` says."""
 
     @classmethod
     def preset_values(cls, preset: str, network: str | None) -> dict[str, Any]:
         below = networks.find(network).training(preset) if network else {}
         return {**below, **(SMALL if preset == "small" else {}), **cls.presets[preset]}
+
+    @classmethod
+    def weights_files(cls, settings: Any) -> dict[str, Path]:
+        files = super().weights_files(settings)
+        if files and cls.name not in RELEASED:
+            raise ConfigError(
+                f"model {cls.name} takes no weights; those that do are {', '.join(RELEASED)}"
+            )
+        return files
+
+    @classmethod
+    def origin_of(cls, settings: Any) -> Origin:
+        return "trained" if settings.weights is None else "frozen"
 
     @abstractmethod
     def cloud_losses(self, clouds: torch.Tensor, labels: torch.Tensor) -> Losses:
@@ -129,7 +156,20 @@ class CloudModel(NetworkModel):
 
     def initialise(self) -> None:
         if self.settings.initial_weights == "normal":
-            initialise(self.layers)
+            for name, layers in self.layers.items():
+                if name not in self.torch_weights:
+                    initialise(layers)
+
+    def _fit(self, train: Samples, valid: Samples | None, fitting: Fitting) -> pl.DataFrame:
+        path = self.settings.weights
+        if path is None:
+            return super()._fit(train, valid, fitting)
+        self.record = self.survey(train)
+        with seeded([fitting.seed], self.device):
+            self._make_layers()
+        self.record["initial_weights"] = fill_released(self, path)
+        self.layers.to(self.device).eval()
+        return pl.DataFrame()
 
     def augmented(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Drawn and augmented clouds of a batch, one view after the other, and their labels."""

@@ -28,6 +28,7 @@ class Configuration(HeadSettings, CloudSettings):
 
 class CosineProto(CloudModel):
     name: ClassVar[str] = "cosine_proto"
+    version: ClassVar[int] = 2
     configuration: ClassVar[type[Configuration]] = Configuration
     gives: ClassVar[frozenset[str]] = frozenset({"logits", "features"})
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -50,4 +51,4 @@ class CosineProto(CloudModel):
         return {"loss": loss, "accuracy": (found.argmax(1) == labels).float().mean()}
 
     def logits(self, g: torch.Tensor) -> torch.Tensor:
-        return cosines(g, self.layers["prototypes"].weight)
+        return cosines(g, self.layers["prototypes"]["weight"])

@@ -26,7 +26,7 @@ class Configuration(HeadSettings, CloudSettings):
     """Sizes of the head, and the loss."""
 
     smoothing: float = Field(0.0, ge=0, lt=1)
-    """Share of a label that is spread over the other classes; 3DOS's CE_ls has .2."""
+    """Share of a label that is spread over the other classes; the paper has .1, CE_ls .2."""
 
 
 class CrossEntropy(CloudModel):

@@ -1,13 +1,14 @@
 """Deep ensemble: several VGG classifiers; novelty = -max of their mean softmax (NovelCraft 5.1).
 
 Builds on a fitted `vgg_classifier`, which is member 0; the others have its settings, other seeds.
+In float32, as released, two thirds of the published scores are exactly -1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import polars as pl
@@ -27,16 +28,20 @@ if TYPE_CHECKING:
 
 class Configuration(ThreadSettings):
     members: int = Field(5, ge=2, description="Networks, the shared classifier included.")
+    softmax: Literal["float32", "float64"] = Field(
+        "float32", description="Precision of the probabilities that novelty is made of."
+    )
 
 
 class DeepEnsemble(Model):
     name: ClassVar[str] = "deep_ensemble"
+    version: ClassVar[int] = 2
     modality: ClassVar[str] = "image"
     gives: ClassVar[frozenset[str]] = frozenset({"novelty", "logits"})
     configuration: ClassVar[type[Settings]] = Configuration
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "paper": {},
-        "small": {"members": 3},
+        "small": {"members": 3, "softmax": "float64"},
     }
     others: list[VggClassifier]
 
@@ -59,11 +64,14 @@ class DeepEnsemble(Model):
 
     def _outputs(self, samples: Samples) -> Outputs:
         """The logits are logarithms of the mean probabilities; they are no head of any features."""
-        logits = [member.outputs(samples).logits for member in (*self.bases, *self.others)]
-        mean = np.mean([softmax(rows) for rows in logits if rows is not None], 0)
+        members = [member.outputs(samples).logits for member in (*self.bases, *self.others)]
+        logits = [rows for rows in members if rows is not None]
+        mean = np.mean([softmax(rows) for rows in logits], 0)
         # The logarithm of a probability that vanished in float64 would be infinite.
         log_mean = np.log(np.maximum(mean, np.finfo(np.float64).tiny))
-        return Outputs(log_mean.astype(np.float32), None, -mean.max(1))
+        if self.settings.softmax != "float64":
+            mean = np.mean([softmax(rows, self.settings.softmax) for rows in logits], 0)
+        return Outputs(log_mean.astype(np.float32), None, -mean.max(1).astype(np.float64))
 
     def state(self) -> dict[str, np.ndarray | torch.Tensor]:
         return {

@@ -1,28 +1,34 @@
 """A normalising flow beside the classifier (3DOS rule 11, "NF").
 
 The classifier is trained as `cross_entropy`; the flow learns the density of the first head layer's
-output (512) and passes no gradient to the network. It is trained at every step: in the release a
-condition is never true and the flow stays as it was drawn. Novelty = ||z||^2 / 2 - log |det J|.
-The flow: blocks of a fixed permutation and a GLOW coupling (each half changes in turn, by scale and
-shift made from the other), log scales bounded by `clamp`.
+output (512), to which no dropout is applied, and passes no gradient to the network. It is trained
+at every step: in the release a condition is never true and the flow stays as it was drawn.
+Novelty = ||z||^2 / 2 - log |det J|. The flow: blocks of a fixed permutation and a GLOW coupling
+(each half changes in turn, by scale and shift made from the other); of s that a network puts out,
+the log scale is .636 clamp atan(s / clamp).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 from pydantic import Field
 
 from tasks.learning.trainer import Batch, Losses, Optimizers, make_optimizer
 from tasks.models import cross_entropy
 from tasks.models.base import CLASSIFIER
-from tasks.networks.heads import SMALL
+from tasks.networks.heads import SMALL, classifier, embedding
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+# As released: 2 / pi, cut after three digits; and values beyond a million are cut.
+SCALE_FACTOR = 0.636
+LARGEST = 1e6
 
 
 class Configuration(cross_entropy.Configuration):
@@ -32,6 +38,8 @@ class Configuration(cross_entropy.Configuration):
     """Permutations with couplings."""
     inner: int = Field(2048, ge=1)
     """Hidden units of a coupling's networks."""
+    depth: int = Field(4, ge=2)
+    """Linear layers of each of them."""
     clamp: float = Field(3.0, gt=0)
     """Bound of the log scales."""
     flow_rate: float = Field(2e-4, gt=0)
@@ -42,18 +50,24 @@ class Configuration(cross_entropy.Configuration):
 
 class Flow(cross_entropy.CrossEntropy):
     name: ClassVar[str] = "flow"
+    version: ClassVar[int] = 2
     configuration: ClassVar[type[Configuration]] = Configuration
     gives: ClassVar[frozenset[str]] = CLASSIFIER | {"novelty"}
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "paper": {},
-        "small": {**SMALL, "blocks": 4, "inner": 256, "flow_rate": 1e-3},
+        "small": {**SMALL, "blocks": 4, "inner": 256, "depth": 2, "flow_rate": 1e-3},
     }
 
     def build(self) -> dict[str, nn.Module]:
         from torch import nn
 
-        couplings = [_coupling(self.settings) for _ in range(self.settings.blocks)]
-        return {**super().build(), "flow": nn.ModuleList(couplings)}
+        settings, network = self.settings, self.network
+        undropped = settings.model_copy(update={"dropout": 0.0})
+        return {
+            "embedding": embedding(network.width, undropped, network.slope),
+            "classifier": classifier(self.classes, settings, network.slope),
+            "flow": nn.ModuleList(_coupling(settings) for _ in range(settings.blocks)),
+        }
 
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
         import torch
@@ -111,19 +125,19 @@ def transform(
         for network in networks:
             # The half that stays makes the scale and shift of the other; then they change places.
             scale, shift = network(second).chunk(2, 1)
-            scale = clamp * 2 / math.pi * scale.atan()
+            scale = SCALE_FACTOR * clamp * (scale / clamp).atan()
             logdet = logdet + scale.sum(1)
             first, second = second, first * scale.exp() + shift
-        values = torch.cat([first, second], 1)
+        values = torch.cat([first, second], 1).clamp(-LARGEST, LARGEST)
     return values, logdet
 
 
 def _order(values: torch.Tensor, block: int) -> torch.Tensor:
-    """The block's permutation, the same in every training."""
+    """The block's permutation, the same in every training and as released."""
     import torch
 
-    generator = torch.Generator().manual_seed(block)
-    return torch.randperm(values.shape[1], generator=generator).to(values.device)
+    order = np.random.RandomState(block).permutation(values.shape[1])
+    return torch.from_numpy(order).to(values.device)
 
 
 def _coupling(settings: Configuration) -> nn.ModuleList:
@@ -133,10 +147,16 @@ def _coupling(settings: Configuration) -> nn.ModuleList:
     small = settings.hidden // 2
     large = settings.hidden - small
     return nn.ModuleList(
-        nn.Sequential(
-            nn.Linear(inside, settings.inner),
-            nn.ReLU(),
-            nn.Linear(settings.inner, 2 * outside),
-        )
+        _network((inside, *[settings.inner] * (settings.depth - 1), 2 * outside))
         for inside, outside in ((small, large), (large, small))
     )
+
+
+def _network(widths: tuple[int, ...]) -> nn.Sequential:
+    """Linear layers with ReLU between them."""
+    from torch import nn
+
+    layers: list[nn.Module] = []
+    for inside, outside in pairwise(widths):
+        layers += [nn.Linear(inside, outside), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])

@@ -55,7 +55,7 @@ class Ndcc(VggClassifier):
     name: ClassVar[str] = "ndcc"
     configuration: ClassVar[type[Settings]] = Configuration
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "paper": {},
+        "paper": {"mixed_precision": False},
         "small": dict(
             **SMALL_NETWORK,
             epochs=10,

@@ -73,7 +73,9 @@ class Configuration(OdinSettings):
         ALL, description="Classifier that it builds on; all: a run for each one that is chosen."
     )
     choose: Literal["fixed", "validation"] = Field(
-        "fixed", description="Take temperature and epsilon as given, or the best of the grid."
+        "fixed",
+        description="Take temperature and epsilon as given, or the best of the grid by AUROC on "
+        "validation samples.",
     )
     temperatures: tuple[float, ...] = Field(
         (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000), description="Grid for choose = validation."
@@ -161,26 +163,20 @@ class Odin(Model):
         return (BaseRun(settings.base),)
 
     def _fit(self, train: Samples, valid: Samples | None, fitting: Fitting) -> pl.DataFrame:
-        self.temperature, self.epsilon = self.settings.temperature, self.settings.epsilon
-        rows = []
+        history = pl.DataFrame()
         if self.settings.choose == "validation":
-            novel = novel_rows(valid, self.name)
-            assert valid is not None
-            grid = [(t, e) for e in self.settings.epsilons for t in self.settings.temperatures]
-            for number, (self.temperature, self.epsilon) in enumerate(grid, 1):
-                auroc = area(novel, self._outputs(valid).novelty)
-                row = {
-                    "temperature": self.temperature,
-                    "epsilon": self.epsilon,
-                    "valid_auroc": auroc,
-                }
-                rows.append(row)
-                if fitting.progress is not None:
-                    fitting.progress(number, len(grid), row)
-            best = max(rows, key=lambda row: row["valid_auroc"])
-            self.temperature, self.epsilon = best["temperature"], best["epsilon"]
-        columns = ("temperature", "epsilon", "valid_auroc")
-        return pl.DataFrame(rows, schema=dict.fromkeys(columns, pl.Float64))
+            names, numbers = ("temperature", "epsilon"), self.settings
+            grid = [(t, e) for e in numbers.epsilons for t in numbers.temperatures]
+            best, history = best_candidate(self, names, grid, self._novelty_at, valid, fitting)
+        else:
+            best = {"temperature": self.settings.temperature, "epsilon": self.settings.epsilon}
+        self.temperature, self.epsilon = best["temperature"], best["epsilon"]
+        self.record["chosen"] = best
+        return history
+
+    def _novelty_at(self, valid: Samples, temperature: float, epsilon: float) -> np.ndarray | None:
+        self.temperature, self.epsilon = temperature, epsilon
+        return self._outputs(valid).novelty
 
     def _outputs(self, samples: Samples) -> Outputs:
         base: Any = self.bases[0]
@@ -214,18 +210,34 @@ def _fits(name: str) -> bool:
     return name in models.names() and all(hasattr(models.find(name), m) for m in METHODS)
 
 
-def novel_rows(valid: Samples | None, model: str) -> np.ndarray:
-    """Which validation samples are novel; choosing by validation needs some of each."""
+def best_candidate(
+    model: Model,
+    names: Sequence[str],
+    grid: Sequence[tuple[float, ...]],
+    novelty: Callable[..., np.ndarray | None],
+    valid: Samples | None,
+    fitting: Fitting,
+) -> tuple[dict[str, float], pl.DataFrame]:
+    """The first candidate of the largest AUROC on validation samples, and a row for each.
+
+    `names` are those of a candidate's numbers; `novelty` is called with the samples and them.
+    """
+    from sklearn.metrics import roc_auc_score
+
     novel = np.zeros(0, bool) if valid is None or valid.labels is None else valid.labels == NOVEL
     if novel.all() or not novel.any():
         raise ConfigError(
-            f"model {model}: choose = validation needs known and novel validation samples, "
+            f"model {model.name}: choose = validation needs known and novel validation samples, "
             f"found {int((~novel).sum())} and {int(novel.sum())}; set choose to fixed"
         )
-    return novel
-
-
-def area(novel: np.ndarray, scores: np.ndarray | None) -> float:
-    from sklearn.metrics import roc_auc_score
-
-    return float(roc_auc_score(novel, scores))
+    rows = []
+    for number, values in enumerate(grid, 1):
+        area = float(roc_auc_score(novel, novelty(valid, *values)))
+        rows.append({**dict(zip(names, values, strict=True)), "valid_auroc": area})
+        if fitting.progress is not None:
+            fitting.progress(number, len(grid), rows[-1])
+    history = pl.DataFrame(rows, schema=dict.fromkeys((*names, "valid_auroc"), pl.Float64))
+    best = int(history["valid_auroc"].arg_max() or 0)
+    is_best = pl.int_range(pl.len()) == best
+    chosen = dict(zip(names, map(float, grid[best]), strict=True))
+    return chosen, history.with_columns(is_best.cast(pl.Float64).alias("chosen"))

@@ -34,10 +34,11 @@ class Configuration(HeadSettings, CloudSettings):
 
 class SubcenterArcFace(CloudModel):
     name: ClassVar[str] = "subcenter_arcface"
+    version: ClassVar[int] = 2
     configuration: ClassVar[type[Configuration]] = Configuration
     gives: ClassVar[frozenset[str]] = frozenset({"logits", "features"})
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "paper": {"epochs": 500},
+        "paper": {},  # tasks/threedos/runs.py has what differs by track
         "small": SMALL,
     }
 
@@ -57,7 +58,7 @@ class SubcenterArcFace(CloudModel):
         return {"loss": loss, "accuracy": (found.argmax(1) == labels).float().mean()}
 
     def logits(self, g: torch.Tensor) -> torch.Tensor:
-        found = cosines(g, self.layers["prototypes"].weight)
+        found = cosines(g, self.layers["prototypes"]["weight"])
         return found.view(len(g), self.classes, -1).amax(2)
 
 
@@ -67,7 +68,7 @@ def with_margin(found: torch.Tensor, labels: torch.Tensor, margin: float) -> tor
     import torch
 
     own = found.gather(1, labels[:, None])
-    sine = (1 - own.square()).clamp(min=1e-12).sqrt()
+    sine = (1 - own.square()).clamp(min=1e-6).sqrt()
     pushed = own * math.cos(margin) - sine * math.sin(margin)
     pushed = torch.where(own > -math.cos(margin), pushed, own - margin * math.sin(margin))
     return found.scatter(1, labels[:, None], pushed)

@@ -2,7 +2,8 @@
 
 Loss = -mean over anchors of log(sum_pos / (sum_pos + sum_neg)), sums of exp(cos / tau) over the
 other samples of the same label and those of other labels: the sum is inside the logarithm, unlike
-Khosla's L_out. 3DOS's score is the cosine of the projection to the nearest training one.
+Khosla's L_out. 3DOS's score is the cosine of the projection to the nearest training one. The
+activation is leaky on every network.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pydantic import Field
 
 from tasks.learning.trainer import Losses
 from tasks.models.clouds import CloudModel, CloudSettings
-from tasks.networks.heads import HeadSettings, cosines, embedding
+from tasks.networks.heads import SLOPE, HeadSettings, cosines, embedding
 
 if TYPE_CHECKING:
     import torch
@@ -30,15 +31,16 @@ class Configuration(HeadSettings, CloudSettings):
 
 class SupCon(CloudModel):
     name: ClassVar[str] = "supcon"
+    version: ClassVar[int] = 2
     views: ClassVar[int] = 2
     configuration: ClassVar[type[Configuration]] = Configuration
     gives: ClassVar[frozenset[str]] = frozenset({"features"})
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         # The schedule is made for 2,000 epochs; the documented command trains 250 of them.
         "paper": {
-            "dropout": 0.0,
             "optimizer": "sgd",
             "learning_rate": 0.05,
+            "final_rate": 0.0,
             "schedule_epochs": 2000,
             "warmup_epochs": 100,
             "warmup_rate": 1e-5,
@@ -47,8 +49,7 @@ class SupCon(CloudModel):
     }
 
     def build(self) -> dict[str, nn.Module]:
-        inside, slope = self.network.width, self.network.slope
-        return {"embedding": embedding(inside, self.settings, slope, bias=True)}
+        return {"embedding": embedding(self.network.width, self.settings, SLOPE, bias=True)}
 
     def cloud_losses(self, clouds: torch.Tensor, labels: torch.Tensor) -> Losses:
         g = self.cloud_outputs(clouds)["features"].float()

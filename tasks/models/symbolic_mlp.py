@@ -4,14 +4,16 @@ A sample is a frame after the K before it: "counts" (N, K + 1, C), and each othe
 is a category of words. The novelty of a frame is the largest loss of its variables: squared error
 of a count, cross-entropy of a category. The first K frames of an episode, whose missing counts are
 NaN, have 0.0 as in the released results. No code of the paper's is public; it names no patience and
-no batch size. Early stopping here keeps the weights of the epoch with the least validation loss.
+no batch size. Early stopping here keeps the weights of the epoch with the least validation loss;
+with `choose = validation` a network of each shape of the grid is trained, and that of the least
+validation loss is kept.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
+from itertools import pairwise, product
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -19,7 +21,7 @@ import polars as pl
 from pydantic import Field
 
 from schemas.config import Settings
-from schemas.errors import ConfigError
+from schemas.errors import ConfigError, TrainingError
 from tasks.learning.encoding import ColumnGroups, column_groups, encoded, learn_vocabulary
 from tasks.learning.samples import NOVEL, Rows, Samples
 from tasks.learning.trainer import Batch, Losses, TrainingSettings, compute_in_batches
@@ -42,6 +44,15 @@ class Configuration(ThreadSettings, TrainingSettings):
     )
     layers: int = Field(2, ge=1, description="Hidden layers.")
     hidden: int = Field(64, ge=1, description="Units of a hidden layer.")
+    choose: Literal["fixed", "validation"] = Field(
+        "fixed",
+        description="Take layers and hidden as given, or the best of the grid by loss on known "
+        "validation samples.",
+    )
+    layers_grid: tuple[int, ...] = Field((1, 2, 3), description="Grid for choose = validation.")
+    hidden_grid: tuple[int, ...] = Field(
+        (16, 32, 48, 64), description="Grid for choose = validation."
+    )
     dropout: float = Field(0.2, ge=0, lt=1, description="Share of units dropped in training.")
     scaling: Literal["none", "deviation"] = Field(
         "none", description="Counts as they are, or divided by their deviation in training."
@@ -74,10 +85,11 @@ class Sequences:
 
 class SymbolicMlp(NetworkModel):
     name: ClassVar[str] = "symbolic_mlp"
+    version: ClassVar[int] = 2
     modality: ClassVar[str] = "states"
     configuration: ClassVar[type[Settings]] = Configuration
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "paper": {"contexts": (2, 5, 10)},
+        "paper": {"contexts": (2, 5, 10), "choose": "validation"},
         "small": {
             "contexts": (2, 5, 10),
             "scaling": "deviation",
@@ -86,12 +98,17 @@ class SymbolicMlp(NetworkModel):
         },
     }
     validates: ClassVar[bool] = True
+    shape: dict[str, int]
+    """Layers and units of the network that is being fitted."""
 
     @classmethod
     def variants(
         cls, preset: str, changes: Mapping[str, Any], network: str | None, asked: Sequence[str]
     ) -> list[Mapping[str, Any]]:
-        """One run for each of `contexts`; where only `context` is changed, that one alone."""
+        """One run for each of `contexts`; where only `context` is changed, that one alone. Where
+        layers or hidden is given, nothing is chosen."""
+        if {"layers", "hidden"} & changes.keys():
+            changes = {"choose": "fixed", **changes}
         settings = cls.resolve(preset, changes, network)
         several = settings.contexts
         if "contexts" not in changes and "context" in changes:
@@ -109,12 +126,43 @@ class SymbolicMlp(NetworkModel):
                 f"{self.settings.context} frames; use a smaller context"
             )
         known = None if valid is None else self.sequences(valid)
-        history = super()._fit(sequences, known, fitting)
+        self.shape = self.given_shape()
+        if self.settings.choose == "validation":
+            return self._fit_grid(sequences, known, fitting)
+        return self._fit_shape(sequences, known, fitting)
+
+    def given_shape(self) -> dict[str, int]:
+        return {"layers": self.settings.layers, "hidden": self.settings.hidden}
+
+    def _fit_shape(self, train: Samples, valid: Samples | None, fitting: Fitting) -> pl.DataFrame:
+        history = super()._fit(train, valid, fitting)
         epoch = int(self.layers["stopping"].epoch)
         self.record["weights_of_epoch"] = (
             f"{epoch}, least validation loss" if epoch else f"{len(history)}, the last"
         )
         return history
+
+    def _fit_grid(self, train: Samples, valid: Samples | None, fitting: Fitting) -> pl.DataFrame:
+        """Fit every shape of the grid and keep the first of the least loss; a row for each."""
+        if valid is None or not len(valid):
+            raise ConfigError(
+                f"model {self.name}: choose = validation needs known validation samples; set "
+                "choose to fixed"
+            )
+        rows, least, best = [], np.inf, None
+        for layers, hidden in product(self.settings.layers_grid, self.settings.hidden_grid):
+            self.shape = {"layers": layers, "hidden": hidden}
+            work = None if fitting.work is None else fitting.work / f"{layers}_x_{hidden}"
+            self._fit_shape(train, valid, replace(fitting, work=work, keep=None))
+            loss = float(self.layers["stopping"].least)
+            rows.append({**self.shape, "valid_loss": loss})
+            if loss < least:
+                least, best = loss, (len(rows) - 1, self.record, self.layers)
+        if best is None:
+            raise TrainingError(f"model {self.name}: no shape of the grid has a finite loss")
+        number, self.record, self.layers = best
+        is_best = pl.int_range(pl.len()) == number
+        return pl.DataFrame(rows).with_columns(is_best.cast(pl.Float64).alias("chosen"))
 
     def survey(self, train: Samples) -> dict[str, Any]:
         frames = train.array("sequences").samples  # type: ignore[attr-defined]
@@ -126,6 +174,7 @@ class SymbolicMlp(NetworkModel):
             # Pairs: the categories keep their order.
             "vocabulary": [[name, list(known)] for name, known in learn_vocabulary(words).items()],
             "scale": np.where(constant, 1, deviation).astype(np.float32).tolist(),
+            "chosen": self.shape,
         }
 
     @property
@@ -174,7 +223,9 @@ class SymbolicMlp(NetworkModel):
         from torch import nn
 
         settings, width = self.settings, self.groups.width
-        sizes = [settings.context * width, *[settings.hidden] * settings.layers]
+        # A file of an older version names no shape.
+        shape = self.record.get("chosen") or self.given_shape()
+        sizes = [settings.context * width, *[shape["hidden"]] * shape["layers"]]
         layers: list[nn.Module] = [nn.Flatten()]
         for inside, outside in pairwise(sizes):
             layers += [nn.Linear(inside, outside), nn.ReLU(), nn.Dropout(settings.dropout)]

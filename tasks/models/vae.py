@@ -1,10 +1,14 @@
 """A variational autoencoder of clouds of FoldingNet's kind (3DOS rule 11, "VAE").
 
-Encoder: coordinates and local covariances, an MLP, two graph layers (largest values over the k
-nearest points), global maximum, mean and log variance of a latent code. Decoder: a grid on the
-sphere, folded twice. Loss = chamfer distance (sum of squares, both ways) + KL; novelty = chamfer
-distance of the reconstruction from the mean code, features = mean code. The reference code's EMD
-and feature-difference terms are left out: 3DOS uses the reconstruction alone.
+Masuda et al. 2021. Encoder: each point with the products of its coordinates and its neighbour's,
+an MLP, two graph layers (largest values over the k nearest points), the largest values of MLP and
+graph over all points, of them a mean and a spread s of the latent code. Decoder: a grid on the
+sphere, folded twice. The code is drawn with log variance s, while the divergence takes s for a
+deviation: KL = sum(mean^2 + s^2 - log s^2 - 1) / 2, as in the reference's code.
+Loss = chamfer distances (sums of squares, both ways, over the batch) of both foldings + KL + KL of
+the reconstruction's own code. Novelty = chamfer distance of the reconstruction from the mean code,
+features = mean code. The reference's other scores (EMD, KL, difference of features) are left out:
+3DOS uses the reconstruction alone.
 """
 
 from __future__ import annotations
@@ -40,8 +44,12 @@ class Configuration(CloudSettings):
     """Units of the folding layers."""
     reconstruction_points: int = Field(2048, ge=1)
     """Points of a reconstruction."""
+    first_folding: float = Field(1.0, ge=0)
+    """Weight of the first folding's distance."""
     divergence: float = Field(1.0, ge=0)
     """Weight of KL."""
+    second_divergence: float = Field(1.0, ge=0)
+    """Weight of KL of the code that the reconstruction has."""
 
 
 _PLAIN = {
@@ -54,6 +62,7 @@ _PLAIN = {
 
 class Vae(CloudModel):
     name: ClassVar[str] = "vae"
+    version: ClassVar[int] = 2
     uses_network: ClassVar[bool] = False
     configuration: ClassVar[type[Configuration]] = Configuration
     gives: ClassVar[frozenset[str]] = frozenset({"features", "novelty"})
@@ -63,7 +72,9 @@ class Vae(CloudModel):
             "final_rate": 1e-3,
             "epochs": 300,
             "batch_size": 100,
+            "order": "shuffled",
             "points": 2048,
+            "initial_weights": "torch",
         },
         "small": {
             **_PLAIN,
@@ -73,6 +84,8 @@ class Vae(CloudModel):
             "latent": 32,
             "folding": 64,
             "reconstruction_points": 256,
+            "first_folding": 0.0,
+            "second_divergence": 0.0,
         },
     }
 
@@ -80,59 +93,67 @@ class Vae(CloudModel):
         from torch import nn
 
         settings = self.settings
-        first, second = settings.graph
+        widths = (settings.local[-1], *settings.graph)
         folds = [_fold(settings.latent + 3, settings.folding) for _ in range(2)]
         return {
             "local": _mlp((12, *settings.local)),
             "graph": nn.ModuleList(
-                [nn.Linear(settings.local[-1], first), nn.Linear(first, second)]
+                nn.Sequential(nn.Linear(inside, inside), nn.Linear(inside, outside))
+                for inside, outside in pairwise(widths)
             ),
-            "code": nn.Sequential(
-                nn.Linear(second, settings.latent),
-                nn.ReLU(),
-                nn.Linear(settings.latent, 2 * settings.latent),
-            ),
+            "code": nn.Linear(widths[0] + widths[-1], 2 * settings.latent),
             "folds": nn.ModuleList(folds),
         }
 
     def code(self, clouds: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mean and log variance (N, latent)."""
+        """Mean and spread (N, latent)."""
         import torch
 
-        neighbours = nearest(clouds, self.settings.k)
-        values = self.layers["local"](torch.cat([clouds, covariances(clouds, neighbours)], 2))
-        for layer in self.layers["graph"]:
-            values = layer(gather_rows(values, neighbours).amax(2)).relu()
-        mean, log_variance = self.layers["code"](values.amax(1)).float().chunk(2, 1)
-        return mean, log_variance.clamp(-20, 20)
+        neighbours = nearest(clouds, self.settings.k, ordered=True)
+        local = self.layers["local"](torch.cat([clouds, products(clouds, neighbours)], 2))
+        first, second = self.layers["graph"]
+        values = first(gather_rows(local, neighbours).amax(2)).relu()
+        values = second(gather_rows(values, neighbours).amax(2))
+        largest = torch.cat([local, values], 2).amax(1)
+        mean, spread = self.layers["code"](largest).float().chunk(2, 1)
+        return mean, spread
 
-    def decode(self, code: torch.Tensor) -> torch.Tensor:
-        """Clouds (N, points, 3)."""
+    def decode(self, code: torch.Tensor) -> list[torch.Tensor]:
+        """Clouds (N, points, 3) of the first folding, and of the second: the reconstruction."""
         import torch
 
         points = sphere(self.settings.reconstruction_points).to(code).expand(len(code), -1, -1)
+        repeated = code[:, None].expand(-1, points.shape[1], -1)
+        foldings = []
         for fold in self.layers["folds"]:
-            repeated = code[:, None].expand(-1, points.shape[1], -1)
-            points = fold(torch.cat([points, repeated], 2)).float()
-        return points
+            points = fold(torch.cat([repeated, points], 2)).float()
+            foldings.append(points)
+        return foldings
 
     def cloud_losses(self, clouds: torch.Tensor, labels: torch.Tensor) -> Losses:
         import torch
 
-        mean, log_variance = self.code(clouds)
+        settings = self.settings
+        mean, spread = self.code(clouds)
         noise = torch.empty_like(mean).normal_()
-        made = self.decode(mean + noise * (log_variance / 2).exp())
-        distance = chamfer(clouds, made).mean()
-        spread = (mean.square() + log_variance.exp() - 1 - log_variance).sum(1).mean() / 2
-        return {
-            "loss": distance + self.settings.divergence * spread,
-            "chamfer": distance,
-            "divergence": spread,
-        }
+        folded, made = self.decode(mean + noise * (spread / 2).exp())
+        distance, kl = chamfer(clouds, made), divergence(mean, spread)
+        loss = distance.sum() + settings.divergence * kl
+        if settings.first_folding:
+            loss = loss + settings.first_folding * chamfer(clouds, folded).sum()
+        if settings.second_divergence:
+            loss = loss + settings.second_divergence * divergence(*self.code(made))
+        return {"loss": loss, "chamfer": distance.mean(), "divergence": kl}
 
     def cloud_outputs(self, clouds: torch.Tensor) -> dict[str, torch.Tensor]:
         mean, _ = self.code(clouds)
-        return {"features": mean, "novelty": chamfer(clouds, self.decode(mean))}
+        return {"features": mean, "novelty": chamfer(clouds, self.decode(mean)[-1])}
+
+
+def divergence(mean: torch.Tensor, spread: torch.Tensor) -> torch.Tensor:
+    """From N(mean, spread^2) to N(0, 1), the mean over rows."""
+    squares = spread.square()
+    return (mean.square() + squares - (squares + 1e-12).log() - 1).sum(1).mean() / 2
 
 
 def chamfer(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
@@ -142,11 +163,10 @@ def chamfer(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     return there.square().sum((1, 2)) + back.square().sum((1, 2))
 
 
-def covariances(clouds: torch.Tensor, neighbours: torch.Tensor) -> torch.Tensor:
-    """Of each point's neighbours, (B, P, 9)."""
-    near = gather_rows(clouds, neighbours)
-    near = near - near.mean(2, keepdim=True)
-    return (near.mT @ near / neighbours.shape[2]).flatten(2)
+def products(clouds: torch.Tensor, neighbours: torch.Tensor) -> torch.Tensor:
+    """Of the coordinates of each point's nearest point (itself) and the next one, (B, P, 9)."""
+    own, other = (gather_rows(clouds, neighbours[..., place]) for place in (0, 1))
+    return (own[..., None] * other[..., None, :]).flatten(2)
 
 
 def sphere(count: int) -> torch.Tensor:

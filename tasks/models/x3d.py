@@ -1,9 +1,13 @@
-"""X3D-M, frozen: four temporal crops of a clip, 2048 features each (KOWL-718 section 5.1)."""
+"""X3D-M, frozen: four temporal crops of a clip, 2048 features each (KOWL-718 section 5.1).
+
+As FAIR tests it: ten temporal crops of three squares at 256 pixels (Feichtenhofer 2020, section 4).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
@@ -15,8 +19,12 @@ if TYPE_CHECKING:
 
 
 class Configuration(CropSettings):
+    named: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "release": {"short_side": 224},
+        "fair": {"crops": 10, "short_side": 256, "crop": 256},
+    }
     count: int = Field(16, ge=16, le=16, description="Frames in a temporal crop; X3D-M takes 16.")
-    crop: int = Field(224, ge=224, le=224, description="Side of a frame in pixels; it takes 224.")
+    crop: int = Field(224, ge=224, description="Side of a frame in pixels.")
 
 
 class X3DBackbone(CropBackbone):
@@ -24,6 +32,6 @@ class X3DBackbone(CropBackbone):
     configuration: ClassVar[type[Settings]] = Configuration
 
     def load(self, weights: Path) -> X3D:
-        from tasks.features.x3d import load_x3d
+        from tasks.features.x3d import X3DSize, load_x3d
 
-        return load_x3d(weights)
+        return load_x3d(weights, size=X3DSize(side=self.settings.crop))

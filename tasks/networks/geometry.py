@@ -31,8 +31,11 @@ def gather_rows(values: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     return values.reshape(-1, width).index_select(0, flat).view(*index.shape, width)
 
 
-def nearest(points: torch.Tensor, k: int) -> torch.Tensor:
-    """Indices (B, P, k) of the k nearest points of each point, itself among them."""
+def nearest(points: torch.Tensor, k: int, *, ordered: bool = False) -> torch.Tensor:
+    """Indices (B, P, k) of the k nearest points of each point, itself among them.
+
+    With `ordered` the nearest comes first.
+    """
     import torch
 
     k = min(k, points.shape[1])
@@ -41,7 +44,7 @@ def nearest(points: torch.Tensor, k: int) -> torch.Tensor:
         # Squared distance without the query's own norm: the same order in each row.
         norms = part.square().sum(2)[:, None]
         distances = torch.baddbmm(norms, part, part.transpose(1, 2), alpha=-2)
-        return distances.topk(k, largest=False, sorted=False).indices
+        return distances.topk(k, largest=False, sorted=ordered).indices
 
     with torch.no_grad():
         return _by_parts(table, points.shape[1] ** 2, points.detach().float())

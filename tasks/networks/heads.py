@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 INITIAL_DEVIATION = 0.02
+SLOPE = 0.2
+"""Below zero, of models whose activation does not follow the network's."""
 
 
 class HeadSettings(Settings):
@@ -61,11 +63,14 @@ def classifier(classes: int, settings: HeadSettings, slope: float) -> nn.Sequent
     )
 
 
-def prototypes(count: int, settings: HeadSettings) -> nn.Linear:
-    """Directions that g is compared with, the rows of the layer's weight."""
+def prototypes(count: int, settings: HeadSettings) -> nn.ParameterDict:
+    """`weight`: directions that g is compared with, in its rows, xavier-uniform."""
+    import torch
     from torch import nn
 
-    return nn.Linear(settings.features, count, bias=False)
+    return nn.ParameterDict(
+        {"weight": nn.init.xavier_uniform_(torch.empty(count, settings.features))}
+    )
 
 
 def cosines(g: torch.Tensor, directions: torch.Tensor) -> torch.Tensor:

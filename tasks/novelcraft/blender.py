@@ -3,8 +3,9 @@
 Enters: world states. Leaves: masks of the novel pixels (rule 6). Two settings by name:
 `published` repeats the labelling code: the scene loaded anew for each frame, one object per block,
 128 samples, Blackman-Harris 1.5 px, Filmic, 8-bit grey, novel where grey >= 128. `exact` asks
-Cycles for the same sample rays as `raycast`: one merged mesh with a material per face, 4x4 image
-pixels for one pixel, a ray through the centre of each, cut to the rectangle novel boxes can touch.
+Cycles for the same sample rays as `raycast`: one merged mesh with a material per face, as many
+image pixels for one pixel as it has samples, a ray through the centre of each, cut to the rectangle
+novel boxes can touch.
 
 bpy may crash on exit and grows over thousands of renders, so callers run `render_states` in child
 processes, a chunk of frames each. Where surfaces of two boxes coincide, Cycles shows either one, a

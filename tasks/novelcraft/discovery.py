@@ -90,7 +90,7 @@ class Configuration(TrainingSettings):
 
 
 PRESETS: Mapping[str, Configuration] = {
-    "paper": Configuration(),
+    "paper": Configuration(mixed_precision=False),
     "small": Configuration(
         image_size=48,
         patch=8,

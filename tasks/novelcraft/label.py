@@ -132,7 +132,7 @@ def plan_label_shards(ingested: list[Piece]) -> list[Shard]:
     ]
 
 
-@stage(writes=_tables, version=2)
+@stage(writes=_tables, version=3)
 def render_targets(shard: Shard, settings: RenderSettings) -> Produced:
     """Render the novel pixels of every frame of some episodes."""
     frames = shard.read("frames", FRAME_COLUMNS)

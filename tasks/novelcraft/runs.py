@@ -30,18 +30,25 @@ from tasks.features.images import ITEM_BAR_ROWS
 from tasks.models.base import Model
 from tasks.models.odin import Odin
 from tasks.models.vgg_classifier import VggClassifier, VggSettings
-from tasks.novelcraft.samples import PROTOCOL_OF, TABLES_OF
-from tasks.novelcraft.windows import EVALUATED_MODE, window_scores
-from tasks.novelcraft.windows import PROTOCOL as WINDOWS_PROTOCOL
+from tasks.novelcraft.samples import MODALITY_OF, TABLES_OF
+from tasks.novelcraft.windows import FRAMES_PROTOCOL, window_scores
+from tasks.novelcraft.windows import PROTOCOLS as WINDOW_PROTOCOLS
 from tasks.scores.base import Outputs
 
 CONVENTIONS: Mapping[str, tuple[str, ...]] = {
     "visual": ("novelcraft-2022", "novelcraft-tmlr", "openood"),
     "symbolic": ("openood",),
-    WINDOWS_PROTOCOL: ("novelcraft-symbolic", "openood"),
+    "symbolic_all": ("openood",),
+    **dict.fromkeys(WINDOW_PROTOCOLS, ("novelcraft-symbolic", "openood")),
     "fused": ("novelcraft-2022", "openood"),
 }
 """Protocols, and the conventions that each is measured by."""
+
+FUSED = ("visual", "symbolic_all")
+"""Protocols whose runs are fused: together they score every frame of `fused`."""
+
+ODIN_NUMBERS = {"temperature", "epsilon"}
+"""Settings that are chosen on validation in preset `paper`, unless one is given."""
 
 
 def chosen_protocols(config: Config) -> tuple[str, ...]:
@@ -59,13 +66,13 @@ def chosen_runs(config: Config) -> list[ModelRun]:
         raise ConfigError(f"predictors {names} do not fit novelcraft: it has no increments")
     protocols = chosen_protocols(config)
     for name in models.chosen(config.models):
-        protocol = PROTOCOL_OF.get(models.find(name).modality)
-        if name in config.models and protocol is not None and not _is_asked(protocol, protocols):
+        own = [p for p, kind in MODALITY_OF.items() if kind == models.find(name).modality]
+        if name in config.models and own and not any(_is_asked(p, protocols) for p in own):
             raise ConfigError(
-                f"model {name} has protocol {protocol}, which is not among {', '.join(protocols)}"
+                f"model {name} has protocol {own[0]}, which is not among {', '.join(protocols)}"
             )
     runs = plan_models("novelcraft", config, offers(config))
-    if WINDOWS_PROTOCOL in protocols:
+    if set(WINDOW_PROTOCOLS) & set(protocols):
         _check_contexts(runs, config.windows.contexts)
     return runs
 
@@ -74,10 +81,11 @@ def offers(config: Config) -> list[Offer]:
     """The protocols that models are fitted on, each for one modality."""
     below = tuple(networks.chosen(config.networks))
     for name in below:
-        if networks.find(name).modality not in PROTOCOL_OF:
+        if networks.find(name).modality not in MODALITY_OF.values():
+            there = ", ".join(dict.fromkeys(MODALITY_OF.values()))
             raise ConfigError(
                 f"network {name} does not fit novelcraft: it takes samples of modality "
-                f"{networks.find(name).modality}, novelcraft has {', '.join(PROTOCOL_OF)}"
+                f"{networks.find(name).modality}, novelcraft has {there}"
             )
     protocols = chosen_protocols(config)
 
@@ -87,34 +95,43 @@ def offers(config: Config) -> list[Offer]:
             wanted["item_bar_rows"] = ITEM_BAR_ROWS
         if isinstance(settings, VggSettings) and config.vgg_weights is not None:
             wanted["weights"] = config.vgg_weights
-        if kind is Odin:  # what NovelCraft chose of its grid
-            wanted |= {"base": VggClassifier.name, "epsilon": 0.0, "space": "pixel1"}
+        if kind is Odin:
+            wanted |= {"base": VggClassifier.name, "space": "pixel1"}
+            if config.preset == "paper" and not settings.model_fields_set & ODIN_NUMBERS:
+                wanted["choose"] = "validation"
+            else:
+                wanted["epsilon"] = 0.0  # what NovelCraft chose of its grid
         return wanted
 
-    def offer(modality: str, protocol: str) -> Offer:
+    def offer(protocol: str, modality: str) -> Offer:
         def takes(kind: type[Model]) -> bool:
             """Of all models, those that stand on a network are meant where one is named."""
             possible = bool(below) or not kind.uses_network or kind.name in config.models
-            return possible and _is_asked(protocol, protocols)
+            # Unless it is named, only what fused runs build on is made there.
+            named = protocol != "symbolic_all" or protocol in config.protocols
+            return possible and named and _is_asked(protocol, protocols)
 
         fitting = tuple(name for name in below if networks.find(name).modality == modality)
-        return Offer(protocol, modality, networks=fitting, takes=takes, adapt=adapt)
+        return Offer(
+            protocol, modality, networks=fitting, takes=takes, adapt=adapt, builds_on=FUSED
+        )
 
-    return [offer(modality, protocol) for modality, protocol in PROTOCOL_OF.items()]
+    return [offer(protocol, modality) for protocol, modality in MODALITY_OF.items()]
 
 
 def _is_asked(protocol: str, protocols: Sequence[str]) -> bool:
     """Windows are made of symbolic runs."""
-    return protocol in protocols or (protocol == "symbolic" and WINDOWS_PROTOCOL in protocols)
+    windows = protocol == FRAMES_PROTOCOL and set(WINDOW_PROTOCOLS) & set(protocols)
+    return protocol in protocols or bool(windows)
 
 
 def _check_contexts(runs: Sequence[ModelRun], contexts: Sequence[int]) -> None:
     for run in runs:
-        if run.offer.protocol == "symbolic" and run.settings.context not in contexts:
+        if run.offer.protocol == FRAMES_PROTOCOL and run.settings.context not in contexts:
             raise ConfigError(
                 f"model {run.kind.name} of context {run.settings.context} has no windows: "
                 f"windows.contexts are {', '.join(map(str, contexts))}; add it there, or name the "
-                f"protocols without {WINDOWS_PROTOCOL}"
+                f"protocols without {', '.join(WINDOW_PROTOCOLS)}"
             )
 
 
@@ -128,11 +145,19 @@ def sample_parts(build: Build, run: PlannedRun) -> tuple[Part, ...]:
 
 
 def make_window_runs(
-    build: Build, runs: Sequence[PassedRun], keys: Mapping[str, Mapping[str, str]]
+    build: Build,
+    runs: Sequence[PassedRun],
+    keys: Mapping[str, Mapping[str, str]],
+    protocols: Sequence[str],
 ) -> list[PassedRun]:
-    """A run of windows on each symbolic run, with the same settings."""
-    bases = [run for run in runs if run.facts.protocol == "symbolic" and WINDOWS_PROTOCOL in keys]
-    shards = [plan_windows(build, run, keys[WINDOWS_PROTOCOL]["data_key"]) for run in bases]
+    """Runs of windows on each symbolic run, with the same settings."""
+    wanted = [name for name in WINDOW_PROTOCOLS if name in protocols and name in keys]
+    shards = [
+        plan_windows(build, run, name, keys[name]["data_key"])
+        for run in runs
+        if run.facts.protocol == FRAMES_PROTOCOL
+        for name in wanted
+    ]
     return [
         PassedRun(
             RunFacts.model_validate(shard.about),
@@ -146,10 +171,8 @@ def make_window_runs(
     ]
 
 
-def plan_windows(build: Build, base: PassedRun, data_key: str) -> Shard:
-    facts = base.facts.model_copy(
-        update={"protocol": WINDOWS_PROTOCOL, "base_runs": (base.mark.run_id,)}
-    )
+def plan_windows(build: Build, base: PassedRun, protocol: str, data_key: str) -> Shard:
+    facts = base.facts.model_copy(update={"protocol": protocol, "base_runs": (base.mark.run_id,)})
     mark = run_mark(facts, data_key)
     tables = build.table("splits") + build.table("windows") + build.table("frames")
     return Shard(
@@ -161,7 +184,7 @@ def plan_windows(build: Build, base: PassedRun, data_key: str) -> Shard:
     )
 
 
-@stage(writes=(OUTPUTS, RUNS), version=1)
+@stage(writes=(OUTPUTS, RUNS), version=2)
 def pass_windows(shard: Shard, settings: Settings) -> Produced:
     """Give each window of the run's context the largest novelty of its frames."""
     facts = RunFacts.model_validate(shard.about)
@@ -171,10 +194,10 @@ def pass_windows(shard: Shard, settings: Settings) -> Produced:
     splits = shard.read("splits").filter(
         (pl.col("protocol") == facts.protocol) & pl.col("split").is_in(EVALUATED)
     )
-    context = facts.settings["context"]
+    context, mode = facts.settings["context"], WINDOW_PROTOCOLS[str(facts.protocol)]
     windows = (
         shard.read("windows")
-        .filter((pl.col("mode") == EVALUATED_MODE) & (pl.col("context") == context))
+        .filter((pl.col("mode") == mode) & (pl.col("context") == context))
         .join(splits.select("sample_id"), on="sample_id", how="semi")
     )
     largest = window_scores(scored, windows)["score"].to_numpy()

@@ -24,8 +24,13 @@ from tasks.novelcraft.symbols import symbol_sequences
 LOADER_VERSION = 1
 """Raised when the same rows give models other numbers to see."""
 
-PROTOCOL_OF = {"image": "visual", "states": "symbolic", "runs": "fused"}
-"""Protocol of a model, by its modality."""
+MODALITY_OF = {
+    "visual": "image",
+    "symbolic": "states",
+    "symbolic_all": "states",
+    "fused": "runs",
+}
+"""What the samples of a protocol are."""
 
 TABLES_OF = {"image": ("images",), "states": ("frames", "inventory"), "runs": ()}
 """Tables with what a model sees, by its modality."""

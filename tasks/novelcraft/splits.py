@@ -7,9 +7,10 @@ list order, episodes in lexicographic order. Episodes of normal classes without 
 to no split; those of a NovelCraft+ subset are all for training. `table_1` and `table_a1` count the
 result as the paper's tables do.
 
-Of these roles come three protocols of the shared `splits`: `visual` (kept frames), `symbolic` (all
-frames of whole episodes; a frame is novel if its game is changed) and `fused` (kept frames that no
-model was trained on). Labels are places in the list of normal classes.
+Of these roles come four protocols of the shared `splits`: `visual` (kept frames), `symbolic` (all
+frames of episodes of the standard game and of tree_easy; a frame is novel if its game is changed),
+`symbolic_all` (the same of all classes) and `fused` (kept frames that no model was trained on).
+Labels are places in the list of normal classes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,7 +37,8 @@ PERMUTATIONS = 100
 PROTOCOLS = MappingProxyType(
     {
         "visual": "frames that pass the filter",
-        "symbolic": "all frames of whole episodes",
+        "symbolic": "all frames of episodes of the standard game and of symbolic_classes",
+        "symbolic_all": "all frames of whole episodes",
         "fused": "validation and test frames that pass the filter",
     }
 )
@@ -163,9 +165,9 @@ def assign_splits(
     )
 
 
-@stage(writes=(FRAME_ROLES, SPLITS), version=2)
+@stage(writes=(FRAME_ROLES, SPLITS), version=3)
 def split_frames(shard: Shard, settings: SplitSettings) -> Produced:
-    """Give every frame its role, split and filter flag, and its place in three protocols."""
+    """Give every frame its role, split and filter flag, and its place in four protocols."""
     frames = shard.read("frames", ["frame_id", "class", "subset", "episode", "frame"])
     targets = shard.read("targets", ["frame_id", "novel_fraction"])
     roles = assign_splits(
@@ -177,23 +179,30 @@ def split_frames(shard: Shard, settings: SplitSettings) -> Produced:
         unlabelled=settings.unlabelled,
     )
     normal = with_roles(settings.roles)["normal"]
-    splits = protocol_splits(roles, normal)
+    splits = protocol_splits(roles, normal, settings.symbolic_classes)
     return Produced({"frame_roles": roles, "splits": splits}, frames.height)
 
 
 def protocol_definitions(settings: SplitSettings) -> dict[str, dict[str, Any]]:
-    """What the three protocols of frames are made by."""
+    """What the four protocols of frames are made by."""
     rule = settings.model_dump(mode="json")
     return {name: {"samples": samples, **rule} for name, samples in PROTOCOLS.items()}
 
 
-def protocol_splits(roles: pl.DataFrame, normal: Sequence[str]) -> pl.DataFrame:
-    """The shared `splits` of the rows of `assign_splits`; `normal` are the classes to be learnt."""
+def protocol_splits(
+    roles: pl.DataFrame, normal: Sequence[str], symbolic: Sequence[str]
+) -> pl.DataFrame:
+    """The shared `splits` of the rows of `assign_splits`; `normal` are the classes to be learnt,
+    `symbolic` those that the symbolic task has beside the standard game."""
     used = roles.filter(pl.col("split").is_not_null())
     kept = used.filter("kept").with_columns((pl.col("role") != "normal").alias("novel"))
     whole = used.join(changed_games(roles), on="episode_id", maintain_order="left")
-    calibrated = kept.filter(pl.col("split") != "train")
-    frames = {"visual": kept, "symbolic": whole, "fused": calibrated}
+    frames = {
+        "visual": kept,
+        "symbolic": whole.filter(pl.col("class").is_in([STANDARD, *symbolic])),
+        "symbolic_all": whole,
+        "fused": kept.filter(pl.col("split") != "train"),
+    }
     return pl.concat(
         shared_rows(name, rows.rename({"frame_id": "sample_id"}), normal)
         for name, rows in frames.items()

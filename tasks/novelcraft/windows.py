@@ -6,6 +6,7 @@ that do not overlap, the last one shorter (`non_overlapping`): ceil((n - (K - 1)
 Positions count from 0 in frame order, whatever the frame numbers (episode 0 begins with frame 1).
 """
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -20,10 +21,14 @@ from tasks.novelcraft.classes import episode_id_of
 from tasks.novelcraft.splits import changed_games, shared_rows
 
 LENGTH = 10
-PROTOCOL = "symbolic_windows"
-EVALUATED_MODE = "non_overlapping"
+FRAMES_PROTOCOL = "symbolic"
 
 Mode = Literal["non_overlapping", "stride_1"]
+PROTOCOLS: Mapping[str, Mode] = {
+    "symbolic_windows": "stride_1",
+    "symbolic_windows_non_overlapping": "non_overlapping",
+}
+"""Protocols of windows of the episodes of `symbolic`, and how each is cut."""
 
 
 def cut_windows(
@@ -86,7 +91,7 @@ def cut_windows(
     )
 
 
-@stage(writes=(WINDOWS, SAMPLES, SPLITS), version=2)
+@stage(writes=(WINDOWS, SAMPLES, SPLITS), version=3)
 def cut_all_windows(shard: Shard, settings: WindowSettings) -> Produced:
     """Cut the windows of the symbolic task, in every mode and context asked for."""
     frames = shard.read("frames", ["frame_id", "episode_id", "class", "subset", "episode", "frame"])
@@ -98,14 +103,16 @@ def cut_all_windows(shard: Shard, settings: WindowSettings) -> Produced:
         for mode in ("non_overlapping", "stride_1")
         for context in settings.contexts
     )
-    split = roles.drop_nulls("split").select("episode_id", "split").unique(maintain_order=True)
-    evaluated = windows.filter(pl.col("mode") == EVALUATED_MODE).join(
-        split, on="episode_id", maintain_order="left"
-    )
+    used = shard.read("splits").filter(pl.col("protocol") == FRAMES_PROTOCOL)["sample_id"]
+    split = roles.filter(pl.col("frame_id").is_in(used.to_list())).select("episode_id", "split")
+    evaluated = windows.join(split.unique(), on="episode_id", maintain_order="left")
     tables = {
         "windows": windows,
         "samples": window_samples(windows, shard.read("samples")),
-        "splits": shared_rows(PROTOCOL, evaluated, ()),
+        "splits": pl.concat(
+            shared_rows(name, evaluated.filter(pl.col("mode") == mode), ())
+            for name, mode in PROTOCOLS.items()
+        ),
     }
     return Produced(tables, windows.height)
 
@@ -136,9 +143,10 @@ def window_samples(windows: pl.DataFrame, frames: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def window_definition(settings: WindowSettings) -> dict[str, dict[str, Any]]:
-    """What the protocol of windows is made by."""
-    return {PROTOCOL: {"mode": EVALUATED_MODE, **settings.model_dump(mode="json")}}
+def window_definitions(settings: WindowSettings) -> dict[str, dict[str, Any]]:
+    """What the protocols of windows are made by."""
+    rule = settings.model_dump(mode="json")
+    return {name: {"mode": mode, **rule} for name, mode in PROTOCOLS.items()}
 
 
 def window_scores(frames: pl.DataFrame, windows: pl.DataFrame) -> pl.DataFrame:

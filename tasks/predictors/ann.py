@@ -5,8 +5,10 @@ on all labelled experience at each fit; unlabelled samples are never trained as 
 whose largest softmax is below the threshold is `unknown`; the threshold is the quantile of the
 largest softmax on validation that the accepted error names. The released code never applies it.
 
-Presets: `paper` has the paper's dropout 0.5 and TimeSformer's width (X3D: 8192 to 2048); `released`
-the configurations' dropout 0.75 and the last layer made anew whenever there are new labels.
+The hidden layer is as wide as the features, 2048 at most: TimeSformer 768, X3D-M 8192 to 2048.
+Presets: `paper` and `paper_100` have the paper's dropout 0.5, and 1 and 100 epochs (Table 3 has
+both); `released` the configurations' dropout 0.75 and the last layer made anew whenever there are
+new labels.
 """
 
 from __future__ import annotations
@@ -35,10 +37,14 @@ if TYPE_CHECKING:
     from torch import nn
 
 SCORING_BATCH = 8192
+WIDEST = 2048
+"""Units of the hidden layer on features that are wider."""
 
 
 class Configuration(TrainingSettings):
-    hidden: int = Field(768, ge=1, description="Units of the hidden layer.")
+    hidden: int | None = Field(
+        None, ge=1, description=f"Units of the hidden layer; none: the features', {WIDEST} at most."
+    )
     dropout: float = Field(0.5, ge=0, lt=1, description="Share of units dropped in training.")
     head: Literal["grow", "remake"] = Field(
         "grow", description="New labels: add rows to the last layer, or make all of it anew."
@@ -63,9 +69,11 @@ class Configuration(TrainingSettings):
 
 class Ann(Predictor, Trainable):
     name: ClassVar[str] = "ann"
+    version: ClassVar[int] = 2
     configuration: ClassVar[type[Settings]] = Configuration
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "paper": {},
+        "paper_100": {"epochs": 100},
         "released": {"dropout": 0.75, "head": "remake"},
         "small": {
             "hidden": 64,
@@ -116,7 +124,7 @@ class Ann(Predictor, Trainable):
     def _build(self) -> nn.Sequential:
         from torch import nn
 
-        hidden = self.settings.hidden
+        hidden = self.settings.hidden or min(self.width, WIDEST)
         return nn.Sequential(
             nn.Linear(self.width, hidden),
             nn.Dropout(self.settings.dropout),

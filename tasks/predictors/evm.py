@@ -8,6 +8,9 @@ probability per label, p_unknown = 1 - the largest of all, divided by the sum.
 Weibull convention of the released code (libmr): fitted by maximum likelihood to
 x = 1 + largest tail distance - distance, so the probability is the distribution function at x.
 `tail_rule` `released` repeats its defect: the tail is tail_size times the number of labels.
+`cover_rule` `released` repeats its set cover: a sample represents those whose own distributions it
+belongs to, and of the n best after n - 1 choices the first that is not chosen yet is taken, in the
+order of torch's unsorted top-k, so that better ones may come later or not at all.
 """
 
 from __future__ import annotations
@@ -36,6 +39,9 @@ class Configuration(Settings):
     tail_rule: Literal["absolute", "released"] = Field(
         "absolute", description="tail_size as it is, or times the number of labels as released."
     )
+    cover_rule: Literal["paper", "released"] = Field(
+        "paper", description="Greedy set cover by a sample's own distribution, or as released."
+    )
     cover_threshold: float = Field(
         0.7, gt=0, le=1, description="Probability from which a sample represents another."
     )
@@ -49,10 +55,11 @@ class Configuration(Settings):
 
 class Evm(Predictor):
     name: ClassVar[str] = "evm"
+    version: ClassVar[int] = 2
     configuration: ClassVar[type[Settings]] = Configuration
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "paper": {},
-        "released": {"tail_rule": "released"},
+        "released": {"tail_rule": "released", "cover_rule": "released"},
         "small": {"tail_size": 20, "distance_multiplier": 0.5},
     }
     # One row per vector that represents its label, sorted by label: the vector of length 1, its
@@ -91,7 +98,12 @@ class Evm(Predictor):
         for label in np.flatnonzero(sizes):
             start, end = int(ends[label] - sizes[label]), int(ends[label])
             fits = self._tail_fits(rows, start, end)
-            cover = set_cover(self._covers(rows[start:end], fits))
+            covers = self._covers(rows[start:end], fits)
+            cover = (
+                set_cover(covers)
+                if self.settings.cover_rule == "paper"
+                else released_cover(covers.T.contiguous())
+            )
             kept.append(start + cover)
             weibull.append(fits[cover])
         places = torch.cat(kept)
@@ -224,6 +236,26 @@ def set_cover(covers: torch.Tensor) -> torch.Tensor:
         best = int(gain.argmax())
         chosen.append(best)
         fresh = (covers[best] & left).nonzero()[:, 0]
+        gain -= covers[:, fresh].sum(1)
+        left[fresh] = False
+    return torch.tensor(sorted(chosen), device=covers.device)
+
+
+def released_cover(covers: torch.Tensor) -> torch.Tensor:
+    """Row numbers, ascending, as the release chooses them until all columns are covered.
+
+    Its n-th choice is the first row not chosen before in torch's unsorted list of the n rows that
+    cover most of what is left; equals and order are torch's. The diagonal must be true.
+    """
+    import torch
+
+    gain = covers.sum(1)
+    left = torch.ones(len(covers), dtype=torch.bool, device=covers.device)
+    chosen: list[int] = []
+    while bool(left.any()):
+        best = torch.topk(gain, len(chosen) + 1, sorted=False).indices.tolist()
+        chosen.append(next(row for row in best if row not in chosen))
+        fresh = (covers[chosen[-1]] & left).nonzero()[:, 0]
         gain -= covers[:, fresh].sum(1)
         left[fresh] = False
     return torch.tensor(sorted(chosen), device=covers.device)

@@ -4,6 +4,7 @@ Enters: the tables metrics and runs. Leaves: report sections. Numbers are percen
 as the released code has them (convention `threedos`), mean over seeds.
 """
 
+import json
 from pathlib import Path
 
 import polars as pl
@@ -25,6 +26,12 @@ AVERAGE = "average"
 KEY = ["network", "model", "score", "preset", "changed", "view"]
 PAPER_KEY = KEY[:3]
 IDS = ["config_id", "score_id"]
+# What else decides a configuration beside its settings.
+DECIDING = ["versions", "precision"]
+RUN_COLUMNS = ["network", "preset", "changed", "config_id", *DECIDING]
+# Changes that the paper's tables have no number of.
+DENSITY = ("points", "scan_points")
+OTHERWISE = ("smoothing", *DENSITY)
 
 
 def sections(read: Read) -> list[Section]:
@@ -54,6 +61,9 @@ def sections(read: Read) -> list[Section]:
 
 def _ours(metrics: pl.DataFrame, runs: pl.DataFrame) -> pl.DataFrame:
     """One row per protocol, configuration, score, view and metric: mean and deviation by seed."""
+    points, scans = (pl.col("settings").str.json_path_match(f"$.{name}") for name in DENSITY)
+    apart = pl.concat_str(points, pl.lit(" (scans "), scans, pl.lit(")"))
+    seen = pl.when(scans.is_null() | (scans == points)).then(points).otherwise(apart)
     return (
         metrics.filter(
             (pl.col("convention") == CONVENTION)
@@ -61,8 +71,8 @@ def _ours(metrics: pl.DataFrame, runs: pl.DataFrame) -> pl.DataFrame:
             & (pl.col("split") == "test")
             & (pl.col("subset") == "all")
         )
-        .join(runs.select("run_id", "network", "preset", "changed", "config_id"), on="run_id")
-        .group_by("protocol", *KEY, *IDS, "metric")
+        .join(runs.select("run_id", *RUN_COLUMNS, seen.alias("points")), on="run_id")
+        .group_by("protocol", *KEY, *IDS, *DECIDING, "points", "metric")
         .agg(
             (100 * pl.col("value").mean()).alias("mean"),
             (100 * pl.col("value").std()).alias("deviation"),
@@ -95,6 +105,8 @@ def _beside(ours: pl.DataFrame, tracks: tuple[str, ...]) -> pl.DataFrame | None:
                 )
                 wide = wide.join(theirs, on=PAPER_KEY, how="left", maintain_order="left")
     wide = _averaged(wide, of_tracks, paper, tracks)
+    compared = pl.col("changed").str.contains(rf'"({"|".join(OTHERWISE)})":').not_()
+    wide = wide.with_columns(pl.when(compared).then(pl.col("^.* paper$")))
     order = [
         name
         for track in (*tracks, AVERAGE)
@@ -135,15 +147,39 @@ def _digits(name: str) -> pl.Expr:
 
 
 def _density(ours: pl.DataFrame) -> Section | None:
+    """Of the same networks at densities of the test, and of networks trained at each density."""
     by_view = ours.filter(metric="auroc")
-    if by_view["view"].n_unique() < 2:
-        return None
-    index = ["protocol", *(name for name in (*KEY, *IDS) if name != "view")]
-    wide = (
-        by_view.sort(pl.col("view") != PLAIN, pl.col("view").str.len_chars(), "view")
-        .pivot("view", index=index, values="mean", maintain_order=True)
-        .sort(index)
-        .drop(IDS)
+    by_run = by_view.filter(pl.col("points").is_not_null(), view=PLAIN).with_columns(
+        pl.col("changed").map_elements(_without_density, pl.String)
     )
-    about = paragraph("AUROC in percent of the same networks that see fewer or more points.")
-    return Section("Density of points", [about, table(wide)])
+    parts: list[Html] = []
+    index = ["protocol", *(name for name in (*KEY, *IDS) if name != "view")]
+    if by_view["view"].n_unique() > 1:
+        wide = (
+            by_view.sort(pl.col("view") != PLAIN, pl.col("view").str.len_chars(), "view")
+            .pivot("view", index=index, values="mean", maintain_order=True)
+            .sort(index)
+            .drop(IDS)
+        )
+        parts.append(
+            paragraph("AUROC in percent of the same networks that see fewer or more points.")
+        )
+        parts.append(table(wide))
+    index = [*(name for name in index if name != "config_id"), *DECIDING]
+    if (by_run.group_by(index).agg(pl.col("points").n_unique())["points"] > 1).any():
+        wide = (
+            by_run.sort(pl.col("points").str.extract(r"(\d+)").cast(pl.Int64), "points")
+            .pivot("points", index=index, values="mean", maintain_order=True)
+            .sort(index)
+            .drop("score_id", *DECIDING)
+        )
+        parts.append(
+            paragraph("AUROC in percent of networks trained and tested with so many points.")
+        )
+        parts.append(table(wide))
+    return Section("Density of points", parts) if parts else None
+
+
+def _without_density(changed: str) -> str:
+    values = json.loads(changed)
+    return json.dumps({name: value for name, value in values.items() if name not in DENSITY})

@@ -18,6 +18,9 @@ from tasks import networks
 from tasks.evaluation.model_runs import ModelRun, Offer, View, plan_models
 from tasks.evaluation.stages import check_scores
 from tasks.models.base import Model
+from tasks.models.clouds import CloudModel
+from tasks.models.released_clouds import fill_released
+from tasks.networks.pointnet2 import ADAM
 from tasks.threedos.lists import DATASETS
 from tasks.threedos.tracks import Track
 
@@ -26,6 +29,13 @@ CLOUD = "cloud"
 CONVENTIONS = ("threedos", "threedos-first-threshold", "openood")
 # Tracks with scans augment as the paper's do (turns, jitter), others as its synthetic track.
 SCANS = "scanobjectnn"
+# Settings that say how many points of a cloud are seen.
+SEEN = ("points", "scan_points")
+# Where the release trains a model otherwise than on the other tracks: preset, model, datasets.
+BY_TRACK: dict[tuple[str, str, str], Mapping[str, Any]] = {
+    ("paper", "subcenter_arcface", "shapenet"): {"epochs": 500},
+    ("paper", "subcenter_arcface", SCANS): ADAM,
+}
 
 
 def plan_runs(config: Config, tracks: Sequence[Track]) -> list[ModelRun]:
@@ -41,28 +51,68 @@ def plan_runs(config: Config, tracks: Sequence[Track]) -> list[ModelRun]:
         for name in networks.chosen(config.networks)
         if name in config.networks or networks.find(name).modality == CLOUD
     )
-    runs = plan_models(BENCHMARK, config, [offer_of(track, below) for track in tracks])
+    offers = [offer_of(track, config.preset, below) for track in tracks]
+    runs = [
+        run for choices in by_density(config) for run in plan_models(BENCHMARK, choices, offers)
+    ]
+    by_name = {track.name: track for track in tracks}
+    for run in runs:
+        if getattr(run.settings, "weights", None) is not None:
+            check_weights(run, len(by_name[run.offer.protocol].known), config.seeds)
     check_scores(config.scores, {run.kind.name: run.kind.gives for run in runs})
     return runs
 
 
-def offer_of(track: Track, networks_below: tuple[str, ...]) -> Offer:
+def check_weights(run: ModelRun, classes: int, seeds: Sequence[int]) -> None:
+    """A released checkpoint that does not fit is refused before any work."""
+    import torch
+
+    if len(seeds) > 1:
+        raise ConfigError(
+            f"models.{run.kind.name}.weights is one training, but there are {len(seeds)} seeds; "
+            "name one, that of the file"
+        )
+    model = run.kind(run.settings, run.network, run.shape)
+    model.classes = classes
+    assert isinstance(model, CloudModel)
+    with torch.device("meta"):
+        model._make_layers()
+    fill_released(model, run.settings.weights)
+
+
+def by_density(config: Config) -> list[Config]:
+    """The configuration once for each density that models are trained and tested at."""
+    wanted = {"train": config.train, **{f"models.{k}": v for k, v in config.models.items()}}
+    twice = [name for name, values in wanted.items() if values.keys() & set(SEEN)]
+    if config.densities and twice:
+        raise ConfigError(
+            f"{twice[0]} sets {' or '.join(SEEN)}, and so does densities; leave one of them out"
+        )
+    return [
+        config.model_copy(update={"train": {**config.train, **dict.fromkeys(SEEN, count)}})
+        for count in config.densities
+    ] or [config]
+
+
+def offer_of(track: Track, preset: str, networks_below: tuple[str, ...]) -> Offer:
     """The clouds of a track for models on these networks."""
     return Offer(
         track.name,
         CLOUD,
         networks_below,
-        adapt=partial(settings_of_track, track),
+        adapt=partial(settings_of_track, track, preset),
         loader={"scan_splits": scan_splits(track)},
     )
 
 
-def settings_of_track(track: Track, kind: type[Model], settings: Any) -> Mapping[str, Any]:
+def settings_of_track(
+    track: Track, preset: str, kind: type[Model], settings: Any
+) -> Mapping[str, Any]:
     """What the track asks for, given what the preset and the user have."""
-    by_track: dict[str, Any] = {}
+    by_track = dict(BY_TRACK.get((preset, kind.name, "+".join(sorted(track.train))), {}))
     if getattr(settings, "augmentation", "none") != "none":
         # Clouds are upright by now.
-        by_track = {"augmentation": "rw" if SCANS in track.sources else "st", "up": "y"}
+        by_track |= {"augmentation": "rw" if SCANS in track.sources else "st", "up": "y"}
     scan_points = getattr(settings, "scan_points", None)
     if scan_points and "train" in scan_splits(track):
         by_track["points"] = scan_points

@@ -4,7 +4,7 @@ A client is anything with the methods of `tasks.condda.harness.Harness` that `Cl
 `ProtocolRefusal`: the harness itself, or an adapter over HTTP. The oracle keeps whole histories in
 dicts and lists and works everything out anew each time.
 
-    TestOverHttp = protocol_machine("compat", start).TestCase
+    TestOverHttp = protocol_machine(PUBLISHED, start).TestCase
 
 `start(folder)` gives a client over the tests in `folder/data` with its store below `folder`; the
 machine calls it again with the same folder to see that nothing depends on a process's memory.
@@ -20,7 +20,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from tasks.condda.rules import Mode, ProtocolRefusal
+from tasks.condda.rules import EVALUATION, Policy, ProtocolRefusal
 from tests.condda.small import CHANGED, DOMAIN, IDS, ROUND_SIZE, detection, write_test
 
 TESTS = ("OND.1.1.1", "OND.1.1.2")
@@ -169,7 +169,7 @@ def ids_of(number: int) -> tuple[str, ...]:
     return IDS[number * ROUND_SIZE : (number + 1) * ROUND_SIZE] if 0 <= number < ROUNDS else IDS[:1]
 
 
-def protocol_machine(mode: Mode, start: Callable[[Path], Client]) -> type[RuleBasedStateMachine]:
+def protocol_machine(mode: Policy, start: Callable[[Path], Client]) -> type[RuleBasedStateMachine]:
     """A machine class whose `.TestCase` pytest can run."""
 
     class ProtocolMachine(RuleBasedStateMachine):
@@ -199,7 +199,7 @@ def protocol_machine(mode: Mode, start: Callable[[Path], Client]) -> type[RuleBa
                 detection_threshold=THRESHOLD,
             )
             assert session not in self.sessions
-            self.sessions[session] = Oracle(mode == "strict")
+            self.sessions[session] = Oracle(mode == EVALUATION)
 
         @rule()
         def restart(self) -> None:

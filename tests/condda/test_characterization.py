@@ -15,7 +15,6 @@ from schemas.errors import RecordError
 from tasks.condda.characterization import (
     MEASURES,
     characterize,
-    compare_red_light,
     match_clusters,
     pad_blocks,
 )
@@ -83,6 +82,17 @@ def test_a_small_test_by_hand():
     assert value(found, "ari", "all") == pytest.approx(adjusted_rand_score(labels, chosen))
     assert value(found, "discovery_delay", "all", -5) == 1
     assert value(found, "discovery_delay", "all", -7) == 1
+
+
+def test_stability_is_the_share_of_rounds_that_keep_the_column_of_a_class():
+    # Rounds of 3. Class -5: column 3, 3, then 4; class -7: column 5 in rounds 1 and 2.
+    labels = [-5, -5, 1, -5, -7, -7, -5, -5, -7]
+    chosen = [+3, +3, 1, +3, +5, 00, +4, +4, +5]
+    found = characterize(one_hot(chosen, 6), labels, [1] * 9, FIRST, round_size=3)
+    assert value(found, "column_stability") == pytest.approx(2 / 3)
+    # A class that is never discovered, or in one round alone, has no pair of rounds.
+    once = characterize(one_hot([0, 3, 1], 4), [-5, -5, 1], [1, 1, 1], FIRST, round_size=2)
+    assert value(once, "column_stability") is None
 
 
 def test_delay_counts_from_the_first_sample_of_the_class():
@@ -256,33 +266,6 @@ def test_matching_and_purity_equal_a_plain_search(drawn):
             if delay is None and chosen[row] == column:
                 delay = row - rows[0]
         assert value(found, "discovery_delay", "all", label) == delay
-
-
-# ---------------------------------------------------------------- red light
-
-
-def test_red_light_side_by_side():
-    labels, novel = [1, -5, -5, -5], [0, 1, 1, 1]
-    hinted = characterize(one_hot([1, 3, 3, 3], 4), labels, novel, FIRST)
-    alone = characterize(one_hot([1, 0, 0, 3], 4), labels, novel, FIRST)
-    table = compare_red_light(hinted, alone)
-    assert table.columns == [*list(MEASURES)[:3], "with_hint", "without_hint", "difference"]
-    assert table.height == hinted.height
-
-    def row(metric, part, novel_class=None):
-        return table.filter(
-            pl.col("metric") == metric,
-            pl.col("part") == part,
-            pl.col("novel_class").eq_missing(novel_class),
-        ).row(0)[3:]
-
-    assert row("discovery_accuracy", "post") == pytest.approx((1, 1 / 3, 2 / 3))
-    assert row("discovery_delay", "all", -5) == (0, 2, -2)
-    never = characterize(one_hot([1, 0, 0, 0], 4), labels, novel, FIRST)
-    delay = compare_red_light(hinted, never).filter(pl.col("metric") == "discovery_delay")
-    assert delay.row(0)[3:] == (0, None, None)
-    with pytest.raises(RecordError, match="two runs of the same test"):
-        compare_red_light(hinted, characterize(one_hot([3], 4), [-9], [1], FIRST))
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from tasks.condda.test_files import TestLibrary
 from tests.evaluation.small_runs import build_small, write_raw
 from tests.small_lake import put_table
 
-SETTINGS = TestSettings(tests=2, rows=12, round_size=4, novelty_mix=0.3)
+SETTINGS = TestSettings(tests=2, rows=12, round_size=4, novelty_mix=0.3, seed=0)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,9 @@ def test_the_first_protocol_and_its_only_run_are_taken(lake: Path, tmp_path: Pat
     outputs = current_version(lake, "small", "outputs").read()
     rows = outputs.filter(run_id=run_ids(lake)["first"])
     vectors = dict(rows.select("sample_id", "features").iter_rows())
-    for name, vector in zip(features.sample_ids, features.values, strict=True):
+    truth = TestLibrary(tmp_path).load(test, "CONDDA", "novelty").truth
+    assert truth["instance_id"].to_list() == features.sample_ids
+    for name, vector in zip(truth["sample_id"], features.values, strict=True):
         assert np.array_equal(vector, np.array(vectors[name], np.float32))
     assert len(training.labels) == 40 and set(training.labels) == {0, 1}
     for shard in plan_tests(source):

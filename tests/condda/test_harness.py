@@ -17,7 +17,7 @@ import polars as pl
 import pytest
 
 from tasks.condda.harness import Harness
-from tasks.condda.rules import Limits, ProtocolRefusal
+from tasks.condda.rules import EVALUATION, PUBLISHED, Limits, Policy, ProtocolRefusal
 from tasks.condda.store import EventStore
 from tasks.condda.test_files import TestLibrary
 from tests.condda.recorded import replay
@@ -42,7 +42,7 @@ def data(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def harness(data: Path, mode: str = "compat", store: Path | None = None, **options) -> Harness:
+def harness(data: Path, mode: Policy = PUBLISHED, store: Path | None = None, **options) -> Harness:
     path = store or data.parent / "events.sqlite"
     return Harness(TestLibrary(data), EventStore(path), mode, **options)
 
@@ -150,12 +150,12 @@ def test_restart_wipes_results_in_compat(data: Path) -> None:
 
 
 def test_strict_offers_resume_instead_of_a_restart(data: Path) -> None:
-    served = harness(data, "strict")
+    served = harness(data, EVALUATION)
     session = opened(served)
     served.dataset_request(test_id=TEST, round_id=0, session_id=session)
     post_round(served, session, 0)
     served.dataset_request(test_id=TEST, round_id=1, session_id=session)
-    again = harness(data, "strict")
+    again = harness(data, EVALUATION)
     where = again.resume_test(session_id=session, test_id=TEST)
     assert (where["next_round"], where["rounds"], where["posted"]) == (1, 3, [])
     served.dataset_request(test_id=TEST, round_id=0, session_id=session)
@@ -372,7 +372,7 @@ def test_few_cached_sessions_are_enough(data: Path) -> None:
 
 
 def test_fifty_sessions_in_threads(data: Path) -> None:
-    served = harness(data, "strict")
+    served = harness(data, EVALUATION)
     sessions = [opened(served) for _ in range(50)]
 
     def play(session: str) -> None:
@@ -411,11 +411,12 @@ CHILD = """
 import sys
 from pathlib import Path
 from tasks.condda.harness import Harness
+from tasks.condda.rules import PUBLISHED
 from tasks.condda.store import EventStore
 from tasks.condda.test_files import TestLibrary
 
 data, store, session, first = sys.argv[1:]
-served = Harness(TestLibrary(Path(data)), EventStore(Path(store)), "compat")
+served = Harness(TestLibrary(Path(data)), EventStore(Path(store)), PUBLISHED)
 for number in range(int(first), 1_000_000):
     body = f"img_0.png,0.{number:07d}\\n".encode()
     served.post_results(

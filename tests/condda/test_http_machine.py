@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tasks.condda.rules import Mode
+from tasks.condda.rules import EVALUATION, PUBLISHED, Policy
 from tasks.condda.server.client import HttpHarness
 from tasks.condda.server.serve import running
 from tests.condda.machine import Client, protocol_machine
@@ -16,9 +16,9 @@ from tests.condda.machine import Client, protocol_machine
 class OwnServer(HttpHarness):
     """A client that brings its server and stops it when it is closed."""
 
-    def __init__(self, folder: Path, mode: Mode):
+    def __init__(self, folder: Path, mode: Policy):
         self._stack = ExitStack()
-        url = self._stack.enter_context(running(folder / "data", folder / "state", mode=mode))
+        url = self._stack.enter_context(running(folder / "data", folder / "state", policy=mode))
         super().__init__(url)
 
     def close(self) -> None:
@@ -26,12 +26,12 @@ class OwnServer(HttpHarness):
         self._stack.close()
 
 
-def starter(mode: Mode) -> Callable[[Path], Client]:
+def starter(mode: Policy) -> Callable[[Path], Client]:
     return lambda folder: OwnServer(folder, mode)
 
 
-StrictMachine = protocol_machine("strict", starter("strict"))
-CompatMachine = protocol_machine("compat", starter("compat"))
+StrictMachine = protocol_machine(EVALUATION, starter(EVALUATION))
+CompatMachine = protocol_machine(PUBLISHED, starter(PUBLISHED))
 # Restarting a server takes its time: fewer examples than in process.
 for machine in (StrictMachine, CompatMachine):
     machine.TestCase.settings = settings(

@@ -4,13 +4,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tasks.condda.harness import Harness
-from tasks.condda.rules import Mode
+from tasks.condda.rules import EVALUATION, PUBLISHED, Policy
 from tasks.condda.store import EventStore
 from tasks.condda.test_files import TestLibrary
 from tests.condda.machine import Client, protocol_machine
 
 
-def starter(mode: Mode) -> Callable[[Path], Client]:
+def starter(mode: Policy) -> Callable[[Path], Client]:
     def start(folder: Path) -> Client:
         store = EventStore(folder / "events.sqlite")
         store._connection.execute("pragma synchronous = off")  # crashes are tested elsewhere
@@ -19,5 +19,5 @@ def starter(mode: Mode) -> Callable[[Path], Client]:
     return start
 
 
-TestStrict = protocol_machine("strict", starter("strict")).TestCase
-TestCompat = protocol_machine("compat", starter("compat")).TestCase
+TestStrict = protocol_machine(EVALUATION, starter(EVALUATION)).TestCase
+TestCompat = protocol_machine(PUBLISHED, starter(PUBLISHED)).TestCase

@@ -16,7 +16,6 @@ from schemas.errors import ConfigError, SourceError
 from tasks.condda.make_tests import (
     MADE,
     TestSettings,
-    anonymous_id,
     known_class_names,
     make_tests,
 )
@@ -50,13 +49,14 @@ def possible_settings(draw: st.DrawFn) -> TestSettings:
         "tests": draw(st.integers(1, 3)),
         "rows": draw(st.integers(12, 150)),
         "round_size": draw(st.integers(1, 40)),
-        "pre_novelty": draw(st.floats(0.01, 0.7)),
+        "earliest_change": draw(st.floats(0.01, 0.3)),
+        "latest_change": draw(st.floats(0.3, 0.7)),
         "novelty_mix": draw(st.floats(0.05, 1)),
-        "max_novel_classes": draw(st.sampled_from([None, 3, 7])),
         "anonymous": draw(st.booleans()),
         "seed": draw(st.integers(0, 5)),
     }
-    room = min(TestSettings(**values).novel_rows, 3)
+    plain = TestSettings(**values)
+    room = min(plain.novel_rows(plain.change_rows[1]), 3)
     return TestSettings(**values, novel_classes=draw(st.integers(1, room)))
 
 
@@ -72,26 +72,26 @@ def test_made_tests_keep_their_promises(settings: TestSettings) -> None:
         tests = [library.load(test, settings.kind, "novelty") for test in made["test_id"]]
     assert made.schema == pl.Schema(MADE) and made.height == settings.tests
     classes = {
-        anonymous_id(name, settings.seed) if settings.anonymous else name: (kind, split)
+        name: (kind, split)
         for name, kind, split in samples.select("sample_id", "class", "split").rows()
     }
     for test, row in zip(tests, made.rows(named=True), strict=True):
         truth, start = test.truth, row["red_light_row"]
         assert len(set(test.ids)) == len(test.ids) == settings.rows == row["rows"]
         assert truth["detection"].to_list() == [int(n >= start) for n in range(settings.rows)]
-        assert 1 <= start < settings.rows
+        assert 1 <= settings.change_rows[0] <= start <= settings.change_rows[1] < settings.rows
         assert (truth["novel"] == (truth["classification"] < 0)).all()
         assert truth["novel"][:start].sum() == 0
-        assert truth["novel"].sum() == row["novel_rows"] == settings.novel_rows
+        assert truth["novel"].sum() == row["novel_rows"] == settings.novel_rows(start)
         assert truth["novel"].arg_max() == row["first_novel_row"]
         assert test.metadata["red_light"] == test.ids[start] == row["red_light"]
         assert test.metadata["known_classes"] == 4 == row["known_classes"]
         assert test.metadata["known_class_names"] == list(names)
-        assert test.metadata["max_novel_classes"] >= settings.novel_classes
         told = test.metadata["novel_class_names"]
         assert list(told.values()) == row["novel_classes"]
         assert len(row["novel_classes"]) == settings.novel_classes
-        for name, label in zip(test.ids, test.labels.tolist(), strict=True):
+        assert (truth["sample_id"].to_list() == list(test.ids)) != settings.anonymous
+        for name, label in zip(truth["sample_id"], test.labels.tolist(), strict=True):
             kind, split = classes[name]
             assert split == "test"
             assert kind == (names[label - 1] if label > 0 else told[str(label)])
@@ -100,12 +100,15 @@ def test_made_tests_keep_their_promises(settings: TestSettings) -> None:
 
 
 def test_row_order_does_not_matter_and_the_seed_does(tmp_path: Path) -> None:
-    samples, settings = labelled(), TestSettings(tests=2, rows=80)
+    samples, settings = labelled(), TestSettings(tests=2, rows=80, seed=0)
     make_tests(samples, tmp_path / "a", settings)
     make_tests(samples.sample(fraction=1, shuffle=True, seed=3), tmp_path / "b", settings)
     assert files(tmp_path / "a") == files(tmp_path / "b")
     make_tests(samples, tmp_path / "c", settings.model_copy(update={"seed": 1}))
     assert not set(files(tmp_path / "a").values()) & set(files(tmp_path / "c").values())
+    unnamed = settings.model_copy(update={"seed": None})
+    drawn = [make_tests(samples, tmp_path / name, unnamed) for name in "de"]
+    assert not set(drawn[0]["test_id"]) & set(drawn[1]["test_id"])
     first, second = TestLibrary(tmp_path / "a").test_ids("CONDDA", "novelty")
     library = TestLibrary(tmp_path / "a")
     assert library.load(first, "CONDDA", "novelty").ids != (
@@ -115,25 +118,26 @@ def test_row_order_does_not_matter_and_the_seed_does(tmp_path: Path) -> None:
 
 def test_numbers_of_one_test(tmp_path: Path) -> None:
     settings = TestSettings(
-        kind="OND", tests=1, rows=100, round_size=30, pre_novelty=0.4, novelty_mix=0.25,
-        novel_classes=2, feedback_max_ids=7, group=5, seed=9,
+        kind="OND", tests=1, rows=100, round_size=30, earliest_change=0.4,
+        latest_change=0.4, novelty_mix=0.25, novel_classes=2, feedback_max_ids=7, group=5, seed=9,
     )  # fmt: skip
     row = make_tests(labelled(), tmp_path, settings).row(0, named=True)
-    assert row["test_id"] == "OND.5.0.9"
+    test = row["test_id"]
+    assert test.startswith("OND.5.0.") and test != "OND.5.0.9"
     assert (row["rounds"], row["red_light_row"], row["novel_rows"]) == (4, 40, 15)
     folder = tmp_path / "OND" / "novelty"
-    metadata = json.loads((folder / "OND.5.0.9_metadata.json").read_text())
+    metadata = json.loads((folder / f"{test}_metadata.json").read_text())
     assert (metadata["round_size"], metadata["feedback_max_ids"]) == (30, 7)
-    assert (metadata["pre_novelty_batches"], metadata["detection"]) == (1, 40)
-    header = (folder / "OND.5.0.9_single_df.csv").read_text().split("\n")[0]
-    assert header == "instance_id,novel,detection,classification"
+    assert metadata["detection"] == 40
+    header = (folder / f"{test}_single_df.csv").read_text().split("\n")[0]
+    assert header == "instance_id,novel,detection,classification,sample_id"
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"rows": 2000}, "samples of known classes, splits test have 240"),
-        ({"novelty_mix": 1.0, "rows": 200}, "0 novel classes have the 140 samples"),
+        ({"novelty_mix": 1.0, "rows": 200}, "0 novel classes have the 1.. samples"),
         ({"novel_classes": 4}, "3 novel classes have the"),
         ({"splits": ("train",), "rows": 20}, "0 novel classes have"),
     ],
@@ -149,10 +153,10 @@ def test_too_few_samples_are_a_sentence(tmp_path: Path, change: dict, message: s
 def test_settings_that_make_no_sense_are_refused() -> None:
     with pytest.raises(ConfigError, match="do not fit into 1 novel rows"):
         make_config(
-            TestSettings, {"rows": 10, "pre_novelty": 0.9, "novel_classes": 2, "novelty_mix": 1}
+            TestSettings, {"rows": 10, "latest_change": 0.9, "novel_classes": 2, "novelty_mix": 1}
         )
-    with pytest.raises(ConfigError, match="max_novel_classes is smaller"):
-        make_config(TestSettings, {"novel_classes": 3, "max_novel_classes": 2})
+    with pytest.raises(ConfigError, match="latest_change is smaller"):
+        make_config(TestSettings, {"earliest_change": 0.6})
 
 
 def test_bad_frames_are_refused(tmp_path: Path) -> None:
@@ -177,9 +181,10 @@ def test_ids_that_a_csv_would_change_need_anonymous_tests(tmp_path: Path, bad: s
         .alias("sample_id")
     )
     with pytest.raises(SourceError, match="use anonymous ids"):
-        make_tests(samples, tmp_path, TestSettings(rows=60))
-    made = make_tests(samples, tmp_path, TestSettings(rows=60, anonymous=True))
+        make_tests(samples, tmp_path, TestSettings(rows=60, anonymous=False))
+    made = make_tests(samples, tmp_path, TestSettings(rows=200, tests=1, novelty_mix=0.3))
     test = TestLibrary(tmp_path).load(made["test_id"][0], "CONDDA", "novelty")
+    assert set(test.truth["sample_id"]) <= set(samples["sample_id"])
     assert not [name for name in test.ids if "known" in name or "novel" in name]
 
 
@@ -189,7 +194,7 @@ def test_known_rows_are_drawn_from_all_known_samples_alike(tmp_path: Path) -> No
     samples = labelled(known=2, novel=1, each=300)
     small = (pl.col("class") == "known_0") & (pl.col("split") == "test")
     samples = samples.filter(~small | (pl.Series(rng.random(samples.height)) < 1 / 3))
-    settings = TestSettings(tests=30, rows=60, pre_novelty=0.5)
+    settings = TestSettings(tests=30, rows=60, earliest_change=0.5, seed=0)
     made = make_tests(samples, tmp_path, settings)
     library = TestLibrary(tmp_path)
     labels = np.concatenate([library.load(t, "CONDDA", "novelty").labels for t in made["test_id"]])

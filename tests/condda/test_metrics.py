@@ -14,8 +14,6 @@ from tasks.condda.metrics import (
     evaluate,
     long_form,
     m_acc,
-    m_acc_round_wise,
-    m_accuracy_on_novel,
     m_is_cdt_and_is_early,
     m_ndp,
     m_ndp_failed_reaction,
@@ -105,10 +103,6 @@ def test_repair_5_unknown_and_discovered_columns_are_right_for_novel_labels():
     assert last["post_top1"] == 1.0
     nowhere = Columns(known=2, unknown="none")
     assert m_acc([1], [[1, 0]], [-1], nowhere, round_size=1)["full_top3"] == 0.0
-    assert m_accuracy_on_novel([unknown, known], [-8, -8], [1, 1], IMAGE) == {
-        "top1_acc_novel_only": 0.5,
-        "top3_acc_novel_only": 1.0,
-    }
 
 
 def test_repair_5_a_perfect_image_classifier_is_perfect():
@@ -142,8 +136,6 @@ def test_repair_7_one_comparison_and_the_round_size_of_the_test():
     assert (end["post_top1"], end["post_asymptotic_top1"]) == (0.66667, 1.0)
     few = m_acc([0, 0, 1, 1, 1, 1], rows, [1] * 6, IMAGE, round_size=2, asymptotic_rows=100)
     assert few["post_asymptotic_top1"] == few["post_top1"] == 0.5
-    assert m_acc_round_wise(rows, [1] * 6, IMAGE, 1, 2)["top1_accuracy_round_1"] == 0.5
-    assert m_acc_round_wise(rows, [1] * 6, IMAGE, 3, 2)["top1_accuracy_round_3"] is None
 
 
 def test_no_value_is_none():
@@ -271,8 +263,6 @@ def test_refusals():
         m_acc([0], [[1, 0]], [1], IMAGE, round_size=1)
     with pytest.raises(ConfigError, match="round size"):
         m_acc([0], [[1, 0, 0]], [1], IMAGE, round_size=0)
-    with pytest.raises(ConfigError, match="round -1"):
-        m_acc_round_wise([[1, 0, 0]], [1], IMAGE, -1, 1)
     with pytest.raises(ConfigError, match="mode"):
         m_ndp([0.1], [0], "all")
     with pytest.raises(ConfigError, match="condition"):
@@ -312,6 +302,7 @@ def test_program_metrics_by_hand():
     assert found["M1"] == 3  # (0 + 6) / 2, the given ones left out
     assert found["M2"] == 50  # 2 of the 4 with novelty
     assert found["M2.1"] == 40  # 2 of 5
+    assert found["no_cdt"] == 25  # 1 of the 4 with novelty
     assert found["M3"] == pytest.approx((0.8 / 0.8 + 0.4 / 0.8) / 2)
     assert found["M4"] == pytest.approx(0.9 / 0.5)
     assert found["M5"] == pytest.approx((0.75 + 0.5 + 0.9 + 1) / 4)
@@ -322,7 +313,7 @@ def test_program_metrics_by_hand():
 def test_program_metrics_of_nothing_are_not_available():
     assert set(program_metrics([]).values()) == {None}
     never = program_metrics([trial(10, None)])
-    assert (never["M1"], never["M2"], never["M2.1"]) == (None, 0, 0)
+    assert (never["M1"], never["M2"], never["M2.1"], never["no_cdt"]) == (None, 0, 0, 100)
 
 
 def test_reaction_takes_the_end_of_the_test():

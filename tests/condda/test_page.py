@@ -19,7 +19,7 @@ from tasks.condda.server import page
 from tasks.condda.server.client import HttpHarness
 from tasks.condda.server.page import Curve, Curves, content_policy, curve_svg, thinned
 from tasks.condda.server.serve import make_harness, running
-from tests.condda.small import DOMAIN, IDS, TEST, detection, round_ids, write_test
+from tests.condda.small import DOMAIN, IDS, TEST, classes, detection, round_ids, write_test
 
 HOSTILE = '<img src=x onerror="document.title=1">&'
 RAMP = (0.1, 0.2, 0.1, 0.3, 0.4, 0.7, 0.9, 0.8)
@@ -34,6 +34,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str, s
         done = opened(client, "first-1")
         for number in range(3):
             post_ramp(client, done, number)
+            files = {"classification": classes(round_ids(number))}
+            client.post_results(result_files=files, test_id=TEST, round_id=number, session_id=done)
         client.complete_test(session_id=done, test_id=TEST)
         client.terminate_session(session_id=done)
         going = opened(client, HOSTILE)
@@ -73,7 +75,39 @@ def test_sessions_and_progress(site: tuple[str, str, str]) -> None:
     assert oldest["terminated"] and oldest["detector"] == "first-1"
     [test] = get(url, "/operator/tests", session_id=going).json()["tests"]
     progress = {"served": 0, "posted": 2, "rounds": 3, "attempt": 0, "completed": False}
-    assert test == {"test": TEST, **progress}
+    assert test == {"test": TEST, **progress, "measures": None}
+
+
+def test_all_sessions_can_be_found(
+    site: tuple[str, str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, done, going = site
+
+    def found(**query: str) -> list[str]:
+        return [
+            row["session"] for row in get(url, "/operator/sessions", **query).json()["sessions"]
+        ]
+
+    assert found(search="FIRST ond") == [done] and found(search=going[:13]) == [going]
+    assert found(search=TEST) == [going, done] and found(search="nothing") == []
+    monkeypatch.setattr(page, "_SESSIONS_SHOWN", 1)
+    pages = [get(url, "/operator/sessions", skip=skip).json() for skip in "012"]
+    assert [[row["session"] for row in one["sessions"]] for one in pages] == [[going], [done], []]
+    assert {one["total"] for one in pages} == {2}
+    newest = pages[0]["sessions"][0]
+    assert newest["last"] > newest["opened"]
+    assert get(url, "/operator/sessions", skip="-1").status_code == 422
+
+
+def test_measures_and_scoreboard(site: tuple[str, str, str]) -> None:
+    url, done, _ = site
+    [test] = get(url, "/operator/tests", session_id=done).json()["tests"]
+    assert test["measures"]["novel from row"] == 5 and test["measures"]["detected in row"] == 6
+    board = get(url, "/operator/scoreboard").json()
+    [row] = board["rows"]
+    assert (row["agent"], row["tests"]) == ("first-1", 1)
+    assert (row["M1"], row["no_cdt"], row["M2"], row["M2.1"]) == (1, 0, 100, 0)
+    assert row["post_top1_system"] == 0.25 and row["post_top1_given"] is None
 
 
 def test_curve_marks_red_light_and_first_row_above(site: tuple[str, str, str]) -> None:
@@ -195,11 +229,12 @@ def test_the_page_in_a_browser(
     url, done, going = site
     asked = []
     listed = page.session_list
-    monkeypatch.setattr(page, "session_list", lambda served: asked.append(1) or listed(served))
+    monkeypatch.setattr(page, "session_list", lambda *about: asked.append(1) or listed(*about))
     document = browse(f"{url}/", tmp_path, "--dump-dom")
     assert len(asked) >= 2  # it asks again by itself
     assert "2 sessions" in document and "<title>CONDDA and OND sessions</title>" in document
     assert document.index(going) < document.index(done)  # newest first
+    assert "<td" in document and "no_cdt" in document  # the scoreboard
     # The newest session is open: its test, progress and curve are there, the other's are not.
     assert document.count("<svg") == 1 and "2/3 rounds" in document
     assert 'class="red-light" data-row="4"' in document

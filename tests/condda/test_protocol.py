@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from schemas.errors import SourceError
 from tasks.condda.commands import (
     CheckEvaluable,
     Command,
@@ -24,7 +25,7 @@ from tasks.condda.commands import (
 )
 from tasks.condda.harness import Harness
 from tasks.condda.protocol import decide
-from tasks.condda.rules import Limits, ProtocolRefusal
+from tasks.condda.rules import EVALUATION, PUBLISHED, Limits, Policy, ProtocolRefusal
 from tasks.condda.session import SessionState, evolve, open_state
 from tasks.condda.store import EventStore
 from tasks.condda.test_files import TestLibrary
@@ -46,11 +47,10 @@ NOW = datetime(2024, 5, 1, tzinfo=UTC)
 class Session:
     """A session driven through `decide` and `evolve` alone."""
 
-    def __init__(self, root: Path, mode: str, **options: Any):
+    def __init__(self, root: Path, mode: Policy, **options: Any):
         self.library = TestLibrary(root)
         self.mode = mode
         self.limits = options.pop("limits", Limits())
-        self.future = options.pop("answer_future_ids", False)
         self.state: SessionState | None = None
         if options.pop("open", True):
             self.open(**options)
@@ -75,7 +75,6 @@ class Session:
             self.mode,
             NOW,
             limits=self.limits,
-            answer_future_ids=self.future,
         )
 
     def refused(self, command: Command) -> tuple[int, str]:
@@ -101,12 +100,12 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def strict(root: Path) -> Session:
-    return Session(root, "strict")
+    return Session(root, EVALUATION)
 
 
 @pytest.fixture
 def compat(root: Path) -> Session:
-    return Session(root, "compat")
+    return Session(root, PUBLISHED)
 
 
 # Strict
@@ -198,8 +197,8 @@ def test_strict_classification_keeps_its_columns(strict: Session) -> None:
     assert strict.refused(post) == (400, "WrongColumns")
 
 
-def test_condda_clusters_only_grow_up_to_the_limit(root: Path) -> None:
-    session = Session(root, "strict", tests=(CONDDA,), protocol="CONDDA")
+def test_condda_clusters_only_grow_and_no_refusal_tells_how_many_there_are(root: Path) -> None:
+    session = Session(root, EVALUATION, tests=(CONDDA,), protocol="CONDDA")
 
     def post(number: int, columns: int) -> Post:
         body = classes(round_ids(number), columns=columns)
@@ -211,12 +210,11 @@ def test_condda_clusters_only_grow_up_to_the_limit(root: Path) -> None:
     session(post(0, 4))
     session(Dataset(CONDDA, 1))
     assert session.refused(post(1, 3)) == (400, "WrongColumns")
-    assert session.refused(post(1, 6)) == (400, "WrongColumns")  # K+1+2 = 5
-    session(post(1, 5))
+    session(post(1, 40))  # max_novel_classes is 2
 
 
-@pytest.mark.parametrize("mode", ["strict", "compat"])
-def test_the_same_post_again_is_one_result(root: Path, mode: str) -> None:
+@pytest.mark.parametrize("mode", [EVALUATION, PUBLISHED], ids=["evaluation", "published"])
+def test_the_same_post_again_is_one_result(root: Path, mode: Policy) -> None:
     session = Session(root, mode)
     session(Dataset(TEST, 0))
     ids = round_ids(0)
@@ -229,7 +227,7 @@ def test_the_same_post_again_is_one_result(root: Path, mode: str) -> None:
     assert session.state.seq == before
     other = Post(TEST, 0, {"detection": detection(ids, 0.2)})
     assert session.refused(other) == (400, "DetectionRepost")
-    if mode == "strict":
+    if mode == EVALUATION:
         other = Post(TEST, 0, {"classification": classes(ids, 2)})
         assert session.refused(other) == (400, "ResultRepost")
 
@@ -274,7 +272,7 @@ def test_strict_knows_only_the_tests_of_the_session(strict: Session, command: Co
     ids=lambda command: type(command).__name__,
 )
 def test_strict_knows_only_open_sessions(root: Path, command: Command) -> None:
-    session = Session(root, "strict", open=False)
+    session = Session(root, EVALUATION, open=False)
     assert session.refused(command) == (400, "session_id_invalid")
 
 
@@ -310,17 +308,20 @@ def test_strict_feedback_only_on_served_ids(strict: Session) -> None:
         ({"tests": (TEST, TEST)}, (400, "RepeatedTests")),
         ({"protocol": "CONDDA"}, (500, "test_id_invalid")),
         ({"domain": "../OND/image_classification"}, (500, "test_id_invalid")),
-        ({"hints": ("round_size=abc",)}, (500, "ValueError")),
+        ({"hints": ("round_size=abc",)}, (400, "HintNotAllowed")),
+        ({"hints": ("round_size=8", "feedback_max_ids=8")}, (400, "HintNotAllowed")),
+        ({"hints": ("red_light",)}, (400, "HintNotAllowed")),
         ({"threshold": float("nan")}, (400, "InvalidThreshold")),
+        ({"threshold": -1.0}, (400, "InvalidThreshold")),
         ({"detector": "x" * 513}, (400, "TooLarge")),
     ],
     ids=[
         *("no tests", "unknown test", "path", "twice", "protocol", "domain", "hint"),
-        *("threshold", "long name"),
+        *("all rows", "red light", "nan", "threshold", "long name"),
     ],
 )
 def test_strict_refuses_a_session(root: Path, options: dict, expected: tuple[int, str]) -> None:
-    session = Session(root, "strict", open=False)
+    session = Session(root, EVALUATION, open=False)
     with pytest.raises(ProtocolRefusal) as refusal:
         session.open(**options)
     assert (refusal.value.status, refusal.value.reason) == expected
@@ -336,11 +337,11 @@ def test_strict_refuses_a_session(root: Path, options: dict, expected: tuple[int
     ],
     ids=["bytes", "rows", "columns", "id"],
 )
-@pytest.mark.parametrize("mode", ["strict", "compat"])
-def test_limits(root: Path, mode: str, limits: Limits, body: bytes) -> None:
+@pytest.mark.parametrize("mode", [EVALUATION, PUBLISHED], ids=["evaluation", "published"])
+def test_limits(root: Path, mode: Policy, limits: Limits, body: bytes) -> None:
     session = Session(root, mode)
     session.limits = limits
-    if mode == "strict":
+    if mode == EVALUATION:
         session(Dataset(TEST, 0))
     assert session.refused(Post(TEST, 0, {"detection": body})) == (400, "TooLarge")
 
@@ -349,7 +350,7 @@ def test_limits(root: Path, mode: str, limits: Limits, body: bytes) -> None:
 
 
 def test_compat_unknown_session(root: Path) -> None:
-    nobody = Session(root, "compat", open=False)
+    nobody = Session(root, PUBLISHED, open=False)
     assert nobody.refused(Metadata(TEST)) == (400, "session_id_invalid")
     assert nobody.refused(Dataset(TEST, 0)) == (400, "session_id_invalid")
     assert nobody.refused(Post(TEST, 0, {"detection": b"a,1\n"})) == (500, "KeyError")
@@ -388,7 +389,7 @@ def test_compat_rounds(compat: Session) -> None:
 @pytest.mark.parametrize("size", [None, 0, -3], ids=["absent", "zero", "negative"])
 def test_round_size_is_needed(root: Path, size: int | None) -> None:
     write_test(root, round_size=size)
-    session = Session(root, "compat")
+    session = Session(root, PUBLISHED)
     assert session.refused(Dataset(TEST, 0)) == (400, "no_defined_rounds")
     session(Post(TEST, 0, {"detection": detection(IDS)}))
 
@@ -420,8 +421,8 @@ def test_compat_completed_test(compat: Session) -> None:
     compat(CheckEvaluable(TEST))
 
 
-@pytest.mark.parametrize("mode", ["strict", "compat"])
-def test_terminated_session(root: Path, mode: str) -> None:
+@pytest.mark.parametrize("mode", [EVALUATION, PUBLISHED], ids=["evaluation", "published"])
+def test_terminated_session(root: Path, mode: Policy) -> None:
     session = Session(root, mode)
     session(Dataset(TEST, 0))
     session(Terminate())
@@ -450,14 +451,14 @@ def test_evaluate_an_uncompleted_test(compat: Session) -> None:
 
 
 def test_compat_bad_hint_opens_and_fails_later(root: Path) -> None:
-    session = Session(root, "compat", hints=("round_size=abc",))
+    session = Session(root, PUBLISHED, hints=("round_size=abc",))
     assert session.refused(Metadata(TEST)) == (500, "ValueError")
     assert session.refused(Dataset(TEST, 0)) == (500, "ValueError")
     session(Post(TEST, 0, {"detection": detection(IDS)}))
 
 
 def test_metadata_shows_the_allowed_keys_only(root: Path) -> None:
-    shown = Session(root, "compat", hints=("seed=9", "known_classes=5", "odd"))(Metadata(TEST))
+    shown = Session(root, PUBLISHED, hints=("seed=9", "known_classes=5", "odd"))(Metadata(TEST))
     assert shown == {
         "protocol": "OND",
         "known_classes": 5,
@@ -465,13 +466,13 @@ def test_metadata_shows_the_allowed_keys_only(root: Path) -> None:
         "round_size": 3,
         "feedback_max_ids": 2,
     }
-    hinted = Session(root, "compat", hints=("red_light",))(Metadata(TEST))
+    hinted = Session(root, PUBLISHED, hints=("red_light",))(Metadata(TEST))
     assert hinted["red_light"] == IDS[4]
 
 
 def test_hints_reach_shown_metadata_only(root: Path) -> None:
     hints = ("feedback_constrained=0", "seed=abc", "feedback_max_ids=100")
-    session = Session(root, "compat", hints=hints)
+    session = Session(root, PUBLISHED, hints=hints)
     session.play(2, value=0.9)
     assert session(Feedback(TEST, "detection")).count(b"\n") == 3
 
@@ -524,27 +525,28 @@ def test_feedback_budget_is_per_round_and_type(compat: Session) -> None:
 
 def test_detection_feedback_has_its_own_budget(root: Path) -> None:
     write_test(root, max_detection_feedback_ids=3)
-    session = Session(root, "compat")
+    session = Session(root, PUBLISHED)
     session.play(1, value=0.9)
     assert session(Feedback(TEST, "detection")).count(b"\n") == 3
 
 
 def test_a_test_without_budget_gives_no_budgeted_feedback(root: Path) -> None:
     write_test(root, feedback_max_ids=None)
-    session = Session(root, "compat")
+    session = Session(root, PUBLISHED)
     session.play(1, value=0.9)
     assert session.refused(Feedback(TEST, "detection")) == (400, "FeedbackBudgetExceeded")
 
 
 def test_given_detection_opens_the_gate_at_the_red_light(root: Path) -> None:
-    session = Session(root, "compat", hints=("red_light",))
+    session = Session(root, PUBLISHED, hints=("red_light",))
     session.play(1)
     assert session(Feedback(TEST, "detection")) == b""
     session(Dataset(TEST, 1))
     session(Post(TEST, 1, {"detection": detection(round_ids(1))}))
     told = session(Feedback(TEST, "detection"))
     assert told == b"img_3.png,0\nimg_4.png,1\nimg_5.png,1\n"
-    assert session(Feedback(TEST, "detection")) == told  # unbudgeted
+    # All of the round, whatever the budget; but then it is spent, as published.
+    assert session.refused(Feedback(TEST, "detection")) == (400, "FeedbackBudgetExceeded")
 
 
 def test_system_detection_does_not_open_at_the_red_light(compat: Session) -> None:
@@ -552,11 +554,10 @@ def test_system_detection_does_not_open_at_the_red_light(compat: Session) -> Non
     assert compat(Feedback(TEST, "detection")) == b""
 
 
-def test_future_ids_are_left_out_unless_asked_for(root: Path) -> None:
-    for future, expected in ((False, b"img_0.png,0\n"), (True, b"img_0.png,0\nimg_7.png,1\n")):
-        session = Session(root, "compat", answer_future_ids=future)
-        session.play(1, value=0.9)
-        assert session(Feedback(TEST, "detection", (IDS[0], IDS[7], "nothing"))) == expected
+def test_future_ids_are_left_out(compat: Session) -> None:
+    compat.play(1, value=0.9)
+    asked = (IDS[0], IDS[7], "nothing")
+    assert compat(Feedback(TEST, "detection", asked)) == b"img_0.png,0\n"
 
 
 def test_compat_feedback_on_posted_ids_without_a_data_request(compat: Session) -> None:
@@ -582,7 +583,7 @@ def test_a_line_without_values_is_not_the_right_answer(compat: Session) -> None:
 
 def test_unconstrained_feedback_covers_all_posted_lines(root: Path) -> None:
     write_test(root, feedback_constrained=False, feedback_max_ids=100)
-    session = Session(root, "compat")
+    session = Session(root, PUBLISHED)
     session.play(2, value=0.9)
     assert session(Feedback(TEST, "detection")).count(b"\n") == 6
 
@@ -600,7 +601,7 @@ def test_activity_feedback(root: Path) -> None:
         truth += f"v{row},{novel},{changed},{label},0,0,{names}\n"
     options = {"domain": "activity_recognition", "truth": truth, "round_size": 4}
     write_test(root, "A", known_classes=3, **options)
-    session = Session(root, "compat", tests=("A",), domain="activity_recognition")
+    session = Session(root, PUBLISHED, tests=("A",), domain="activity_recognition")
     ids = [f"v{row}" for row in range(4)]
     session(Dataset("A", 0))
     body = classes(ids, [1, 0, 1, 0], columns=4)
@@ -615,7 +616,7 @@ def test_activity_without_kinetics_names(root: Path) -> None:
     """As the public server answers for its own test without them: ids and nothing."""
     truth = "vid,novel,detection,activity\nv0,0,0,1\nv1,0,0,1\n"
     write_test(root, "A", domain="activity_recognition", truth=truth)
-    session = Session(root, "compat", tests=("A",), domain="activity_recognition")
+    session = Session(root, PUBLISHED, tests=("A",), domain="activity_recognition")
     session(Dataset("A", 0))
     session(Post("A", 0, {"detection": b"v0,1\nv1,1\n"}))
     assert session(Feedback("A", "classification", ("v1", "v0"))) == b"v0,\nv1,\n"
@@ -625,7 +626,7 @@ def test_transcription_feedback_is_an_edit_distance(root: Path) -> None:
     truth = "file,text,novel,representation,detection,writer_id\n"
     truth += "a.png,|one, two|,0,x,0,1\nb.png,|three|,1,x,1,9\n"
     write_test(root, "T", domain="transcripts", truth=truth, known_classes=4)
-    session = Session(root, "compat", tests=("T",), domain="transcripts")
+    session = Session(root, PUBLISHED, tests=("T",), domain="transcripts")
     session(Dataset("T", 0))
     files = {
         "detection": b"a.png,0.9\nb.png,0.9\n",
@@ -644,7 +645,7 @@ def test_transcriptions_are_compared_as_published(root: Path, posted: str, dista
     truth = "file,text,novel,representation,detection,writer_id\n"
     truth += "a.png,|one, two|,0,x,0,1\nb.png,|three|,1,x,1,9\n"
     write_test(root, "T", domain="transcripts", truth=truth, round_size=1)
-    session = Session(root, "compat", tests=("T",), domain="transcripts")
+    session = Session(root, PUBLISHED, tests=("T",), domain="transcripts")
     session(Post("T", 0, {"detection": b"a.png,1\n", "transcription": b"b.png,x\n"}))
     session(Post("T", 1, {"transcription": f'a.png,"{posted}"\n'.encode()}))
     # Only the last round posted is told of, whatever is asked.
@@ -652,24 +653,136 @@ def test_transcriptions_are_compared_as_published(root: Path, posted: str, dista
     assert answer == f"a.png,{distance}\n".encode()
 
 
-def test_nlt_points(root: Path) -> None:
+def write_nlt(root: Path, **metadata: Any) -> None:
     head = "instanceid,text,reported_writer_id,real_writer_id,sentiment,product,n,m,text_id\r\n"
-    truth = head + "i0,|a, b|,1,1,pos,p,0,0,t0\r\ni1,|c|,1,2,neg,p,1,1,t1\r\n"
-    write_test(root, "N", domain="nlt", truth=truth, encoding="utf-16")
-    session = Session(root, "strict", tests=("N",), domain="nlt")
+    rows = (
+        "i0,|a, b|,1,1,pos,p,0,0,t0\r\n",
+        "i1,|c|,1,2,neg,p,1,1,t1\r\n",
+        "i2,|d|,3,3,neg,p,1,0,t2\r\n",
+        "i3,|e|,3,4,neg,p,1,1,t3\r\n",
+    )
+    metadata = {"round_size": 2, "feedback_max_ids": 2, **metadata}
+    write_test(root, "N", domain="nlt", truth=head + "".join(rows), encoding="utf-16", **metadata)
+
+
+def test_nlt_score_counts_flag_and_writer_at_each_question(root: Path) -> None:
+    write_nlt(root, feedback_max_ids=3)
+    session = Session(root, PUBLISHED, tests=("N",), domain="nlt")
     assert session(Dataset("N", 0)).decode("utf-16") == "i0,1,|a, b|,pos,p\ni1,1,|c|,neg,p\n"
-    assert session.refused(Post("N", 0, {"labels": b"i0,2,1\ni1,0,1\n"})) == (400, "OutOfRange")
-    session(Post("N", 0, {"labels": b"i0,0,1\ni1,1,2\n"}))
-    assert session(Feedback("N", "score")) == b"current_score,2\n"
-    assert session(Feedback("N", "labels", ("i1",))) == b"i1,2\n"
-    assert session(Feedback("N", "score")) == b"current_score,1\n"
-    assert session(Feedback("N", "detection", ("i1",))) == b"i1,1\n"
+    ids = ("i0", "i1")
+    # Flag 1: the reported writer is the real one. Right: both of i0, the writer of i1.
+    session(Post("N", 0, {"labels": b"i0,1,1\ni1,1,2\n", "detection": detection(ids, 0.9)}))
+    assert session(Feedback("N", "score")) == b"current_score,3\n"
+    assert session(Feedback("N", "score")) == b"current_score,6\n"
+    assert session(Feedback("N", "labels", ("i0", "i1"))) == b"i0,1\ni1,2\n"  # two points
+    assert session(Feedback("N", "score")) == b"current_score,7\n"
+    assert session.refused(Feedback("N", "score")) == (400, "FeedbackBudgetExceeded")
+    session(Post("N", 1, {"labels": b"i2,0,9\ni3,0,4\n"}))
+    # The last round alone counts; without ids labels are told of those with a wrong writer.
+    assert session(Feedback("N", "score")) == b"current_score,9\n"
+    assert session(Feedback("N", "labels")) == b"i2,3\n"
+    session(Post("N", 2, {"labels": b"i2,yes,3\n"}))
+    assert session.refused(Feedback("N", "score")) == (400, "InvalidTuple")
+
+
+@pytest.mark.parametrize("mode", [EVALUATION, PUBLISHED], ids=["evaluation", "published"])
+def test_nlt_feedback_is_gated_and_budgeted(root: Path, mode: Policy) -> None:
+    write_nlt(root)
+    session = Session(root, mode, tests=("N",), domain="nlt")
+    session(Dataset("N", 0))
+    session(Post("N", 0, {"labels": b"i0,1,1\ni1,1,2\n"}))
+    kinds = ("score", "labels", "detection")
+    for kind in kinds:
+        assert session.refused(Feedback("N", kind, ("i1",))) == (400, "DetectionPostRequired")
+    session(Post("N", 0, {"detection": b"i0,0.1,0.9\ni1,0.1,0.9\n"}))
+    assert [session(Feedback("N", kind, ("i1",))) for kind in kinds] == [b""] * 3
+    session(Dataset("N", 1))
+    lines = {"labels": b"i2,1,3\ni3,1,4\n", "detection": b"i2,0.9,0.9\ni3,0.9,0.9\n"}
+    session(Post("N", 1, lines))
+    # Without ids: those whose second value is on the wrong side of 0.5.
+    assert session(Feedback("N", "detection")) == b"i2,0\n"
+    assert session(Feedback("N", "detection", ("i2", "i3"))).startswith(b"i2,0\n")
+    assert session.refused(Feedback("N", "detection")) == (400, "FeedbackBudgetExceeded")
+    assert session(Feedback("N", "labels", ("i0", "i1"))) == b"i0,1\ni1,2\n"
+    assert session.refused(Feedback("N", "labels", ("i2",))) == (400, "FeedbackBudgetExceeded")
+
+
+# What the operator decides
+
+
+def test_evaluation_tells_neither_the_change_nor_the_number_of_classes(root: Path) -> None:
+    write_test(root, pre_novelty_batches=1, pre_novelty_training=1)
+    told = {"pre_novelty_batches", "pre_novelty_training", "max_novel_classes"}
+    assert told <= set(Session(root, PUBLISHED)(Metadata(TEST)))
+    shown = Session(root, EVALUATION)(Metadata(TEST))
+    assert shown == {
+        "protocol": "OND",
+        "known_classes": 2,
+        "round_size": 3,
+        "feedback_max_ids": 2,
+    }
+
+
+def test_the_operator_fixes_rounds_budgets_and_hints(root: Path) -> None:
+    policy = Policy(red_light=True, round_size=4, feedback_max_ids=1, detection_threshold=0.6)
+    session = Session(root, policy, hints=("red_light",), threshold=0.6)
+    shown = session(Metadata(TEST))
+    assert (shown["round_size"], shown["feedback_max_ids"]) == (4, 1)
+    assert shown["red_light"] == IDS[4]
+    assert session(Dataset(TEST, 0)).decode().split() == list(IDS[:4])
+    session(Post(TEST, 0, {"detection": detection(IDS[:4], 0.9)}))
+    assert session(Feedback(TEST, "detection")).count(b"\n") == 1  # with a red light, too
+    session.mode = EVALUATION  # the operator changed her mind: the session goes on as it was opened
+    assert session(Dataset(TEST, 1)).decode().split() == list(IDS[4:])
+
+
+def test_evaluation_gives_no_image_labels_before_novelty_is_declared(root: Path) -> None:
+    for mode, expected in ((PUBLISHED, b"img_0.png,1\n"), (EVALUATION, b"")):
+        session = Session(root, mode)
+        session(Dataset(TEST, 0))
+        ids = round_ids(0)
+        session(Post(TEST, 0, {"detection": detection(ids), "classification": classes(ids)}))
+        assert session(Feedback(TEST, "classification", (IDS[0],))) == expected
+
+
+# Metadata
+
+
+def test_a_red_light_may_be_a_number(root: Path) -> None:
+    truth = "id,detection,classification\n" + "".join(f"{n},{n >= 3:d},1\n" for n in range(8))
+    write_test(root, truth=truth, red_light=3)
+    session = Session(root, PUBLISHED, hints=("red_light",))
+    assert session(Metadata(TEST))["red_light"] == 3
+    session(Post(TEST, 0, {"detection": b"0,0.1\n"}))
+    assert session(Feedback(TEST, "detection", ("0",))) == b""
+    session(Post(TEST, 1, {"detection": b"3,0.1\n"}))
+    assert session(Feedback(TEST, "detection", ("3",))) == b"3,1\n"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("round_size", "many"),
+        ("known_classes", 2.5),
+        ("feedback_max_ids", [2]),
+        ("max_novel_classes", True),
+        ("red_light", {"row": 4}),
+        ("feedback_constrained", "no"),
+        ("known_class_names", "cat"),
+        ("novel_class_names", ["dog"]),
+    ],
+)
+def test_types_of_metadata_are_checked_when_read(root: Path, key: str, value: object) -> None:
+    write_test(root, **{key: value})
+    with pytest.raises(SourceError, match=f"{key} is .*, expected"):
+        TestLibrary(root).load(TEST, "OND", DOMAIN)
+    assert Session(root, PUBLISHED).refused(Metadata(TEST)) == (500, "SourceError")
 
 
 def test_our_own_domain_has_both_flags(root: Path) -> None:
     truth = "instance_id,novel,detection,classification\na,0,0,1\nb,0,1,2\nc,1,1,-1\n"
     write_test(root, "V", domain="novelty", protocol="CONDDA", truth=truth)
-    session = Session(root, "strict", tests=("V",), domain="novelty", protocol="CONDDA")
+    session = Session(root, EVALUATION, tests=("V",), domain="novelty", protocol="CONDDA")
     assert session(Dataset("V", 0)) == b"a\nb\nc\n"
     ids = ["a", "b", "c"]
     files = {
@@ -692,7 +805,7 @@ def test_the_thousandth_post_is_as_much_work_as_the_first(tmp_path: Path) -> Non
     write_test(tmp_path / "data", truth=truth, round_size=1)
     store = EventStore(tmp_path / "events.sqlite")
     store._connection.execute("pragma synchronous = off")
-    harness = Harness(TestLibrary(tmp_path / "data"), store, "strict")
+    harness = Harness(TestLibrary(tmp_path / "data"), store, EVALUATION)
     session = harness.session_request(
         test_ids=[TEST], protocol="OND", domain=DOMAIN, novelty_detector_version="a"
     )

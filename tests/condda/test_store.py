@@ -74,18 +74,18 @@ def test_other_types_may_be_posted_twice_with_other_content(store: EventStore) -
         store.append("s", 3, [posted("classification", sha="y")])
 
 
-def test_sessions_and_incremental_export(store: EventStore) -> None:
+def test_sessions_of_all_and_of_an_owner(store: EventStore) -> None:
     for name in ("s", "t"):
         store.append(name, 0, [OPENED])
     store.append("s", 1, [posted()])
     assert store.sessions() == ["s", "t"] and store.session_count() == 2
-    seen, last = [], 0
-    while batch := store.events_after(last, 2):
-        seen += [(stored.session, stored.seq) for stored in batch]
-        last = batch[-1].id
-    assert seen == [("s", 1), ("t", 1), ("s", 2)]
-    assert batch == [] and store.events_after(0, 10)[2].event.body == b"\x00,1\xff\n"
-    assert [stored.session for stored in store.of_kinds(["opened"])] == ["s", "t"]
+    mine = Event("opened", "2024-05-01T00:00:01+00:00", detail={"owner": "alice"})
+    store.append("u", 0, [mine])
+    assert [stored.session for stored in store.opened("alice")] == ["u"]
+    assert [stored.session for stored in store.opened("")] == ["s", "t"]
+    assert store.load("s", bodies=True)[1].event.body == b"\x00,1\xff\n"
+    assert store.last_time("u") == mine.time
+    assert [stored.session for stored in store.of_kinds(["opened"])] == ["s", "t", "u"]
 
 
 def test_events_are_on_the_disk_before_append_returns(store: EventStore) -> None:

@@ -17,11 +17,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from schemas.errors import ConfigError
-from tasks.condda.rules import Limits
+from tasks.condda.rules import EVALUATION, PUBLISHED, Caller, Limits, ProtocolRefusal
 from tasks.condda.server.app import _ENVELOPE_BYTES
 from tasks.condda.server.client import HttpHarness
 from tasks.condda.server.sent import _parts
-from tasks.condda.server.serve import check_access, read_tokens, running, serve
+from tasks.condda.server.serve import Token, check_access, read_tokens, running, serve
 from tasks.condda.server.wire import ROUTES
 from tests.condda.recorded import exchanges
 from tests.condda.small import CONDDA, DOMAIN, IDS, TEST, classes, detection, round_ids, write_test
@@ -476,6 +476,27 @@ def test_evaluating_what_cannot_be(wire: Wire, session: str, files: dict, expect
     assert status == expected[0] and expected[1] in (None, reason)
 
 
+def test_a_condda_test_has_its_measures(wire: Wire) -> None:
+    session = wire.open(CONDDA, protocol="CONDDA")
+    about = {"session_id": session, "test_id": CONDDA}
+    picks = [1, 2, 1, 2, 3, 1, 3, 2]  # known_classes 2 counts unknown: column 2 is discovered, too
+    files = {"detection": detection(IDS[:6]) + detection(IDS[6:], 0.9)}
+    wire.post(session, files, test=CONDDA)
+    wire.send("DELETE", "/test", **about)
+    answer = wire.send("GET", "/session/evaluations", round_id=0, **about)
+    assert error_of(answer) == (500, "result_file_not_found")
+    session = wire.open(CONDDA, protocol="CONDDA")
+    about = {"session_id": session, "test_id": CONDDA}
+    wire.post(session, files | {"characterization": classes(IDS, picks, columns=5)}, test=CONDDA)
+    wire.send("DELETE", "/test", **about)
+    found = wire.send("GET", "/session/evaluations", round_id=0, **about).json()
+    assert found["m_num_stats"]["GT_indx"] == 5 and found["m_num_stats"]["P_indx_0.5"] == 7
+    assert found["m_is_cdt_and_is_early"]["Is CDT"] == 1
+    assert found["characterization"]["post_discovery_accuracy"] > 0.5
+    path = f"/v1/sessions/{session}/tests/{CONDDA}/metrics"
+    assert wire.http.get(path).json() == found
+
+
 def test_completed_test_and_ended_session(wire: Wire, session: str) -> None:
     about = {"session_id": session, "test_id": TEST}
     assert error_of(wire.send("GET", "/session/latest", session_id=session)) == (500, "KeyError")
@@ -557,7 +578,7 @@ def test_status_and_zip(wire: Wire) -> None:
 
 def test_strict_by_option(tmp_path: Path) -> None:
     write_test(tmp_path / "data")
-    with running(tmp_path / "data", tmp_path / "state", mode="strict") as url:
+    with running(tmp_path / "data", tmp_path / "state", policy=EVALUATION) as url:
         client = Wire(url, tmp_path)
         session = client.open()
         answer = client.post(session, {"detection": detection(IDS)})
@@ -784,6 +805,10 @@ def test_parts_come_back_byte_for_byte(parts: dict[str, bytes]) -> None:
     assert _parts(multipart(parts)[0], "limit") == parts
 
 
+OPERATOR = Token(TOKEN, Caller("bob", "operator"))
+AGENTS = tuple(Token(f"{name}-{TOKEN}", Caller(name, "agent")) for name in ("alice", "carl"))
+
+
 # Who is let in ----------------------------------------------------------------------------------
 
 
@@ -791,8 +816,8 @@ def test_parts_come_back_byte_for_byte(parts: dict[str, bytes]) -> None:
 def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("locked")
     write_test(folder / "data")
-    tokens = ["another-token-long-enough", TOKEN]
-    with running(folder / "data", folder / "state", tokens=tokens) as url:
+    write_test(folder / "data", "OND.1.1.2")
+    with running(folder / "data", folder / "state", tokens=[*AGENTS, OPERATOR]) as url:
         yield url
 
 
@@ -816,13 +841,61 @@ def test_every_route_needs_a_token(locked: str, authorization: str | None) -> No
 
 def test_tokens_let_in(locked: str) -> None:
     with HttpHarness(locked, token=TOKEN) as client:
-        assert client.test_ids_request(protocol="OND", domain=DOMAIN).decode() == f"{TEST}\n"
+        assert client.test_ids_request(protocol="OND", domain=DOMAIN).decode() == (
+            f"{TEST}\nOND.1.1.2\n"
+        )
     with httpx.Client(base_url=locked, trust_env=False) as http:
         for path in OURS:
             assert http.get(path, auth=("operator", TOKEN)).status_code == 200
     # What the published client sends if its URL carries the token.
     answer = httpx.get(locked.replace("//", f"//agent:{TOKEN}@") + "/session/status")
     assert answer.status_code == 200
+
+
+def test_an_agent_sees_and_ends_its_own_sessions_only(locked: str) -> None:
+    alice, carl = (HttpHarness(locked, token=token.text) for token in AGENTS)
+    options = {"test_ids": [TEST], "protocol": "OND", "domain": DOMAIN}
+    session = alice.session_request(**options, novelty_detector_version="a-1")
+    about = {"session_id": session, "test_id": TEST}
+    for call in (
+        lambda: carl.session_progress(session_id=session),
+        lambda: carl.get_test_metadata(**about),
+        lambda: carl.dataset_request(round_id=0, **about),
+        lambda: carl.post_results(result_files={"detection": b""}, round_id=0, **about),
+        lambda: carl.results(session, TEST, "detection"),
+        lambda: carl.session_zip(session_id=session),
+        lambda: carl.evaluate(**about),
+        lambda: carl.complete_test(**about),
+        lambda: carl.terminate_session(session_id=session),
+    ):
+        with pytest.raises(ProtocolRefusal) as refusal:
+            call()
+        assert refusal.value.reason == "session_id_invalid"
+    assert session in alice.session_status() and session not in carl.session_status()
+    for token, listed in zip((*AGENTS, OPERATOR), (True, False, True), strict=True):
+        headers = {"authorization": f"Bearer {token.text}"}
+        with httpx.Client(base_url=locked, headers=headers, trust_env=False) as http:
+            assert (session in http.get("/v1/sessions").json()) == listed
+            pages = {http.get(path).status_code for path in ("/", "/operator/sessions")}
+            assert pages == {403 if token in AGENTS else 200}
+    # Measures are truth: they come when the session has ended, and the test is then spent.
+    for number in range(3):
+        alice.dataset_request(round_id=number, **about)
+        ids = round_ids(number)
+        files = {"detection": detection(ids), "classification": classes(ids)}
+        alice.post_results(result_files=files, round_id=number, **about)
+    alice.complete_test(**about)
+    with pytest.raises(ProtocolRefusal, match="SessionOpen"):
+        alice.evaluate(**about)
+    with pytest.raises(ProtocolRefusal, match="SessionOpen"):
+        alice.evaluate_round_wise(round_id=0, **about)
+    alice.terminate_session(session_id=session)
+    assert alice.evaluate(**about)["m_num_stats"]["GT_indx"] == 5
+    with pytest.raises(ProtocolRefusal, match="AttemptsExceeded"):
+        alice.session_request(**options, novelty_detector_version="a-2")
+    other = {**options, "test_ids": ["OND.1.1.2"]}
+    alice.session_request(**other, novelty_detector_version="a-2")
+    carl.session_request(**options, novelty_detector_version="c-1")
 
 
 def test_pages_elsewhere_cannot_reach_the_server(wire: Wire) -> None:
@@ -844,15 +917,22 @@ def test_other_machines_need_tokens(host: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="without tokens"):
         serve(tmp_path, tmp_path / "state", host=host, port=0)
     assert not (tmp_path / "state").exists()
-    check_access(host, [TOKEN])
+    assert check_access(host, [OPERATOR]) == EVALUATION
+    with pytest.raises(ConfigError, match="published tells agents ground truth"):
+        check_access(host, [OPERATOR], PUBLISHED)
 
 
 def test_weak_tokens_are_refused(tmp_path: Path) -> None:
     for token in ("short", "", "x" * 15, "pässword-that-is-long"):
         with pytest.raises(ConfigError, match="token"):
-            check_access("127.0.0.1", [token])
-    (tmp_path / "tokens").write_text(f"{TOKEN}\n\nsecond-{TOKEN}\n")
-    assert read_tokens(tmp_path / "tokens") == [TOKEN, f"second-{TOKEN}"]
+            check_access("127.0.0.1", [Token(token, Caller("a", "agent"))])
+    lines = [f"{t.caller.role} {t.caller.owner}  {t.text}\n\n" for t in (*AGENTS, OPERATOR)]
+    (tmp_path / "tokens").write_text("".join(lines))
+    assert read_tokens(tmp_path / "tokens") == [*AGENTS, OPERATOR]
+    for line in (TOKEN, f"king bob {TOKEN}"):
+        (tmp_path / "tokens").write_text(f"{lines[0]}{line}\n")
+        with pytest.raises(ConfigError, match=r"line 3 of .* is no token"):
+            read_tokens(tmp_path / "tokens")
     with pytest.raises(ConfigError, match="cannot read the tokens"):
         read_tokens(tmp_path / "absent")
 

@@ -11,16 +11,16 @@ import torch
 from torch.nn import functional
 
 from schemas.errors import ConfigError, MissingExtra, SourceError
-from tasks.features import efficientnet
+from tasks.features.backbones import EfficientNetLite0, middle_square
 from tasks.features.efficientnet import (
     LAST_BLOCK,
-    centre,
     for_network,
     load_efficientnet,
     patch_features,
     weights_record,
 )
-from tasks.models.efficientnet import embed
+from tasks.features.efficientnet_weights import weights_file
+from tasks.models.backbone import PictureSettings, embed_pictures
 from tests.shared import shared_path
 
 
@@ -37,6 +37,13 @@ def network():
     return load_efficientnet("cpu")
 
 
+def embed(images: np.ndarray) -> torch.Tensor:
+    """1280 features an image, as the model `backbone` makes them."""
+    with torch.no_grad():
+        whole = EfficientNetLite0(weights_file())
+        return embed_pictures(whole, torch.from_numpy(images), PictureSettings())
+
+
 def noise(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (*shape, 3), np.uint8)
 
@@ -49,8 +56,7 @@ def test_imagenet_pictures_are_recognised(network):
     first, five = 0, 0
     for file in files:
         picture = cv2.imread(str(file), cv2.IMREAD_COLOR_RGB)
-        features = torch.from_numpy(embed(picture[None], network=network))
-        best = network._fc(features)[0].topk(5).indices.tolist()
+        best = network._fc(embed(picture[None]))[0].topk(5).indices.tolist()
         wanted = class_of[file.name.split("_")[0]]
         first += best[0] == wanted
         five += wanted in best
@@ -60,11 +66,10 @@ def test_imagenet_pictures_are_recognised(network):
 
 def test_features_are_those_before_the_last_layer(network):
     images = noise(3, 70, 90)
-    features = embed(images, network=network, batch_size=2)
-    assert features.shape == (3, 1280)
-    assert features.dtype == np.float32
-    direct = network(for_network(centre(torch.from_numpy(images))))
-    torch.testing.assert_close(network._fc(torch.from_numpy(features)), direct)
+    features = embed(images)
+    assert features.shape == (3, 1280) and features.dtype == torch.float32
+    shown = middle_square(torch.from_numpy(images), 224, 224 / 256)
+    torch.testing.assert_close(network._fc(features), network(for_network(shown)))
 
 
 def test_preprocessing_is_that_of_the_lite_release():
@@ -72,7 +77,7 @@ def test_preprocessing_is_that_of_the_lite_release():
     torch.testing.assert_close(for_network(values), torch.tensor([-127 / 128, 0.0, 1.0]))
     images = np.zeros((1, 64, 128, 3), np.uint8)
     images[:, 4:60, 36:92] = [255, 128, 0]
-    found = centre(torch.from_numpy(images))
+    found = middle_square(torch.from_numpy(images), 224, EfficientNetLite0.shown)
     assert found.shape == (1, 3, 224, 224)
     assert found.is_contiguous()
     # 56 of 64 rows are 224 of 256: the coloured part is all that is left, but for an edge of 8.
@@ -163,24 +168,21 @@ def test_the_same_whatever_the_batch_and_the_random_state(network):
     before = torch.get_rng_state()
     again = load_efficientnet("cpu")
     assert torch.equal(torch.get_rng_state(), before)
-    for extract in (embed, patch_features):
-        found = extract(images, network=network)
-        np.testing.assert_array_equal(extract(images, network=again), found)
-        np.testing.assert_allclose(
-            extract(images, network=network, batch_size=2), found, rtol=1e-3, atol=1e-3
-        )
+    found = patch_features(images, network=network)
+    np.testing.assert_array_equal(patch_features(images, network=again), found)
+    others = patch_features(images, network=network, batch_size=2)
+    np.testing.assert_allclose(others, found, rtol=1e-3, atol=1e-3)
     assert not any(parameter.requires_grad for parameter in network.parameters())
 
 
 def test_no_images(network):
     none = noise(0, 40, 48)
-    assert embed(none, network=network).shape == (0, 1280)
     assert patch_features(none, scale=0.5, network=network).shape == (0, 3, 3, 152)
 
 
 def test_wrong_arguments_are_named(network):
     with pytest.raises(ConfigError, match=r"float64 \(1, 8, 8, 3\), expected uint8"):
-        embed(np.zeros((1, 8, 8, 3)), network=network)
+        patch_features(np.zeros((1, 8, 8, 3)), network=network)
     with pytest.raises(ConfigError, match=r"layers \(3, 8\)"):
         patch_features(noise(1, 32, 32), (3, 8), network=network)
     with pytest.raises(ConfigError, match="average 2"):
@@ -220,4 +222,4 @@ def test_a_state_of_another_network_is_refused(tmp_path, state):
 def test_the_weights_are_the_published_ones():
     # The package writes the start of the hash into the name.
     assert weights_record().startswith("efficientnet-lite0-57934424.pth sha256 57934424")
-    assert load_efficientnet("cpu")._fc.in_features == efficientnet.FEATURES
+    assert load_efficientnet("cpu")._fc.in_features == EfficientNetLite0.width

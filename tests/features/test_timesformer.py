@@ -16,7 +16,7 @@ from tasks.features.timesformer import (
     load_timesformer,
     stretched,
 )
-from tasks.models.clips import embed
+from tasks.models.clips import pass_views
 
 TINY = TimesformerSize(side=16, patch=8, width=12, depth=2, heads=3)
 FRAMES = 4
@@ -35,6 +35,10 @@ LAYERS = (
     ("mlp.fc1", "intermediate.dense", 4, 1),
     ("mlp.fc2", "output.dense", 1, 4),
 )
+
+
+def embed(*given, **named) -> np.ndarray:
+    return pass_views(*given, **named)["features"]
 
 
 @pytest.fixture(autouse=True)
@@ -124,6 +128,34 @@ def test_names_and_shapes_are_fairs():
         network = TimeSformer(7, FRAMES, TINY)
     found = {f"model.{name}": tuple(value.shape) for name, value in network.state_dict().items()}
     assert found == {names[FAIR]: shape for names, shape in official(TINY, 7)}
+
+
+# Of the first of two clips, from FAIR's code in the release.
+FAIR_FEATURES = [
+    *(0.024378, -0.487274, -0.609187, -1.839776, -1.266015, -0.252348),
+    *(-0.470053, 0.882794, 0.30321, 0.227711, 1.805079, 0.162734),
+]
+FAIR_LOGITS = [-0.018671, -0.042152, 0.217599, 0.438694, 0.284382, -0.245663, -0.770633]
+
+
+def test_the_same_weights_put_out_what_fairs_network_does():
+    """Weights are sines of 1, 2, 3, ..., tensor by tensor, scaled by what enters; those of norms
+    about 1."""
+    network, start = TimeSformer(7, FRAMES, TINY).eval(), 1
+    state = {}
+    for name, value in network.state_dict().items():
+        sines = torch.arange(start, start + value.numel(), dtype=torch.float64).sin()
+        start += value.numel()
+        scaled = sines * (2 / value[0].numel()) ** 0.5 if value.ndim > 1 else sines * 0.5
+        about = 1 if value.ndim == 1 and name.endswith("weight") else 0
+        state[name] = (scaled + about).view(value.shape).float()
+    network.load_state_dict(state)
+    pixels = torch.arange(2 * 3 * FRAMES * 16 * 16, dtype=torch.float64)
+    with torch.no_grad():
+        features = network.features((pixels * 0.37).cos().view(2, 3, FRAMES, 16, 16).float())
+        logits = network.classifier(features)
+    assert features[0].tolist() == pytest.approx(FAIR_FEATURES, abs=3e-6)
+    assert logits[0].tolist() == pytest.approx(FAIR_LOGITS, abs=3e-6)
 
 
 def test_impossible_sizes_are_refused():

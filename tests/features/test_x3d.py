@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from schemas.errors import ConfigError, SourceError
 from tasks.features.clips import prepare
 from tasks.features.x3d import X3D, X3DSize, load_x3d, squeezed, theirs
-from tasks.models.clips import embed
+from tasks.models.clips import pass_views
 
 TINY = X3DSize(widths=(4, 4, 8, 12, 16), depths=(2, 1, 3, 1), dim=10, frames=4, side=32)
 EPS = 1e-5
@@ -22,6 +22,10 @@ PYSLOWFAST, PYTORCHVIDEO, MULTIGRID = range(3)
 KINDS = pytest.mark.parametrize("kind", [PYSLOWFAST, PYTORCHVIDEO, MULTIGRID], ids=str)
 STATISTICS = ("weight", "bias", "running_mean", "running_var")
 SQUEEZED = {9: 8, 18: 8, 27: 8, 36: 8, 54: 8, 108: 8, 216: 16, 432: 32}
+
+
+def embed(*given, **named) -> np.ndarray:
+    return pass_views(*given, **named)["features"]
 
 
 @pytest.fixture(autouse=True)
@@ -237,6 +241,49 @@ def test_features_and_scores_by_the_definition(tmp_path):
     np.testing.assert_allclose(network.features(clip)[0].numpy(), expected, rtol=1e-4, atol=1e-5)
     weight, bias = (state[f"head.projection.{name}"].numpy() for name in ("weight", "bias"))
     np.testing.assert_allclose(network(clip)[0], weight @ expected + bias, rtol=1e-4, atol=1e-5)
+
+
+def test_larger_pictures_are_pooled_at_every_place_of_the_trained_size():
+    network = load_x3d(None, 1, allow_random=True, size=TINY)
+    maps = torch.randn(2, 16, 4, 8, 8, generator=torch.Generator().manual_seed(1))
+    places = [maps[..., top : top + 7, left : left + 7] for top in (0, 1) for left in (0, 1)]
+    expected = torch.stack([network.head(place) for place in places]).mean(0)
+    torch.testing.assert_close(network.head(maps), expected)
+    assert (network.head(maps) - network.head(maps[..., :7, :7])).abs().max() > 1e-3
+
+
+def formula_weights(network: X3D) -> dict[str, torch.Tensor]:
+    """Sines of 1, 2, 3, ..., tensor by tensor, scaled so that no layer bursts."""
+    state, start = {}, 1
+    for name, value in network.state_dict().items():
+        if name.endswith("num_batches_tracked"):
+            continue
+        sines = torch.arange(start, start + value.numel(), dtype=torch.float64).sin()
+        start += value.numel()
+        if name.endswith("running_var"):
+            sines = 1 + 0.5 * sines
+        elif name.endswith("norm.weight"):
+            sines = 0.5 + 0.25 * sines
+        else:
+            sines = sines * ((2 / value[0].numel()) ** 0.5 if value.ndim > 1 else 0.1)
+        state[name] = sines.view(value.shape).float()
+    return state
+
+
+@pytest.mark.slow
+def test_the_same_weights_put_out_what_pytorchvideo_does_at_the_size_of_fairs_test():
+    """The numbers are from pytorchvideo 0.1.5: the mean over the 2 x 2 places of its last maps."""
+    network = X3D(400, X3DSize(side=256), even_shortcut_norm=False).eval()
+    network.load_state_dict(formula_weights(network), strict=False)
+    places = torch.arange(3 * 16 * 256 * 256, dtype=torch.float64)
+    clip = (places * 0.37).cos().view(1, 3, 16, 256, 256).float()
+    with torch.no_grad():
+        features = network.features(clip)
+        logits = network.classifier(features)[0, [0, 100, 399]]
+    assert features.mean().item() == pytest.approx(0.355953, abs=2e-6)
+    found = features[0, [0, 700, 1400, 2047]].tolist()
+    assert found == pytest.approx([0.61489, 0.0, 1.02101, 0.0], abs=2e-5)
+    assert logits.tolist() == pytest.approx([-0.0142, -0.06413, 0.01146], abs=2e-5)
 
 
 # ---------------------------------------------------------------- files

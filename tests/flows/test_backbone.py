@@ -9,7 +9,7 @@ from schemas import novelcraft, semantic
 from storage.tables import current_version
 from tasks.sample.novelcraft import write_novelcraft
 from tasks.sample.semantic import write_semantic
-from tests.flows.test_novelcraft_runs import few_draws
+from tests.flows.test_novelcraft_runs import FewDraws
 from tests.flows.test_semantic import SIZES
 
 MODELS = {"backbone": {"side": 32, "epochs": 2, "embedding_batch": 4}}
@@ -20,7 +20,7 @@ SCORES = {"msp": {}, "nearest": {}}
 def quick(monkeypatch):
     for flow in ("novelcraft", "semantic"):
         monkeypatch.setattr(f"flows.{flow}.publish_report", lambda *_: None)
-    monkeypatch.setattr("tasks.evaluation.stages.EvaluationSettings", few_draws())
+    monkeypatch.setattr("tasks.evaluation.stages.EvaluationSettings", FewDraws)
 
 
 def made(capsys, stage: str) -> int:

@@ -143,6 +143,20 @@ def test_an_old_name_prints_the_command_of_today(capsys, words, now):
     assert now in printed and printed.count("\n") == 1
 
 
+def test_what_only_an_evaluation_has_is_refused_as_published(tmp_path, capsys):
+    words = ["condda", "serve", "--tests", str(tmp_path), "--state", str(tmp_path / "state")]
+    for option in (["--red-light"], ["--round-size", "8"], ["--attempts", "2"]):
+        assert main([*words, *option]) == 2
+        assert f"{option[0]} is of an evaluation; add --policy" in capsys.readouterr().err
+    (tmp_path / "tokens").write_text("agent alice a-token-that-is-long-enough\n")
+    tokens = ["--tokens", str(tmp_path / "tokens")]
+    assert main([*words, *tokens, "--round-size", "0"]) == 2
+    assert "round_size" in capsys.readouterr().err
+    assert main([*words, *tokens, "--policy", "published"]) == 2
+    assert "published tells agents ground truth" in capsys.readouterr().err
+    assert not (tmp_path / "state").exists()
+
+
 def test_a_lake_without_tables_is_a_sentence(tmp_path, capsys):
     for words in (["query", "select 1"], ["report"], ["report", "kowl"]):
         assert main([*words, "--lake", str(tmp_path)]) == 2

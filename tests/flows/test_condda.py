@@ -11,11 +11,14 @@ import pytest
 from schemas.condda import Config, SessionSettings
 from schemas.errors import ConfigError, RunsFailed, SourceError
 from storage.tables import current_version
+from tasks.condda.rules import Policy
 from tasks.condda.server.serve import make_harness, running
 from tasks.condda.test_files import TestLibrary
 from tasks.sample.condda import bad_condda_records, write_condda
 
-SESSION_TABLES = ("rounds", "results", "feedback", "session_measures", "characterization")
+SESSION_TABLES = (
+    *("rounds", "results", "feedback", "instances", "session_measures", "characterization"),
+)
 RUN_TABLES = ("predictions", "scores")
 FEW = {
     "predictors": {},
@@ -291,6 +294,35 @@ def test_report_has_its_sections(built):
         assert title in page
 
 
+def test_the_scoreboard_has_all_measures_and_both_ways_side_by_side(built):
+    from tasks.condda.measures import lake_scoreboard
+
+    program, sides = lake_scoreboard(built[0] / "lake", "threshold")
+    row = program.filter(agent="clustering-1", protocol="CONDDA", domain="image_classification")
+    named = ("M1", "M2", "M2.1", "no_cdt", "M3", "M4", "M5", "M6_docs", "M6_balanced")
+    assert row.height == 1 and None not in row.select(named).row(0)
+    stored = table(built[0] / "lake", "program").filter(
+        agent="clustering-1", protocol="CONDDA", domain="image_classification"
+    )
+    assert dict(stored.select("metric", "value").rows()) == row.select(named).row(0, named=True)
+    both = sides.filter(agent="clustering-1", protocol="CONDDA", domain="image_classification")
+    assert set(both["measure"]) >= {"post_top1", "nmi", "discovery_accuracy", "column_stability"}
+    assert both.null_count().sum_horizontal().item() == 0
+
+
+def test_truth_reaches_the_lake_when_a_session_has_ended(built):
+    instances = table(built[0] / "lake", "instances")
+    sessions = table(built[0] / "lake", "sessions")
+    assert set(instances["session_id"]) == set(sessions.filter(state="terminated")["session_id"])
+    tests = table(built[0] / "lake", "tests").select("test_id", "novel_rows", "instances")
+    counts = instances.group_by("session_id", "test_id").agg(
+        pl.len().alias("rows"), pl.col("changed").sum(), pl.col("novel").sum()
+    )
+    joined = counts.join(tests, on="test_id")
+    assert joined.height == counts.height and (joined["rows"] == joined["instances"]).all()
+    assert (joined["novel"] <= joined["changed"]).all() and joined["novel"].min() > 0
+
+
 @pytest.fixture(scope="module")
 def served(built, tmp_path_factory):
     """The same runs of one agent against a real server; its state is exported as well."""
@@ -300,7 +332,8 @@ def served(built, tmp_path_factory):
     place = tmp_path_factory.mktemp("served")
     run = SessionSettings(red_light="without")
     one = {"predictors": {"clustering": {}}, "scores": {"nearest": {}}}
-    with running(root / "tests", place / "state") as url:
+    policy = Policy(red_light=True)
+    with running(root / "tests", place / "state", policy=policy) as url:
         against = run.model_copy(update={"url": url})
         build(config.model_copy(update={**one, "lake": place / "lake", "run": against}))
     update = {"lake": place / "exported", "state": place / "state", "predictors": {}}

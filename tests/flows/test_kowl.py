@@ -62,7 +62,7 @@ def evaluated(tmp_path_factory):
         lists=root / "raw" / "lists",
         videos=root / "raw" / "videos",
         lake=root / "lake",
-        models={"efficientnet": {"crops": 1, "cpu_threads": 1}},
+        models={"frame_backbone": {"crops": 1, "cpu_threads": 1}},
         predictors={"gmm_finch": {}},
         evaluation=OpenWorldSettings(feedback=(0, 1), threads=1),
     )
@@ -87,7 +87,7 @@ def test_every_usable_video_has_features_and_every_increment_measures(evaluated)
     assert seen["digest"].to_list() == usable["sha256"].to_list()
     runs = table(lake, "runs")
     assert runs.group_by("model").len().sort("model").rows() == [
-        ("efficientnet", 2),  # the backbone, and the backbone on the protocol
+        ("frame_backbone", 2),  # the backbone, and the backbone on the protocol
         ("gmm_finch", 2),
     ]
     backbone = runs.filter(pl.col("protocol").is_null())["run_id"].item()
@@ -175,7 +175,7 @@ def test_runs_of_other_commands_stay(evaluated, capsys):
     assert "extract_features: 0 of" in capsys.readouterr().err
     runs = table(lake, "runs")
     assert runs.group_by("model").len().sort("model").rows() == [
-        ("efficientnet", 2),
+        ("frame_backbone", 2),
         ("evm", 1),
         ("gmm_finch", 2),
     ]
@@ -205,9 +205,9 @@ def test_a_wrong_plug_in_or_setting_is_said_before_any_work(evaluated, tmp_path)
         ({"predictors": {"evm": {"tail": 3}}}, "evm: .*tail is not a setting"),
         ({"predictors": {"evm": {}}, "train": {"epochs": 3}}, "no predictor"),
         ({"scores": {"nearst": {}}}, "no score 'nearst'"),
-        ({"scores": {"energy": {}}}, "energy fits none of the models efficientnet, gmm_finch"),
+        ({"scores": {"energy": {}}}, "energy fits none of the models frame_backbone, gmm_finch"),
         ({"models": {"resnet": {}}}, "no model 'resnet'"),
-        ({"models": {"efficientnet": {"frames": 2}}}, "frames is not a setting"),
+        ({"models": {"frame_backbone": {"frames": 2}}}, "frames is not a setting"),
         ({"models": {"x3d": {}}}, "x3d needs its weights"),
         ({"preset": "large"}, "no preset 'large'"),
     ):
@@ -237,7 +237,7 @@ def test_an_added_video_is_all_that_is_read(tmp_path):
         lists=raw / "lists",
         videos=raw / "videos",
         lake=tmp_path / "lake",
-        models={"efficientnet": {"crops": 1, "cpu_threads": 1}},
+        models={"frame_backbone": {"crops": 1, "cpu_threads": 1}},
         scores={"nearest": {}},
     )
     kowl.build.fn(config)
@@ -267,29 +267,39 @@ def test_every_predictor_and_score_runs_on_every_model(tmp_path):
         lists=raw / "lists",
         videos=raw / "videos",
         lake=tmp_path / "lake",
-        models={"efficientnet": one, "x3d": {**one, "weights": str(weights)}},
-        scores={"nearest": {}},
+        models={"frame_backbone": one, "x3d": {**one, "weights": str(weights)}},
+        scores={"nearest": {}, "energy": {}},
         predictors={"gmm_finch": {}},
         evaluation=OpenWorldSettings(feedback=(1,), threads=1),
     )
     kowl.build.fn(config)
     outputs, runs = table(tmp_path / "lake", "outputs"), table(tmp_path / "lake", "runs")
     frozen = dict(runs.filter(pl.col("protocol").is_null()).select("run_id", "model").iter_rows())
-    assert sorted(frozen.values()) == ["efficientnet", "x3d"]
+    assert sorted(frozen.values()) == ["frame_backbone", "x3d"]
     widths = outputs.with_columns(pl.col("features").list.len()).group_by("run_id").agg("features")
     assert {frozen[run]: set(found) for run, found in widths.iter_rows()} == {
-        "efficientnet": {1280},
+        "frame_backbone": {1280},
         "x3d": {2048},
     }
     led = runs.filter(model="gmm_finch")
-    assert sorted(led["network"]) == ["efficientnet", "x3d"]
+    assert sorted(led["network"]) == ["frame_backbone", "x3d"]
     assert {frozen[run] for run in led["base_runs"].explode()} == set(frozen.values())
     scored = table(tmp_path / "lake", "scores").join(runs, on="run_id")
     assert set(scored.select("score", "model", "network").unique().rows()) == {
-        ("nearest", "efficientnet", "none"),
+        ("nearest", "frame_backbone", "none"),
         ("nearest", "x3d", "none"),
+        ("energy", "x3d", "none"),
         *((score, "gmm_finch", name) for score in ("own", "p_unknown") for name in frozen.values()),
     }
+    other = {"x3d": {**one, "weights": str(weights), "preprocessing": "spread"}}
+    kowl.build.fn(config.model_copy(update={"models": other}))
+    both, led = (
+        table(tmp_path / "lake", "outputs"),
+        table(tmp_path / "lake", "runs").filter(model="gmm_finch"),
+    )
+    assert both.join(outputs, on=["run_id", "sample_id", "view"], how="semi").equals(outputs)
+    assert both["run_id"].n_unique() == 3 and led["config_id"].n_unique() == 3
+    assert sorted(led["network"]) == ["frame_backbone", "x3d", "x3d spread"]
 
 
 def test_protocol_tests_are_made_of_the_lake(evaluated, tmp_path):

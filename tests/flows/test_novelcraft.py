@@ -9,6 +9,7 @@ from schemas.novelcraft import Config
 from storage.damage import verify_version
 from storage.layout import lake_root
 from storage.tables import current_version, current_versions
+from tasks.novelcraft.windows import PROTOCOLS
 from tasks.sample.novelcraft import write_novelcraft
 
 EPISODES = {"normal": 4, "fence": 2, "item_tnt": 1, "tree_easy": 3}
@@ -53,7 +54,8 @@ def test_protocols_are_made_of_samples(built):
     assert sorted(states["sample_id"]) == sorted(windows["sample_id"])
     assert set(splits["sample_id"]) <= set(samples["sample_id"])
     assert sorted(table(built, "protocols")["protocol"]) == [
-        "fused", "symbolic", "symbolic_windows", "visual",
+        "fused", "symbolic", "symbolic_all", "symbolic_windows",
+        "symbolic_windows_non_overlapping", "visual",
     ]  # fmt: skip
     kept = roles.filter("kept").drop_nulls("split")
     visual = splits.filter(protocol="visual")
@@ -66,12 +68,25 @@ def test_protocols_are_made_of_samples(built):
     assert sorted(fused["sample_id"]) == sorted(
         visual.filter(pl.col("split") != "train")["sample_id"]
     )
+    assert splits.filter(protocol="symbolic_all").height == roles.drop_nulls("split").height
+    # Learnt and validated on the standard game, tested on it and on tree_easy.
     symbolic = splits.filter(protocol="symbolic")
-    assert symbolic.height == roles.drop_nulls("split").height
+    classes = symbolic.group_by("split").agg(pl.col("class").unique().sort())
+    assert dict(classes.iter_rows()) == {
+        "train": ["normal"], "valid": ["normal"], "test": ["normal", "tree_easy"],
+    }  # fmt: skip
+    whole = roles.drop_nulls("split").filter(pl.col("class").is_in(["normal", "tree_easy"]))
+    assert sorted(symbolic["sample_id"]) == sorted(whole["frame_id"])
     # The first games in the folder tree_easy are unchanged.
     early = symbolic.filter(pl.col("sample_id").str.starts_with("tree_easy/0/"))
     assert set(early["role"]) == {"known"} and set(early["split"]) == {"test"}
-    assert set(splits.filter(protocol="symbolic_windows")["label"]) == {None}
+    for name, mode in PROTOCOLS.items():
+        rows = splits.filter(protocol=name)
+        assert set(rows["label"]) == {None}
+        of_mode = windows.filter(pl.col("class").is_in(["normal", "tree_easy"]), mode=mode)
+        assert sorted(rows["sample_id"]) == sorted(of_mode["sample_id"])
+        novel = rows.filter(role="novel")["sample_id"].str.split("/")
+        assert {"/".join(parts[2:]).rpartition("_")[0] for parts in novel} == {"tree_easy/2"}
 
 
 def test_labels_are_what_the_game_shows(built):

@@ -8,8 +8,15 @@ import pytest
 from schemas.errors import RunsFailed
 from schemas.novelcraft import Config
 from storage.tables import current_version
+from tasks.evaluation.stages import EvaluationSettings
+from tasks.novelcraft.windows import PROTOCOLS
 from tasks.sample.novelcraft import write_novelcraft
 from tests.flows.test_novelcraft import made
+
+
+class FewDraws(EvaluationSettings):
+    draws: int = 5
+
 
 EPISODES = {"normal": 3, "fence": 2, "item_tnt": 1, "tree_easy": 3}
 TINY = {
@@ -41,16 +48,10 @@ def built(tmp_path_factory):
     root = tmp_path_factory.mktemp("novelcraft")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("flows.novelcraft.publish_report", lambda *_: None)
-        patch.setattr("tasks.evaluation.stages.EvaluationSettings", few_draws())
+        patch.setattr("tasks.evaluation.stages.EvaluationSettings", FewDraws)
         write_novelcraft(root / "raw", episodes=EPISODES, bad_records=False)
         run(root, models=MODELS)
         yield root
-
-
-def few_draws():
-    from tasks.evaluation.stages import EvaluationSettings
-
-    return lambda: EvaluationSettings(draws=5)
 
 
 def test_every_table_of_the_spine_is_written(built):
@@ -58,7 +59,9 @@ def test_every_table_of_the_spine_is_written(built):
     assert sorted(runs.select("protocol", "model").rows()) == [
         ("fused", "multimodal"),
         ("symbolic", "symbolic_mlp"),
+        ("symbolic_all", "symbolic_mlp"),
         ("symbolic_windows", "symbolic_mlp"),
+        ("symbolic_windows_non_overlapping", "symbolic_mlp"),
         ("visual", "colour_rarity"),
         ("visual", "odin"),
         ("visual", "vgg_classifier"),
@@ -75,8 +78,8 @@ def test_every_table_of_the_spine_is_written(built):
     scores = table(built, "scores").filter(score="own")
     for (run_id,), part in scores.group_by("run_id"):
         rows = tested.filter(protocol=named[run_id])
-        if named[run_id] == "symbolic_windows":
-            rows = rows.filter(pl.col("sample_id").str.starts_with("non_overlapping/2/"))
+        if mode := PROTOCOLS.get(named[run_id]):
+            rows = rows.filter(pl.col("sample_id").str.starts_with(f"{mode}/2/"))
         assert sorted(part["sample_id"]) == sorted(rows["sample_id"])
     (classifier,) = runs.filter(model="vgg_classifier")["run_id"]
     predictions = table(built, "predictions")
@@ -92,9 +95,10 @@ def test_every_table_of_the_spine_is_written(built):
     assert set(table(built, "training")["run_id"]) <= set(runs["run_id"])
 
 
-def test_a_window_has_the_largest_score_of_its_frames(built):
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_window_has_the_largest_score_of_its_frames(built, protocol):
     runs = table(built, "runs").filter(model="symbolic_mlp")
-    windowed = runs.filter(protocol="symbolic_windows").row(0, named=True)
+    windowed = runs.filter(protocol=protocol).row(0, named=True)
     (base,) = windowed["base_runs"]
     assert base == runs.filter(protocol="symbolic")["run_id"].item()
     outputs = table(built, "outputs")
@@ -122,14 +126,14 @@ def test_other_models_keep_the_first_ones_and_an_unused_episode_fits_nothing(bui
     run(built, models={"colour_rarity": {"bits": 3}}, scores={"own": {}})
     assert made(capsys)["train_model"] == 1
     runs, metrics = table(built, "runs"), table(built, "metrics")
-    assert runs.height == 7 and runs.filter(model="colour_rarity").height == 2
+    assert runs.height == 9 and runs.filter(model="colour_rarity").height == 2
     assert metrics.join(first, on=first.columns, nulls_equal=True).height == first.height
     # item_bedrock is in no protocol.
     shutil.copytree(built / "raw" / "item_tnt", built / "raw" / "item_bedrock")
     run(built, models=MODELS)
     counts = made(capsys)
     assert counts["train_model"] == counts["pass_samples"] == counts["score_outputs"] == 0
-    assert table(built, "runs").height == 7
+    assert table(built, "runs").height == 9
     assert "item_bedrock" in set(table(built, "samples")["class"])
     shutil.rmtree(built / "raw" / "item_bedrock")
 

@@ -10,12 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.ingest.native.pool import run_batch
-from tasks.kowl.decode import HEAD_BYTES, container_of, frame_indices
+from tasks.kowl.decode import HEAD_BYTES, SQUARES, container_of, frame_indices
 from tests.shared import shared_path
 
 DECODE = "tasks.kowl.decode"
-X3D = {"step": 5, "count": 16, "crops": 4, "short_side": 256, "crop": 224}
+SPREAD = {"preprocessing": "spread", "fps": None}
+X3D = {"step": 5, "count": 16, "crops": 4, "short_side": 256, "crop": 224, **SPREAD}
 BOTH = ("decord", "opencv")
+RELEASED_PIXELS = [[149, 81, 194], [171, 229, 254], [37, 39, 219]]
+RELEASED_MEAN = 127.045613
 
 
 def write_video(path: Path, frames: np.ndarray, fps: float = 15, codec: str = "mp4v") -> Path:
@@ -69,6 +72,43 @@ def test_x3d_indices_of_a_ten_second_clip() -> None:
     indices = frame_indices(300, step=5, count=16, crops=4)
     assert indices[:, 0].tolist() == [0, 74, 149, 224]
     assert indices[0].tolist() == list(range(0, 80, 5)) and indices[-1, -1] == 299
+
+
+def test_windows_of_the_release() -> None:
+    """Of clips that fill a window; run there. It begins with every fifth frame, from the first."""
+    for frames, starts in {
+        303: [0, 55, 110, 165],
+        300: [0, 55, 110, 165],
+        310: [0, 55, 110, 165],
+        311: [0, 55, 110, 165],
+        316: [0, 60, 120, 180],
+        95: [0, 0, 0, 0],
+        96: [0, 5, 10, 15],
+    }.items():
+        indices = frame_indices(frames, 5, 16, 4, "release")
+        assert indices[:, 0].tolist() == starts, frames
+        assert (np.diff(indices, axis=1) == 5).all()
+    # TimeSformer's script: the first 300 frames of any.
+    assert frame_indices(320, 1, 300, 1, "release")[0].tolist() == list(range(300))
+    # The release fills up with zeros, and lets the later windows of such a clip begin anywhere.
+    short = frame_indices(31, 5, 16, 4, "release")
+    assert (short == [*range(0, 31, 5), *[30] * 9]).all()
+
+
+def test_windows_of_fairs_test() -> None:
+    """By FAIR's code: 16 frames over 80/30 seconds, 8 over 256/30, first and last included."""
+    indices = frame_indices(300, 5, 16, 10, "fair", 30.0)
+    assert indices[0].tolist() == [0, 5, 10, 15, 21, 26, 31, 36, 42, 47, 52, 57, 63, 68, 73, 79]
+    assert indices[:, 0].tolist() == list(range(0, 220, 22))
+    assert frame_indices(300, 32, 8, 1, "fair", 30.0).tolist() == [
+        [0, 36, 72, 109, 145, 182, 218, 255]
+    ]
+    # At half the rate the same time takes half the frames.
+    assert frame_indices(300, 32, 8, 1, "fair", 15.0)[0].tolist() == [
+        *(0, 18, 36, 54, 72, 90, 108, 127)
+    ]
+    assert (frame_indices(300, 5, 16, 10, "fair", None) == indices).all()
+    assert frame_indices(20, 5, 16, 2, "fair", 30.0).max() == 19
 
 
 @given(st.integers(1, 2000), st.integers(1, 40), st.integers(1, 40), st.integers(1, 6))
@@ -143,7 +183,7 @@ def test_errors_name_neither_folder_nor_clock(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("decoder", BOTH)
 def test_samples_are_the_frames_asked_for(counting: Path, decoder: str) -> None:
-    item = {"path": str(counting), "frames": 50}
+    item = {"path": str(counting), "frames": 50, **SPREAD}
     choices = [
         {"step": 3, "count": 5, "crops": 4, "short_side": 48, "crop": 32},
         {"step": 1, "count": 1, "crops": 1, "short_side": 40, "crop": 40},
@@ -171,7 +211,8 @@ def test_crop_is_the_centre_and_colours_are_rgb(
     y, x = height // 2, width // 2
     picture[y - 16 : y + 16, x - 16 : x + 16] = (220, 0, 0)
     path = write_video(tmp_path / "square.avi", np.stack([picture] * 4), codec="MJPG")
-    item = {"path": str(path), "frames": 4, "step": 1, "count": 2, "crops": 1, "short_side": 128}
+    item = {"path": str(path), "frames": 4, "step": 1, "count": 2, "crops": 1, **SPREAD}
+    item["short_side"] = 128
     inside, wider = (
         outcome.value["frames"][0, 0].astype(int)
         for outcome in run(f"sample_with_{decoder}", item | {"crop": 56}, item | {"crop": 128})
@@ -180,6 +221,41 @@ def test_crop_is_the_centre_and_colours_are_rgb(
     assert (abs(wider[36:92, 36:92] - (220, 0, 0)) < 40).all()
     assert (abs(wider[:28] - (0, 0, 220)) < 40).all()
     assert (abs(wider[:, -28:] - (0, 0, 220)) < 40).all()
+
+
+@pytest.mark.parametrize(("height", "width"), [(48, 96), (96, 48)])
+def test_fair_cuts_three_squares_along_the_longer_side(height: int, width: int) -> None:
+    """Red, green and blue of a third each: the ends show one colour, the middle the middle one."""
+    long = np.repeat(np.eye(3, dtype=np.uint8) * 240, 32, axis=0)
+    picture = np.broadcast_to(long[None] if width > height else long[:, None], (height, width, 3))
+    squares = SQUARES["fair"](picture, 24, 24)
+    assert squares.shape == (3, 24, 24, 3) and (picture.shape[0] == 48) == (width > height)
+    along = squares.mean(1 if width > height else 2)
+    assert (along[0, :15].argmax(1) == 0).all() and (along[2, -15:].argmax(1) == 2).all()
+    assert (along[1, 5:-5].argmax(1) == 1).all()
+    np.testing.assert_array_equal(squares[1], SQUARES["spread"](picture, 24, 24)[0])
+
+
+def test_the_release_scales_the_whole_centre_square() -> None:
+    """Numbers of its CenterCropScaled, on a picture made by a formula."""
+    rows, columns = np.mgrid[:251, :334]
+    colours = [np.sin(rows * 0.11 + columns * 0.07 * k) for k in (1, 2, 3)]
+    picture = (127.5 + 127 * np.stack(colours, -1)).astype(np.uint8)
+    (square,) = SQUARES["release"](picture, 224, 224)
+    assert square.shape == (224, 224, 3)
+    assert square[[0, 100, 223], [0, 50, 223]].tolist() == RELEASED_PIXELS
+    assert square.mean() == pytest.approx(RELEASED_MEAN, abs=1e-6)
+    other = SQUARES["spread"](picture, 224, 224)[0]
+    assert (other != square).any()  # half a pixel aside
+
+
+def test_views_of_a_crop_stand_together(counting: Path) -> None:
+    item = {"path": str(counting), "frames": 50, "step": 3, "count": 4, "crops": 2}
+    item |= {"short_side": 32, "crop": 32, "preprocessing": "fair", "fps": 30.0}
+    (outcome,) = run("sample_with_opencv", item)
+    frames, indices = outcome.value["frames"], outcome.value["indices"]
+    assert frames.shape == (6, 4, 32, 32, 3)
+    assert (numbers_of(frames) == np.repeat(indices, 3, axis=0)).all()
 
 
 @pytest.mark.parametrize("decoder", BOTH)

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import polars as pl
@@ -9,15 +10,15 @@ import pytest
 from polars.testing import assert_frame_equal
 
 from schemas.config import Settings
-from schemas.errors import SourceError
+from schemas.errors import ConfigError, SourceError
 from schemas.kowl import Config
 from schemas.runs import RunFacts
 from schemas.tables import OUTPUTS, RUNS
 from storage.pieces import Part
 from storage.raw import open_raw
 from tasks.engine.stage import Shard
-from tasks.evaluation.runs import run_id, run_mark, run_row
-from tasks.evaluation.stages import PassedRun
+from tasks.evaluation.runs import config_id, run_id, run_mark, run_row
+from tasks.evaluation.stages import PassedRun, check_scores, chosen_scores, fits, scored_rows
 from tasks.kowl import evaluation, evaluation_report
 from tasks.kowl.evaluation import (
     RunSettings,
@@ -41,7 +42,12 @@ CONFIG = {
     "evaluation": {"top_k": 2, "feedback": [1.0]},
 }
 BACKBONE = RunFacts(
-    benchmark="kowl", protocol=None, model="efficientnet", origin="frozen", fit_key="none"
+    benchmark="kowl",
+    protocol=None,
+    model="frame_backbone",
+    settings={"preprocessing": "spread"},
+    origin="frozen",
+    fit_key="none",
 )
 
 
@@ -123,6 +129,55 @@ def shard(parts, work=None, predictor="gmm_finch", feedback=1.0) -> Shard:
     return Shard(run_id(facts), parts=tuple(parts), about=facts.model_dump(mode="json"), work=work)
 
 
+def test_features_of_another_preprocessing_are_another_configuration(parts):
+    """Also of another number of crops: what differs below is not the same predictor twice."""
+    config = Config.model_validate({**CONFIG, "predictors": ["ann"]})
+    chosen = resolved_predictors(config.predictors, config.preset, config.train)
+    found = []
+    for settings in ({"preprocessing": "spread"}, {"preprocessing": "fair"}, {"crops": 2}):
+        values = {"settings": {**BACKBONE.settings, **settings}}
+        below = replace(frozen(), facts=frozen().facts.model_copy(update=values))
+        found += predictor_facts(config, chosen, below, "fit")
+    assert [facts.network for facts in found] == [
+        *("frame_backbone", "frame_backbone fair", "frame_backbone")
+    ]
+    assert len({config_id(facts) for facts in found}) == 3
+
+
+def test_logits_of_other_classes_are_scored_and_never_taken_for_labels():
+    """Five columns of the weights' own classes, three labels of the protocol."""
+    rng = np.random.default_rng(0)
+    count = 24
+    rows = pl.DataFrame(
+        {
+            "sample_id": [f"{n:02}" for n in range(count)],
+            "view": "plain",
+            "step": pl.Series([0] * 12 + [1] * 12, dtype=pl.Int32),
+            "split": ["train"] * 12 + ["test"] * 12,
+            "role": ["known"] * 18 + ["novel"] * 6,
+            "class": list("abc") * 8,
+            "label": pl.Series([0, 1, 2] * 8, dtype=pl.Int32),
+            "logits": rng.normal(size=(count, 5)).astype(np.float32).tolist(),
+            "features": rng.normal(size=(count, 4)).astype(np.float32).tolist(),
+            "novelty": pl.Series([None] * count, dtype=pl.Float64),
+            "predicted": pl.Series([None] * count, dtype=pl.String),
+        },
+        schema_overrides={"logits": pl.List(pl.Float32), "features": pl.List(pl.Float32)},
+    )
+    about = replace(frozen(), foreign_logits=True).about()
+    for name, named in (("energy", False), ("nearest", True)):
+        (choice,) = chosen_scores({name: {}})
+        found = scored_rows(about, choice, rows, None)
+        assert found.height == 12 and found["value"].is_finite().all()
+        assert (found["predicted"].null_count() == 0) == named
+    given = frozenset({"logits", "features", "train", "valid"})
+    assert fits("energy", given, True) and fits("kl_matching", given, True)
+    assert fits("openmax", given) and not fits("openmax", given, True)
+    assert not fits("temperature", given, True)
+    with pytest.raises(ConfigError, match=r"openmax fits none .* of the protocol's own classes"):
+        check_scores(["openmax"], {"x3d": frozenset({"logits", "features"})}, foreign_logits=True)
+
+
 def test_every_table_of_a_run(parts, tmp_path):
     run = shard(parts, tmp_path)
     tables = evaluate_predictor(run, SETTINGS).tables
@@ -131,7 +186,7 @@ def test_every_table_of_a_run(parts, tmp_path):
     row = tables["runs"].row(0, named=True)
     assert (row["model"], row["network"], row["protocol"]) == (
         "gmm_finch",
-        "efficientnet",
+        "frame_backbone",
         PROTOCOL,
     )
     assert json.loads(row["settings"])["feedback"] == 1 and row["origin"] == "trained"
@@ -273,7 +328,7 @@ def test_what_changes_the_runs_of_which_predictor(monkeypatch):
         assert after["evm"] != before["evm"] and after["ann"] != before["ann"], changed
     from tasks.predictors.evm import Evm
 
-    monkeypatch.setattr(Evm, "version", 2)
+    monkeypatch.setattr(Evm, "version", Evm.version + 1)
     after = ids()
     assert after["evm"] != before["evm"] and after["ann"] == before["ann"]
 
@@ -324,7 +379,12 @@ def test_the_score_of_features_counts_unlisted_videos():
     (section,) = evaluation_report.sections(read_of(tables))
     assert "chance" in "".join(section.parts)
     cells = re.findall(r"<td[^>]*>([^<]*)</td>", "".join(section.parts))
-    assert cells[:3] == ["efficientnet", "5", "2"]
+    assert cells[:3] == ["frame_backbone", "5", "2"]
+    changed = pl.lit('{"preprocessing": "fair"}').alias("changed")
+    (section,) = evaluation_report.sections(
+        read_of({**tables, "runs": backbone_row().with_columns(changed)})
+    )
+    assert "frame_backbone, preprocessing fair" in "".join(section.parts)
 
 
 def test_the_report_shows_runs_transforms_and_groups(parts, tmp_path):

@@ -20,6 +20,7 @@ from tasks.kowl import features as stage
 from tasks.kowl.features import (
     backbone_facts,
     extract_features,
+    features_name,
     plan_backbones,
     plan_features,
 )
@@ -34,7 +35,7 @@ from tests.shared import shared_path
 CPU = DeviceSettings(device="cpu")
 
 
-def backbone(model: str = "efficientnet", features=None, **settings):
+def backbone(model: str = "frame_backbone", features=None, **settings):
     """The run of one model, on one thread."""
     models = {model: {"cpu_threads": 1, **settings}}
     config = {"lists": ".", "videos": ".", "models": models, "features": features or {}}
@@ -44,8 +45,8 @@ def backbone(model: str = "efficientnet", features=None, **settings):
 
 def videos(*rows: tuple[str, str]) -> pl.DataFrame:
     return pl.DataFrame(
-        [(name, status, f"{name}.mp4", 9, name, 20, "decord") for name, status in rows],
-        schema=["sample_id", "status", "file", "bytes", "sha256", "frames", "decoder"],
+        [(name, status, f"{name}.mp4", 9, name, 20, 25.0, "decord") for name, status in rows],
+        schema=["sample_id", "status", "file", "bytes", "sha256", "frames", "fps", "decoder"],
         orient="row",
     )
 
@@ -88,12 +89,12 @@ def test_what_a_backbones_run_and_its_shards_depend_on():
     facts = backbone_facts(same)
     assert (facts.origin, facts.protocol, facts.seed) == ("frozen", None, None)
     assert len(facts.weights["efficientnet_lite0"]) == 64
-    assert facts.changed == {"cpu_threads": 1}
+    assert facts.changed == {"cpu_threads": 1, "side": 128}  # as the preset small has it
     more_views = backbone(features={"transforms": ["plain", "rotation"]})
     assert run_id(backbone_facts(more_views)) == run_id(facts)
-    others = [backbone(crops=2), backbone(batch=4)]
+    others = [backbone(crops=2), backbone(batch=4), backbone(preprocessing="fair")]
     others += [backbone(features=f) for f in ({"strength": {"hue": 0.1}}, {"seed": 1})]
-    assert len({run_id(facts), *(run_id(backbone_facts(run)) for run in others)}) == 5
+    assert len({run_id(facts), *(run_id(backbone_facts(run)) for run in others)}) == 6
 
     def key(*rows: tuple[str, str], views=("plain",), **splits: str) -> str:
         (shard,) = planned([Planned("a", videos(*rows))], same, views, (split_of(**splits),))
@@ -180,12 +181,12 @@ def test_a_clip_is_decoded_once_for_all_views(clips, read):
 def test_a_killed_shard_goes_on_behind_its_last_rows(clips, read, monkeypatch, tmp_path):
     """Also with a model whose vectors depend on the batch: the batches left are the same."""
     monkeypatch.setattr(stage, "ROWS_KEPT", 1)
-    monkeypatch.setattr(find("efficientnet"), "alike_in_any_batch", False)
+    monkeypatch.setattr(find("frame_backbone"), "alike_in_any_batch", False)
     shard = replace(
         shard_of(clips, ["plain", "rotation"], backbone(crops=1, batch=2)), work=tmp_path
     )
     whole = extract_features(replace(shard, work=tmp_path / "whole"), CPU).tables["outputs"]
-    outputs, calls = find("efficientnet").outputs, []
+    outputs, calls = find("frame_backbone").outputs, []
 
     def killed(model, samples):
         calls.append(samples.ids)
@@ -194,7 +195,7 @@ def test_a_killed_shard_goes_on_behind_its_last_rows(clips, read, monkeypatch, t
         return outputs(model, samples)
 
     with monkeypatch.context() as patch:
-        patch.setattr(find("efficientnet"), "outputs", killed)
+        patch.setattr(find("frame_backbone"), "outputs", killed)
         with pytest.raises(KeyboardInterrupt):
             extract_features(shard, CPU)
     read.clear()
@@ -238,7 +239,7 @@ def test_unlisted_videos_get_features_under_the_name_of_their_file(clips):
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"models": ["efficientnet"]}, "models need videos"),
+        ({"models": ["frame_backbone"]}, "models need videos"),
         ({"predictors": ["ann"]}, "predictors need features"),
         ({"predictors": ["ann"], "videos": ".", "models": "none"}, "predictors need features"),
         ({"networks": ["vgg16"]}, "no model of clips takes one"),
@@ -258,7 +259,7 @@ def test_what_is_missing_is_said_before_anything_runs(changed, said):
         ({"x3d": {}}, "x3d needs its weights: name their file with --models.x3d.weights"),
         ({"x3d": {"weights": "absent.pyth"}}, "absent.pyth does not exist"),
         ({"x3d": {"weights": "absent.pyth", "count": 4}}, "x3d: .*count"),
-        ({"efficientnet": {"frames": 4}}, "efficientnet: .*frames is not a setting"),
+        ({"frame_backbone": {"frames": 4}}, "frame_backbone: .*frames is not a setting"),
         ({"efficientnot": {}}, "no model 'efficientnot'"),
     ],
     ids=["weights", "file", "frames", "setting", "name"],
@@ -283,12 +284,28 @@ def test_which_models_are_used(tmp_path):
         return [run.kind.name for run in plan_backbones(config)]
 
     assert used() == used(videos=".", models="none") == []
-    assert used(videos=".") == used(videos=".", models=["all"]) == ["efficientnet"]
+    assert used(videos=".") == ["frame_backbone"]
+    assert used(videos=".", models=["all"]) == ["frame_backbone"]
     (tmp_path / "x3d.pyth").write_bytes(b"weights")
     both = {"all": {}, "x3d": {"weights": str(tmp_path / "x3d.pyth")}}
-    assert used(videos=".", models=both) == ["efficientnet", "x3d"]
+    assert used(videos=".", models=both) == ["frame_backbone", "x3d"]
     # `train` is for predictors.
-    assert used(videos=".", train={"epochs": 2}) == ["efficientnet"]
+    assert used(videos=".", train={"epochs": 2}) == ["frame_backbone"]
+
+
+def test_the_name_of_the_preprocessing_is_a_setting_that_readers_see(tmp_path):
+    weights = tmp_path / "x3d.pyth"
+    weights.write_bytes(b"weights")
+    facts = {
+        name: backbone_facts(backbone("x3d", weights=str(weights), preprocessing=name))
+        for name in ("release", "fair", "spread")
+    }
+    assert len({run_id(each) for each in facts.values()}) == 3
+    assert [each.settings["preprocessing"] for each in facts.values()] == list(facts)
+    assert [features_name(each) for each in facts.values()] == ["x3d", "x3d fair", "x3d spread"]
+    usual = {"cpu_threads": 1, "weights": sha256_file(weights)[:8]}
+    assert facts["release"].changed == usual
+    assert facts["spread"].changed == {**usual, "preprocessing": "spread", "short_side": 256}
 
 
 def test_separation_of_features_that_separate_and_of_noise():
@@ -319,6 +336,7 @@ def test_the_papers_networks_run_from_a_checkpoint_of_official_names(tmp_path, n
             "file": files,
             "bytes": [(root / file).stat().st_size for file in files],
             "frames": [259, 151],
+            "fps": 25.0,
             "decoder": "decord",
             "status": "ok",
             "sha256": [sha256_file(root / file) for file in files],
@@ -329,6 +347,8 @@ def test_the_papers_networks_run_from_a_checkpoint_of_official_names(tmp_path, n
     produced = extract_features(shard, CPU)
     vectors = vectors_of(produced)
     assert vectors.shape == (2, WIDTH[name]) and not produced.rejects
+    rows = produced.tables["outputs"]
+    assert set(rows["logits"].list.len()) == {400} and rows["predicted"].null_count() == 2
     assert np.isfinite(vectors).all() and np.abs(vectors[0] - vectors[1]).max() > 1e-3
 
 
@@ -344,12 +364,13 @@ def test_real_clips_of_different_classes_separate():
         pl.col("file").alias("sample_id"),
         "file",
         pl.col("frames_decoded_opencv").cast(pl.Int32).alias("frames"),
+        pl.lit(None, pl.Float64).alias("fps"),
         pl.lit("opencv").alias("decoder"),
     )
     sampling = SampleSettings(step=1, count=1, crops=4, crop=256)
     frames = dict(sample_videos(str(root), rows, sampling))
     assert not [name for name, found in frames.items() if isinstance(found, RecordError)]
-    model = make_model("efficientnet", {"crops": 4})
+    model = make_model("frame_backbone", {"crops": 4})
     model.prepare(device="cpu")
     shown = Samples([*frames], None, {"clips": np.stack([*frames.values()])})
     vectors = model.outputs(shown).features

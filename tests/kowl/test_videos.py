@@ -627,6 +627,7 @@ def test_frames_come_in_order_whatever_the_decoder(made: Path, tmp_path: Path) -
             "sample_id": ["c", "a", "b"],
             "file": ["good.avi", "zero.mp4", "copy.avi"],
             "frames": [45, 9, 9],
+            "fps": None,
             "decoder": ["opencv", "decord", "decord"],
         }
     )

@@ -227,6 +227,18 @@ def test_shuffled_batches_are_equal_and_hold_each_sample_once():
     assert sorted(np.concatenate(batches)) == list(range(44))
 
 
+@pytest.mark.parametrize("size, counts", [(8, [8, 8, 8]), (9, [9, 9]), (50, [24])])
+def test_full_batches_leave_the_rest_of_an_epoch_out(size: int, counts: list[int]) -> None:
+    samples = SAMPLES.take(np.arange(24))
+    epochs = [Stream(size, "full").batches(samples, 0, epoch, 0, None) for epoch in range(1, 9)]
+    for batches in epochs:
+        assert [len(batch) for batch in batches] == counts
+        assert len(np.unique(np.concatenate(batches))) == sum(counts)
+    # Another rest is left out each time.
+    assert len({row for batches in epochs for batch in batches for row in batch}) == 24
+    assert len(Stream(9, "full").batches(samples, 0, 1, 1, 5)) == 5
+
+
 def test_endless_batches_go_on_where_the_epoch_before_ended():
     stream = Stream(8, "endless", 30)
     epochs = [np.concatenate(stream.batches(SAMPLES, 3, epoch, 1, None)) for epoch in range(1, 12)]

@@ -23,6 +23,7 @@ def test_defaults_are_the_papers():
         paper = kind.resolve("paper")
         assert (paper.epochs, paper.batch_size, paper.learning_rate) == (8000, 128, 1e-3)
         assert (paper.code, paper.noise, paper.width, paper.scale) == (100, 1 / 40, 1, 1)
+        assert paper.order == "balanced" and not paper.mixed_precision
     assert (paper.pooling, paper.patches_per_image) == ("mean", 1)
 
 
@@ -35,6 +36,36 @@ def test_the_code_has_100_values_between_0_and_1():
     assert network(images).shape == images.shape
     widths = [m.out_channels for m in network.encoder.modules() if isinstance(m, torch.nn.Conv2d)]
     assert sorted(set(widths)) == [32, 64, 128, 256]
+
+
+def test_the_layers_are_those_of_lsa():
+    """Counts and values are those of the published LSA layers with the same weights."""
+    with torch.device("meta"):
+        counts = [sum(p.numel() for p in Autoencoder(n, n).parameters()) for n in (32, 256)]
+    assert counts == [4_720_356, 137_615_076]
+    network = Autoencoder(32, 32).eval()
+    for number, (name, weights) in enumerate(network.named_parameters()):
+        wave = torch.sin(torch.arange(weights.numel(), dtype=torch.float64) + number)
+        scale = weights[0].numel() ** -0.5 if weights.dim() > 1 else 0.5
+        shift = float(weights.dim() == 1 and name.endswith("weight"))
+        weights.data = (wave.view(weights.shape) * scale + shift).float()
+    pixels = torch.sin(torch.arange(2 * 3 * 32 * 32, dtype=torch.float64) * 0.7) / 2 + 0.5
+    images = pixels.float().view(2, 3, 32, 32)
+    with torch.no_grad():
+        code, copies = network.encoder(images), network(images)
+    near = {"rtol": 0, "atol": 2e-5}
+    np.testing.assert_allclose(code[0, :4], [0.281256, 0.936664, 0.760622, 0.053257], **near)
+    np.testing.assert_allclose(copies[1, :, 16, 10], [0.394176, -0.072089, -0.514453], **near)
+    errors = ((copies - images) ** 2).double().mean((1, 2, 3))
+    np.testing.assert_allclose(errors, [0.568327, 0.568406], **near)
+
+
+def test_one_step_of_the_papers_settings(few):
+    """All but the number of epochs and the width; classes come equally often."""
+    paper = AutoencoderPatch.resolve("paper", {"epochs": 1, "width": 0.125, "cpu_threads": 1})
+    history = fit(AutoencoderPatch(paper), few)
+    assert history.height == 1
+    assert 0 < history["loss"][0] < 1
 
 
 def test_sides_that_do_not_divide_are_refused(few):

@@ -15,7 +15,7 @@ from tasks.models.clouds import CloudModel, CloudSettings
 from tasks.models.cross_entropy import smoothed_cross_entropy
 from tasks.models.subcenter_arcface import Configuration, SubcenterArcFace, with_margin
 from tasks.models.supcon import contrastive
-from tasks.networks import dgcnn
+from tasks.networks import dgcnn, geometry
 from tasks.networks.heads import cosines
 
 torch.set_num_threads(1)
@@ -85,7 +85,7 @@ def test_subcenter_logits_are_the_largest_cosine_of_a_class() -> None:
     with torch.no_grad():
         g = model.cloud_outputs(normal(3, 16, 3).float())["features"]
         logits = model.logits(g)
-    weight = model.layers["prototypes"].weight.detach().view(4, 3, 5)
+    weight = model.layers["prototypes"]["weight"].detach().view(4, 3, 5)
     for row in range(3):
         near = functional.cosine_similarity(g[row].expand(4, 3, 5), weight, dim=2)
         assert torch.allclose(logits[row], near.amax(1), atol=1e-6)
@@ -228,10 +228,23 @@ def test_chamfer_distance_is_the_sum_of_squares_both_ways() -> None:
     assert torch.allclose(vae.chamfer(left, left[:, torch.randperm(9)]), torch.zeros(2).double())
 
 
-def test_covariances_are_those_of_the_neighbours() -> None:
-    clouds, neighbours = normal(1, 6, 3), torch.tensor([[[0, 1, 2], [3, 4, 5]] * 3])
-    found = vae.covariances(clouds, neighbours)[0, 1].view(3, 3)
-    assert np.allclose(found, np.cov(clouds[0, 3:].numpy().T, bias=True))
+def test_points_are_multiplied_with_their_nearest_neighbours() -> None:
+    clouds = normal(2, 9, 3)
+    found = vae.products(clouds, geometry.nearest(clouds, 4, ordered=True)).view(2, 9, 3, 3)
+    gaps = torch.cdist(clouds, clouds) + 9 * torch.eye(9)
+    for cloud, point in ((0, 0), (1, 5)):
+        other = clouds[cloud, gaps[cloud, point].argmin()]
+        assert torch.allclose(found[cloud, point], torch.outer(clouds[cloud, point], other))
+
+
+@given(st.floats(-3, 3), st.floats(0.1, 3))
+@settings(deadline=None, max_examples=20)
+def test_divergence_is_that_of_normal_distributions(mean: float, spread: float) -> None:
+    rows = torch.tensor([[mean, 0.0], [mean, 0.0]], dtype=torch.float64)
+    spreads = torch.tensor([[spread, -1.0], [-spread, 1.0]], dtype=torch.float64)
+    normals = torch.distributions.Normal(rows[0, 0], spreads[0, 0].abs())
+    expected = torch.distributions.kl_divergence(normals, torch.distributions.Normal(0.0, 1.0))
+    assert math.isclose(vae.divergence(rows, spreads), expected, rel_tol=1e-6, abs_tol=1e-9)
 
 
 def test_the_grid_is_on_the_sphere_and_even() -> None:

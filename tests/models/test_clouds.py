@@ -302,9 +302,7 @@ def test_rates_follow_the_cosine_and_the_warm_up() -> None:
     warm = models.find("supcon").resolve("paper", {}, "dgcnn")
     assert rate(warm, 1) == 1e-5
     assert math.isclose(rate(warm, 51), (1e-5 + 0.05) / 2)
-    assert math.isclose(
-        rate(warm, 201), 1e-4 + (0.05 - 1e-4) * (1 + math.cos(math.pi * 200 / 2000)) / 2
-    )
+    assert math.isclose(rate(warm, 201), 0.05 * (1 + math.cos(math.pi * 200 / 2000)) / 2)
 
 
 def test_paper_presets_are_those_of_the_specification() -> None:
@@ -314,10 +312,11 @@ def test_paper_presets_are_those_of_the_specification() -> None:
 
     assert values("cross_entropy", "dgcnn") == ("sgd", 0.1, 1e-4, 1e-4, 250, 64)
     assert values("cross_entropy", "pointnet2") == ("adam", 1e-3, 1e-5, 1e-4, 250, 64)
-    assert values("subcenter_arcface", "dgcnn") == ("sgd", 0.1, 1e-4, 1e-4, 500, 64)
+    assert values("subcenter_arcface", "dgcnn") == ("sgd", 0.1, 1e-4, 1e-4, 250, 64)
     assert values("outlier_exposure", "dgcnn") == ("sgd", 1e-3, 1e-6, 1e-4, 100, 64)
     assert values("outlier_exposure", "pointnet2") == ("adam", 1e-5, 1e-6, 1e-4, 100, 64)
-    assert values("supcon", "dgcnn")[:2] == ("sgd", 0.05)
+    for network in ("dgcnn", "pointnet2"):
+        assert values("supcon", network) == ("sgd", 0.05, 0.0, 1e-4, 250, 64)
     assert values("vae", None) == ("adam", 1e-3, 1e-3, 1e-6, 300, 100)
 
 

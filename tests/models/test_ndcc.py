@@ -4,7 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from tasks.models.ndcc import Configuration, Ndcc
+from tasks.learning.samples import Samples
+from tasks.learning.trainer import Batch
+from tasks.models.ndcc import Ndcc
+from tasks.models.vgg_classifier import VggClassifier
 from tests.models.synthetic import fit, novelty, tiny
 
 
@@ -17,7 +20,8 @@ def model(train):
 
 
 def test_defaults_are_the_papers():
-    paper = Configuration()
+    paper = Ndcc.resolve("paper")
+    assert not paper.mixed_precision and not VggClassifier.resolve("paper").mixed_precision
     assert (paper.optimizer, paper.momentum, paper.weight_decay) == ("sgd", 0.9, 5e-4)
     assert (paper.learning_rate, paper.classifier_rate) == (1e-4, 1e-2)
     assert (paper.sigma_rate, paper.delta_rate) == (1e-2, 1e-4)
@@ -50,6 +54,44 @@ def test_released_scatter_is_one(model, test_set):
     expected = ((features[:, None].astype(float) - weights) ** 2).sum(2).min(1)
     np.testing.assert_allclose(novelty(released, test_set), expected, rtol=1e-6)
     assert not np.allclose(novelty(released, test_set), novelty(model, test_set))
+
+
+def wave(*shape: int, start: int = 0) -> torch.Tensor:
+    numbers = torch.arange(start, start + int(np.prod(shape)), dtype=torch.float64)
+    return torch.sin(numbers).float().view(shape)
+
+
+def test_numbers_are_those_of_the_released_code_with_the_same_weights(monkeypatch):
+    settings = tiny(Ndcc, consistency=0.2, likelihood=1 / 4096)
+    model = Ndcc(settings)
+    model.classes = 3
+    model._make_layers()
+    scatter, last = model.layers["scatter"], model.last_layer
+    last.weight.data, last.bias.data = 2 * wave(3, 16, start=100), wave(3, start=7)
+    scatter["sigma"].data, scatter["delta"].data = torch.tensor([0.9]), 0.2 * wave(16, start=50)
+    monkeypatch.setattr(model.layers["vgg"], "embed", lambda inputs: wave(6, 16))
+    pictures = np.zeros((6, 64, 64, 3), np.uint8)
+    six = Samples([*"abcdef"], np.array([0, 1, 2, 0, 1, 2]), {"images": pictures})
+    scores = [175.8521, 198.8369, 197.4929, 274.0710, 273.4138, 273.8740]
+    np.testing.assert_allclose(novelty(model, six), scores, rtol=1e-5)
+    losses = model.losses(Batch(six, np.arange(6), torch.device("cpu")))
+    assert losses["cross_entropy"].item() == pytest.approx(27.548483, rel=1e-5)
+    assert losses["distance"].item() == pytest.approx(143.75946, rel=1e-5)
+    assert losses["loss"].item() == pytest.approx(56.307320, rel=1e-5)
+    losses["loss"].backward()
+    np.testing.assert_allclose(last.weight.grad[0, :3], [-0.10569, -0.40058, -0.28558], atol=2e-5)
+    assert scatter["sigma"].grad.item() == pytest.approx(-2.486409, rel=1e-4)
+    np.testing.assert_allclose(scatter["delta"].grad[:2], [-0.318727, 0.510543], rtol=1e-4)
+
+
+def test_the_papers_network_has_its_parameters():
+    model = Ndcc("paper")
+    model.classes = 5
+    with torch.device("meta"):
+        layers = model.build()
+    # VGG-16 with a last layer of five classes; sigma and 4,096 deltas.
+    assert sum(p.numel() for p in layers["vgg"].parameters()) == 134_281_029
+    assert sum(p.numel() for p in layers["scatter"].parameters()) == 4097
 
 
 def test_the_loss_is_the_papers(train):

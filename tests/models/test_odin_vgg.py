@@ -8,7 +8,7 @@ from torch.nn import functional
 from schemas.errors import ConfigError
 from tasks.features.images import IMAGENET_DEVIATION, IMAGENET_MEAN, for_classifier
 from tasks.learning.samples import NOVEL
-from tasks.models.odin import Configuration, Odin
+from tasks.models.odin import Configuration, Odin, OdinSettings, odin
 from tests.models.synthetic import fit, novelty
 
 NOVELCRAFT = {"base": "vgg_classifier", "epsilon": 0.0, "space": "pixel1"}
@@ -52,6 +52,33 @@ def test_the_step_is_against_the_gradient(classifier, train, test_set, step):
         assert scores[row] == pytest.approx(float(expected), rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("temperature", "epsilon", "released"),
+    [
+        (1000, 0.0, [-0.2043491, -0.2035047, -0.2038961]),
+        (10, 0.004, [-0.7735257, -0.5018724, -0.5452629]),
+        (2, 0.002, [-0.9999670, -0.7496080, -0.8702015]),
+    ],
+)
+def test_numbers_are_those_of_the_released_code(temperature, epsilon, released):
+    """Of a network whose weights are sines, on pictures of sines."""
+
+    def wave(*shape: int, start: int) -> torch.Tensor:
+        numbers = torch.arange(start, start + int(np.prod(shape)), dtype=torch.float64)
+        return torch.sin(numbers).float().view(shape)
+
+    def classify(pictures: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        features = torch.tanh(pictures.flatten(1))
+        return features @ wave(5, 48, start=3).T + wave(5, start=9), features
+
+    settings = OdinSettings(
+        temperature=temperature, epsilon=epsilon, space="pixel1", step="released"
+    )
+    deviation = 255 * torch.tensor(IMAGENET_DEVIATION)
+    _, _, found = odin(classify, wave(3, 3, 4, 4, start=11), deviation, settings)
+    np.testing.assert_allclose(found, released, rtol=0, atol=1e-6)
+
+
 def test_a_small_step_makes_the_network_surer(classifier, train, test_set):
     plain = fitted(classifier, train, temperature=1)
     stepped = fitted(classifier, train, temperature=1, epsilon=0.002)
@@ -62,10 +89,12 @@ def test_the_best_of_the_grid_is_kept(classifier, train, valid):
     grid = {"temperatures": (1, 1000), "epsilons": (0, 0.004)}
     model = Odin(Configuration(**NOVELCRAFT, choose="validation", **grid))
     history = fit(model, train, valid, base=classifier)
-    assert history.columns == ["temperature", "epsilon", "valid_auroc"]
+    assert history.columns == ["temperature", "epsilon", "valid_auroc", "chosen"]
     assert history.height == 4
     best = history.sort("valid_auroc", descending=True, maintain_order=True).row(0)
     assert (model.temperature, model.epsilon) == best[:2]
+    assert best[3] == history["chosen"].sum() == 1
+    assert model.record["chosen"] == {"temperature": best[0], "epsilon": best[1]}
     novel = valid.labels == NOVEL
     scores = novelty(model, valid)
     pairs = scores[novel][:, None] - scores[~novel]

@@ -79,6 +79,8 @@ def fitted() -> tuple[SymbolicMlp, pl.DataFrame]:
 def test_the_network_is_the_papers(context):
     paper = SymbolicMlp.resolve("paper")
     assert (paper.layers, paper.hidden, paper.dropout) == (2, 64, 0.2)
+    assert (paper.choose, SymbolicMlp.resolve("small").choose) == ("validation", "fixed")
+    assert (paper.layers_grid, paper.hidden_grid) == ((1, 2, 3), (16, 32, 48, 64))
     assert (paper.optimizer, paper.learning_rate, paper.epochs) == ("adam", 1e-4, 50)
     model = SymbolicMlp(paper.model_copy(update={"context": context}))
     words = [["selected_item", ["", "a"]], ["block_in_front", ["b", "c", "d"]]]
@@ -86,6 +88,40 @@ def test_the_network_is_the_papers(context):
     width = 23 + 3 + 4
     expected = (context * width + 1) * 64 + 65 * 64 + 65 * width
     assert sum(p.numel() for p in model.build()["latest"].parameters()) == expected
+
+
+def test_the_shape_of_the_least_validation_loss_is_kept(tmp_path):
+    grid = {"layers_grid": (1, 2), "hidden_grid": (2, 16)}
+    settings = TINY.model_copy(update={"choose": "validation", "epochs": 6, **grid})
+    model = SymbolicMlp(settings)
+    history = fit(model, normal(40, 0), normal(10, 1), seed=3, work=tmp_path)
+    assert history.columns == ["layers", "hidden", "valid_loss", "chosen"]
+    assert history.select("layers", "hidden").rows() == [(1, 2), (1, 16), (2, 2), (2, 16)]
+    best = history.filter(pl.col("chosen") == 1).row(0, named=True)
+    assert best["valid_loss"] == history["valid_loss"].min() < history["valid_loss"].max()
+    shape = {"layers": best["layers"], "hidden": best["hidden"]}
+    assert model.record["chosen"] == shape and best["hidden"] == 16
+    alone = SymbolicMlp(settings.model_copy(update={"choose": "fixed", **shape}))
+    fit(alone, normal(40, 0), normal(10, 1), seed=3)
+    assert alone.fingerprint() == model.fingerprint()
+    model.save(tmp_path / "model")
+    np.testing.assert_array_equal(
+        novelty(load_model(tmp_path / "model", device="cpu"), normal(4, 2)),
+        novelty(model, normal(4, 2)),
+    )
+
+
+def test_choosing_a_shape_needs_validation_samples():
+    model = SymbolicMlp(TINY.model_copy(update={"choose": "validation"}))
+    with pytest.raises(ConfigError, match="needs known validation samples; set choose to fixed"):
+        fit(model, normal(4, 0))
+
+
+def test_a_shape_that_is_given_is_not_chosen():
+    for changes, choose in (({}, "validation"), ({"hidden": 8}, "fixed"), ({"layers": 1}, "fixed")):
+        variants = SymbolicMlp.variants("paper", changes, None, ())
+        assert [SymbolicMlp.resolve("paper", v).context for v in variants] == [2, 5, 10]
+        assert {SymbolicMlp.resolve("paper", v).choose for v in variants} == {choose}
 
 
 def test_the_loss_of_each_variable(fitted):
@@ -144,7 +180,7 @@ def test_a_score_needs_no_company(fitted):
 
 
 def test_the_paper_preset_learns_too():
-    model = SymbolicMlp("paper")
+    model = SymbolicMlp(SymbolicMlp.resolve("paper", {"choose": "fixed"}))
     history = fit(model, normal(20, 0, context=5), normal(5, 1, context=5))
     assert history.height == 50
     assert history["valid_loss"][-1] < 0.9 * history["valid_loss"][0]

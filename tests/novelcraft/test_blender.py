@@ -14,7 +14,7 @@ from schemas.errors import ConfigError
 from tasks.ingest.native.pool import Limits, run_batch
 from tasks.novelcraft.blender import BlenderRenderer, render_states
 from tasks.novelcraft.masks import mask_iou
-from tasks.novelcraft.raycast import render
+from tasks.novelcraft.raycast import SAMPLES, render
 from tasks.novelcraft.scene import View, build_scene
 from tasks.novelcraft.worldstate import world_state
 from tests.novelcraft.test_raycast import (
@@ -48,9 +48,9 @@ def compare(cases: Sequence[Case], **options: Any) -> tuple[np.ndarray, np.ndarr
     view = View(**{name: value for name, value in options.items() if name == "rotation"})
     items = [{"states": [state], "novel": list(novel), **options} for state, novel in cases]
     masks = np.array([value["masks"][0] for value in blender(items)])
-    fast = np.array(
-        [render(build_scene(world_state(state), novel, view)).mask for state, novel in cases]
-    )
+    samples = options.get("samples", SAMPLES)
+    scenes = [build_scene(world_state(state), novel, view) for state, novel in cases]
+    fast = np.array([render(scene, samples=samples).mask for scene in scenes])
     difference = np.abs(masks.mean((1, 2)) - fast.mean((1, 2)))
     return mask_iou(masks, fast), difference, fast.sum((1, 2))
 
@@ -91,7 +91,7 @@ def assert_same(cases: Sequence[Case], shown: int, **options: Any) -> None:
 
 
 def test_same_masks_as_the_fast_renderer() -> None:
-    assert_same(real_cases(every=8) + rooms(12), shown=16)
+    assert_same(real_cases(every=8) + rooms(12), shown=16, samples=5)
 
 
 @pytest.mark.slow
@@ -100,7 +100,7 @@ def test_same_masks_as_the_fast_renderer() -> None:
 def test_same_masks_on_hundreds_of_states(rotation: str) -> None:
     cases = real_cases(every=1) + rooms(300)
     assert len(cases) >= 350
-    assert_same(cases, shown=200, rotation=rotation)
+    assert_same(cases, shown=200, rotation=rotation, samples=5)
 
 
 @pytest.mark.slow
@@ -122,7 +122,7 @@ def lone(kind: str, dx: int, dz: int) -> Case:
 def test_single_objects_have_the_published_pixel_counts() -> None:
     rows = [row for row in count_rows() if row["pixels_blender_bpy_5.0.1"]][::2]
     places = [("cube", int(row["dx_blocks"]), int(row["dz_blocks"])) for row in rows]
-    items = [{"states": [lone(*place)[0]], "novel": [TNT]} for place in places]
+    items = [{"states": [lone(*place)[0]], "novel": [TNT], "samples": 8} for place in places]
     for row, value in zip(rows, blender(items), strict=True):
         assert abs(value["pixels"][0] - int(row["pixels_coverage_ge_0.1"])) <= 3, row
 
@@ -148,7 +148,7 @@ def test_coinciding_surfaces_are_decided_as_in_the_fast_renderer() -> None:
         (small_document({(0, 4, 3): LOG, (0, 5, 3): TNT}), [TNT]),
         (small_document({(0, 4, 0): TNT}, here, pitch=64.7), [TNT]),
     ]
-    iou, _, pixels = compare(cases)
+    iou, _, pixels = compare(cases, samples=5)
     assert (iou >= 0.9999).all()
     assert pixels.tolist()[:3] == [0, 65536, 65536]
     assert (pixels[3:] > 1000).all()

@@ -80,7 +80,7 @@ def test_finds_the_camera_that_made_the_masks() -> None:
     states = {str(yaw): small_state(blocks, yaw=yaw) for yaw in (0, 15, 345)}
     view = View(fov=68.0, eye_offset=1.3, resolution=64)
     masks = {
-        name: novel_mask(build_scene(state, ["minecraft:tnt"], view))
+        name: novel_mask(build_scene(state, ["minecraft:tnt"], view), 8)
         for name, state in states.items()
     }
     grid = Grid("own", np.array([66.0, 68.0, 70.0]), np.array([1.1, 1.3]))

@@ -32,7 +32,7 @@ TNT, LOG, BEDROCK = "minecraft:tnt", "minecraft:log", "minecraft:bedrock"
 NOVEL = (TNT, "EntityPogoist")
 
 # Rows of single_object_pixel_counts.csv in which an edge covers a tenth of a whole side of pixels.
-# These counts are what Blender 4.5 renders with the published settings, and 4x4 samples give.
+# These counts are what Blender 4.5 renders with the published settings, and most labels have.
 BLENDER_COUNTS = {
     ("cube", 1, 7): 915,
     ("tree_trunk", 0, 4): 7956,
@@ -92,27 +92,28 @@ def test_equal_to_every_ray_on_every_box(
 ) -> None:
     view = View(rotation=rotation, eye_offset=eye_offset, resolution=48)
     scene = build_scene(world_state(random_room(seed)), NOVEL, view)
-    met, _ = every_ray(scene, SAMPLES)
+    samples = 8  # any number will do; every ray of more takes long
+    met, _ = every_ray(scene, samples)
     least = {"published": 7, "half": 32}[coverage]
-    found = render(scene, coverage)
+    found = render(scene, coverage, samples)
     novel, other = met[scene.novel].any(0), met[~scene.novel].any(0)
-    assert (found.mask >= (samples_per_pixel(novel & ~other) >= least)).all()
-    assert (found.mask <= (samples_per_pixel(novel) >= least)).all()
+    assert (found.mask >= (samples_per_pixel(novel & ~other, samples) >= least)).all()
+    assert (found.mask <= (samples_per_pixel(novel, samples) >= least)).all()
     assert found.pixels == np.count_nonzero(found.mask)
     if coverage == "published":
-        assert np.array_equal(novel_mask(scene), found.mask)
+        assert np.array_equal(novel_mask(scene, samples), found.mask)
     if met.sum(0).max(initial=0) > 1:
         return
     objects = []
     for box in scene.novel.nonzero()[0]:
-        covered = samples_per_pixel(met[box]) >= least
+        covered = samples_per_pixel(met[box], samples) >= least
         if bounds := bounding_box(covered):
             label = scene.labels[scene.label_index[box]]
             objects.append(NovelObject(label, *bounds, int(covered.sum())))
     assert sorted(found.objects) == sorted(objects)
     for label, pixels in found.label_pixels.items():
         of_label = met[scene.novel & (scene.label_index == scene.labels.index(label))].any(0)
-        assert pixels == np.count_nonzero(samples_per_pixel(of_label) >= least)
+        assert pixels == np.count_nonzero(samples_per_pixel(of_label, samples) >= least)
 
 
 @given(st.integers(0, 1 << 32), st.floats(0.05, 3.0), st.floats(4.1, 12.0))
@@ -140,36 +141,48 @@ def lone_object(row: dict[str, str]) -> tuple[tuple[str, int, int], Scene]:
     return (row["object"], dx, dz), build_scene(small_state({(dx, 4, dz): name}), [name])
 
 
-def test_single_objects_have_the_pixel_counts_of_the_table() -> None:
+def test_8x8_samples_have_the_pixel_counts_of_the_table() -> None:
     rows = count_rows()
     assert len(rows) == 94
     for row in rows:
         place, scene = lone_object(row)
-        assert render(scene).pixels == int(row["pixels_coverage_ge_0.1"]), place
-        half = render(scene, "half").pixels
+        assert render(scene, samples=8).pixels == int(row["pixels_coverage_ge_0.1"]), place
+        half = render(scene, "half", 8).pixels
         assert abs(half - int(row["pixels_coverage_ge_0.5"])) <= 1, place
-        if row["pixels_blender_bpy_5.0.1"]:
-            assert abs(render(scene).pixels - int(row["pixels_blender_bpy_5.0.1"])) <= 4, place
 
 
-def test_4x4_samples_have_the_counts_of_blender() -> None:
+def test_the_default_has_the_counts_of_blender() -> None:
+    differences = []
     for row in count_rows():
         place, scene = lone_object(row)
         expected = BLENDER_COUNTS.get(place, int(row["pixels_coverage_ge_0.1"]))
-        assert abs(render(scene, samples=4).pixels - expected) <= 3, place
+        pixels = render(scene).pixels
+        assert abs(pixels - expected) <= 6, place
+        if row["pixels_blender_bpy_5.0.1"]:
+            differences.append(abs(pixels - int(row["pixels_blender_bpy_5.0.1"])))
+    assert len(differences) == 23
+    assert max(differences) <= 2
 
 
-def test_published_labels_have_the_counts_of_4x4_samples_where_8x8_differs() -> None:
+def test_the_default_agrees_with_most_published_labels() -> None:
+    """Labels within a pixel of the count of a single object; Blender 4.5's counts have 2,663."""
     targets = pl.read_csv(shared_path("novelcraft/labels/targets.csv"))
     pixels = (targets["novel_percent"] * 65536).round().cast(pl.Int64)
-    is_tree = targets["id"].str.starts_with("tree_easy/")
-    table = {lone_object(row)[0]: int(row["pixels_coverage_ge_0.1"]) for row in count_rows()}
-    for place, count in BLENDER_COUNTS.items():
-        labelled = pixels.filter(is_tree == (place[0] == "tree_trunk"))
-        ours, theirs = (
-            labelled.is_between(value - 1, value + 1).sum() for value in (count, table[place])
-        )
-        assert ours > theirs, place
+    fence, tree = (targets["id"].str.starts_with(f"{name}/") for name in ("fence", "tree_easy"))
+    labels = {"tree_trunk": pixels.filter(tree), "cube": pixels.filter(~tree & ~fence)}
+    labels = {kind: np.bincount(counts, minlength=65540) for kind, counts in labels.items()}
+
+    def agreeing(samples: int) -> int:
+        found = 0
+        for row in count_rows():
+            count = render(lone_object(row)[1], samples=samples).pixels
+            if 0 < count < 65536:
+                found += int(labels[row["object"]][max(count - 1, 1) : count + 2].sum())
+        return found
+
+    assert {n: agreeing(n) for n in (1, 2, 4, 5, 8, SAMPLES)} == {
+        1: 538, 2: 1568, 4: 2176, 5: 2365, 8: 2444, SAMPLES: 2518,
+    }  # fmt: skip
 
 
 def real_state(frame: str) -> WorldState:
@@ -292,6 +305,7 @@ def test_a_crowded_frame_is_painted_in_pieces(monkeypatch: pytest.MonkeyPatch) -
     whole = [render(scene) for scene in scenes]
     assert sum(found.pixels > 0 for found in whole) > 5
     monkeypatch.setattr(raycast, "_RUNS_AT_ONCE", 2)
+    monkeypatch.setattr(raycast, "_CONTESTED_ROWS", 100)
     for scene, found in zip(scenes, whole, strict=True):
         assert np.array_equal(render(scene).mask, found.mask)
 
@@ -312,8 +326,8 @@ def test_memory_stays_flat_over_2000_frames() -> None:
         return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
     for scene in scenes:
-        render(scene)
+        render(scene, samples=8)
     before = resident()
     for i in range(2000):
-        render(scenes[i % 50])
+        render(scenes[i % 50], samples=8)
     assert resident() - before < 32 << 20

@@ -129,7 +129,7 @@ def made_up() -> dict[str, pl.DataFrame]:
         "masks": pl.DataFrame(rows["masks"]),
         "novel_objects": pl.DataFrame(rows["boxes"]),
         "frame_roles": roles,
-        "splits": protocol_splits(roles, NORMAL),
+        "splits": protocol_splits(roles, NORMAL, ()),
         "label_drift": drift,
         "calibration": calibration,
         **made_up_runs(samples),

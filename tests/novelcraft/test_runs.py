@@ -29,11 +29,17 @@ def planned(keys: Any = KEYS, **options: Any) -> list[PlannedRun]:
 
 
 def ids(keys: Any = KEYS, **options: Any) -> dict[str, str]:
-    """run_id of each model, and context where it has one."""
-    return {
-        f"{run.facts.model} {run.facts.settings.get('context', '')}".strip(): run.mark.run_id
-        for run in planned(keys, **options)
-    }
+    """run_id of each model, and context where it has one; `all` on the protocol of all classes."""
+    found = {}
+    for run in planned(keys, **options):
+        place = "all" if run.facts.protocol == "symbolic_all" else ""
+        words = (run.facts.model, str(run.facts.settings.get("context", "")), place)
+        found[" ".join(word for word in words if word)] = run.mark.run_id
+    return found
+
+
+def in_all(names: set[str]) -> set[str]:
+    return {f"{name} all" for name in names}
 
 
 def with_setting(model: str, **changes: Any) -> dict[str, Any]:
@@ -47,6 +53,7 @@ def changed(before: dict[str, str], after: dict[str, str]) -> set[str]:
 
 FUSED = "multimodal 5"
 VISUAL = ("vgg_classifier", "odin", "ndcc")
+SYMBOLIC = {"symbolic_mlp 2", "symbolic_mlp 5"}
 
 
 @pytest.mark.parametrize(
@@ -56,7 +63,7 @@ VISUAL = ("vgg_classifier", "odin", "ndcc")
         ({"models": with_setting("odin", temperature=10)}, {"odin"}),
         ({"models": with_setting("colour_rarity", bits=4)}, {"colour_rarity", FUSED}),
         ({"models": with_setting("vgg_classifier", checkpoint_every=3)}, set()),
-        ({"train": {"batch_size": 8}}, {*VISUAL, "symbolic_mlp 2", "symbolic_mlp 5", FUSED}),
+        ({"train": {"batch_size": 8}}, {*VISUAL, *SYMBOLIC, *in_all(SYMBOLIC), FUSED}),
         ({"models": with_setting("ndcc", batch_size=32), "train": {"radius": 8}}, {"ndcc"}),
         ({"device": "cpu"}, set()),
     ],
@@ -72,8 +79,9 @@ def test_a_preset_a_version_and_rows_change_the_keys_of_exactly_their_runs(monke
     paper = ids(preset="paper", models=same_visual)
     # These have the same settings under both names.
     assert changed(before, paper) == before.keys() - {"colour_rarity"}
-    keys = KEYS | {"symbolic": {"fit_key": "other", "data_key": "other"}}
-    assert changed(before, ids(keys)) == {"symbolic_mlp 2", "symbolic_mlp 5", FUSED}
+    other = {"fit_key": "other", "data_key": "other"}
+    assert changed(before, ids(KEYS | {"symbolic": other})) == SYMBOLIC
+    assert changed(before, ids(KEYS | {"symbolic_all": other})) == {FUSED, *in_all(SYMBOLIC)}
     assert changed(before, ids(KEYS | {"visual": KEYS["visual"] | {"data_key": "more"}})) == set()
     monkeypatch.setattr(models.find("vgg_classifier"), "version", 2)
     # ndcc is the same network with another loss.
@@ -107,6 +115,7 @@ def test_what_a_model_builds_on_comes_first_and_is_named():
         visual, symbolic = (by_id[base] for base in run.facts.base_runs)
         assert (visual.model, visual.seed) == ("odin", run.facts.seed)
         assert (symbolic.settings["context"], symbolic.seed) == (10, run.facts.seed)
+        assert symbolic.protocol == "symbolic_all"
     assert len(runs) == 2 * (1 + 1 + 3 + 1)
 
 
@@ -176,6 +185,16 @@ def test_what_only_novelcraft_asks_for_comes_from_its_offer():
     both = planned(models={"odin": {"base": "all"}, "ndcc": {}, "vgg_classifier": {}})
     bases = [run.bases[0].facts.model for run in both if run.facts.model == "odin"]
     assert sorted(bases) == ["ndcc", "vgg_classifier"]
+
+
+def test_odin_of_the_paper_is_chosen_on_validation_unless_a_number_is_given():
+    for given, choose in (({}, "validation"), ({"temperature": 10}, "fixed")):
+        runs = planned(preset="paper", models={"odin": given})
+        (odin,) = [run.facts for run in runs if run.facts.model == "odin"]
+        assert odin.settings["choose"] == choose
+        assert (odin.settings["space"], odin.settings["step"]) == ("pixel1", "corrected")
+        assert odin.changed.keys() == given.keys() | ({"choose", "epsilon"} if given else set())
+    assert (odin.settings["temperature"], odin.settings["epsilon"]) == (10, 0)
 
 
 def test_a_model_of_another_modality_is_refused(monkeypatch):

@@ -35,7 +35,7 @@ def test_a_model_fits_where_there_are_samples_of_its_modality() -> None:
     rows = {row["name"]: row for row in plugin_rows("models").to_dicts()}
     assert rows["vgg_classifier"]["benchmarks"] == "novelcraft, semantic"
     assert rows["cross_entropy"]["benchmarks"] == "threedos"
-    assert rows["efficientnet"]["benchmarks"] == "kowl"
+    assert rows["frame_backbone"]["benchmarks"] == "kowl"
     assert "none" not in {row["benchmarks"] for row in rows.values()}
 
 

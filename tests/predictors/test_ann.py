@@ -17,10 +17,38 @@ def changed(preset: str = "small", **values) -> Ann:
 
 def test_numbers_of_the_paper_and_of_the_release():
     paper, released = Ann.resolve("paper"), Ann.resolve("released")
-    assert (paper.hidden, paper.dropout, paper.epochs) == (768, 0.5, 1)
+    assert (paper.hidden, paper.dropout, paper.epochs) == (None, 0.5, 1)
+    assert Ann.resolve("paper_100") == Ann.resolve("paper", {"epochs": 100})
     assert (paper.batch_size, paper.learning_rate, paper.optimizer) == (1000, 1e-3, "adam")
     assert (paper.accepted_error, paper.head) == (0.1, "grow")
     assert (released.dropout, released.head) == (0.75, "remake")
+
+
+@pytest.mark.parametrize(("width", "numbers"), [(768, 905_882), (8192, 17_619_354)])
+def test_it_is_as_large_as_the_release_s(width, numbers):
+    """TimeSformer 768 and X3D-M 8192 to 2048, 409 labels and `unknown`: counted there."""
+    predictor = Ann("paper", device="cpu")
+    predictor.width, predictor.known = width, tuple(map(str, range(409)))
+    with torch.device("meta"):
+        layers = predictor._build()
+    assert sum(each.numel() for each in layers.parameters()) == numbers
+
+
+def test_the_same_weights_put_out_what_the_release_s_network_does():
+    """Weights are sines of 1, 2, 3, ..., layer by layer; the numbers are from its code."""
+    predictor = Ann("paper", device="cpu")
+    predictor.width, predictor.known = 5, ("a", "b", "c")
+    state, start = {}, 1
+    for name, value in predictor._build().state_dict().items():
+        places = torch.arange(start, start + value.numel(), dtype=torch.float64)
+        state[name], start = places.sin().view(value.shape).float(), start + value.numel()
+    predictor.restore(state, {"threshold": None})
+    found = predictor.predict(np.cos(np.arange(10.0)).reshape(2, 5))
+    expected = [
+        [0.0323386, 0.0122039, 0.11808, 0.8373776],
+        [0.1735595, 0.0016429, 0.0053666, 0.819431],
+    ]
+    np.testing.assert_allclose(found.probabilities, expected, atol=2e-7)
 
 
 def test_layers():

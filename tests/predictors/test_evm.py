@@ -11,7 +11,14 @@ from scipy.stats import weibull_min
 from schemas.errors import ConfigError
 from tasks.predictors import evm
 from tasks.predictors.base import Examples
-from tasks.predictors.evm import LARGEST_SHAPE, Evm, belonging, fit_weibull, set_cover
+from tasks.predictors.evm import (
+    LARGEST_SHAPE,
+    Evm,
+    belonging,
+    fit_weibull,
+    released_cover,
+    set_cover,
+)
 from tests.predictors import examples, samples
 
 
@@ -24,7 +31,10 @@ def test_numbers_of_the_paper():
     paper = Evm.resolve("paper")
     assert (paper.tail_size, paper.tail_rule, paper.cover_threshold) == (100, "absolute", 0.7)
     assert (paper.distance_multiplier, paper.tolerance) == (1.0, 1e-5)
-    assert Evm.resolve("released").tail_rule == "released"
+    assert paper.cover_rule == "paper"
+    assert Evm.resolve("released") == Evm.resolve(
+        "paper", {"tail_rule": "released", "cover_rule": "released"}
+    )
 
 
 # ---------------------------------------------------------------- Weibull
@@ -102,6 +112,50 @@ def test_a_vector_covers_by_its_own_distribution():
     tails = torch.tensor([[0.8, 0.9, 1.0], [0.05, 0.06, 0.07]], dtype=torch.float64)
     covers = changed()._covers(rows, fit_weibull(tails))
     assert covers.tolist() == [[True, True], [False, True]]
+
+
+def test_the_released_cover_is_complete_and_may_take_what_covers_less():
+    covers = torch.eye(6, dtype=torch.bool)
+    covers[0, [1, 2]] = True
+    covers[3, [2, 4]] = True
+    chosen = released_cover(covers)
+    assert covers[chosen].any(0).all() and chosen.tolist() == sorted(set(chosen.tolist()))
+    assert len(chosen) >= len(set_cover(covers))
+    assert len(released_cover(torch.ones(4, 4, dtype=torch.bool))) == 1
+    assert released_cover(torch.eye(3, dtype=torch.bool)).tolist() == [0, 1, 2]
+
+
+# What the release keeps and says of points made by a formula: run there, on a CPU.
+RELEASED_VECTORS = [2, 6, 12, 13, 14, 16, 23, 26, 28, 31, 33, 43, 45, 47, 59]
+RELEASED_PROBABILITIES = [
+    [0.000876, 0.737832, 0.228551, 0.032741],
+    [0.000756, 0.491292, 0.503378, 0.004574],
+    [0.003131, 0.654319, 0.276214, 0.066336],
+]
+
+
+def formula_points(rows: int, per_class: int, spread: float, bend: float, shift: str) -> np.ndarray:
+    places = np.arange(rows * 5.0).reshape(rows, 5)
+    wave = np.sin(places**2 * bend + (places if shift == "place" else 2))
+    classes = np.arange(rows)[:, None] // per_class
+    return (np.cos(classes * 2.1 + np.arange(5) * 1.3) + spread * wave).astype(np.float32)
+
+
+def test_it_keeps_and_predicts_what_the_release_does():
+    features = formula_points(60, 20, 1.2, 0.37, "place")
+    train = Examples(features, pl.Series(np.repeat(["a", "b", "c"], 20)))
+    asked = formula_points(60, 10, 0.6, 0.53, "two")[[0, 7, 31]]
+    found = {}
+    for rule in ("released", "paper"):
+        values = {"tail_size": 4, "distance_multiplier": 1.0, "cover_rule": rule}
+        predictor = Evm(Evm.resolve("released", values), device="cpu")
+        predictor.fit(train)
+        near = predictor._unit(features) @ predictor.vectors.T
+        found[rule] = near.argmax(0).tolist(), predictor.predict(asked).probabilities
+    assert found["released"][0] == RELEASED_VECTORS
+    np.testing.assert_allclose(found["released"][1], RELEASED_PROBABILITIES, atol=1e-6)
+    assert len(found["paper"][0]) == 6
+    assert np.abs(found["paper"][1] - RELEASED_PROBABILITIES).max() > 0.01
 
 
 # ---------------------------------------------------------------- machine

@@ -1,9 +1,11 @@
 """Tables laid out like the paper's, its numbers beside ours."""
 
+import re
+
 import polars as pl
 import pytest
 
-from tasks.threedos.paper_report import PAPER, TABLES, _beside, _ours
+from tasks.threedos.paper_report import PAPER, TABLES, _beside, _density, _ours
 from tests.shared import shared_path
 
 SYNTHETIC = TABLES["Synthetic, ShapeNet (Table 1)"]
@@ -29,7 +31,9 @@ NAMES = {
 REAL = {"SR1": "SR23", "SR2": "SR13", "SR3": "SR12"}
 
 
-def ours(tracks: tuple[str, ...]) -> pl.DataFrame:
+def ours(
+    tracks: tuple[str, ...], changed: str = "{}", points: int = 1024, scans: str = "null"
+) -> pl.DataFrame:
     places = [(n, track, seed) for n, track in enumerate(tracks) for seed in (1, 3)]
     metrics = pl.DataFrame(
         [
@@ -50,8 +54,11 @@ def ours(tracks: tuple[str, ...]) -> pl.DataFrame:
     runs = pl.DataFrame({"run_id": [f"{track}{seed}" for _, track, seed in places]}).with_columns(
         network=pl.lit("dgcnn"),
         preset=pl.lit("paper"),
-        changed=pl.lit("{}"),
-        config_id=pl.lit("c"),
+        changed=pl.lit(changed),
+        settings=pl.lit(f'{{"points": {points}, "scan_points": {scans}}}'),
+        config_id=pl.lit(f"c{changed}"),
+        versions=pl.lit("{}"),
+        precision=pl.lit("float32"),
     )
     return _ours(metrics, runs)
 
@@ -89,3 +96,29 @@ def test_averages_stand_last_as_in_the_paper() -> None:
 def test_no_average_of_some_of_the_tracks() -> None:
     wide = _beside(ours(SYNTHETIC[:2]), SYNTHETIC)
     assert not [name for name in wide.columns if name.startswith("average")]
+
+
+def test_variants_stand_side_by_side_and_the_paper_s_numbers_beside_its_own_settings() -> None:
+    smoothed, fewer, longer = '{"smoothing": 0.1}', '{"points": 512}', '{"epochs": 300}'
+    every = pl.concat(ours(SYNTHETIC, changed) for changed in ("{}", smoothed, fewer, longer))
+    wide = _beside(every, SYNTHETIC)
+    rows = {row["changed"]: row for row in wide.rows(named=True)}
+    assert rows.keys() == {"{}", smoothed, fewer, longer}
+    for name in ("SN1 AUROC paper", "SN3 FPR95 paper", "average AUROC paper"):
+        assert rows["{}"][name] == rows[longer][name] is not None
+        assert rows[smoothed][name] is None and rows[fewer][name] is None
+    assert {row["SN1 AUROC"] for row in rows.values()} == {"52.0 ± 1.4"}
+
+
+def test_densities_of_training_stand_side_by_side() -> None:
+    assert _density(ours(("SN1",))) is None
+    changed = {512: '{"points": 512, "scan_points": 512}', 1024: '{"scan_points": 1024}'}
+    swept = [ours(("SR1",), text, n, str(n)) for n, text in changed.items()]
+    every = pl.concat([ours(("SR1",), scans="2048"), *swept])
+    section = _density(every)
+    assert section is not None
+    text = " ".join(str(part) for part in section.parts)
+    assert "trained and tested" in text and "same networks" not in text
+    heads = re.findall(r"<th[^>]*>(\d[^<]*)</th>", text)
+    assert heads == ["512", "1024", "1024 (scans 2048)"]
+    assert text.count("cross_entropy") == 1

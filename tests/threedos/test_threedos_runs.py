@@ -34,6 +34,7 @@ from tasks.threedos.runs import (
 from tasks.threedos.samples import load, points_seen
 from tasks.threedos.splits import named_by_label
 from tasks.threedos.tracks import Track, built_in_tracks
+from tests.models import test_released_checkpoints as released
 
 TRACKS = {track.name: track for track in built_in_tracks()}
 MN = [TRACKS["MN1"], TRACKS["MN2"]]
@@ -85,7 +86,7 @@ def test_a_model_of_clouds_needs_none_of_the_fields_of_the_others() -> None:
         models.find("vae"),
         SimpleNamespace(settings={"loader": {"scan_splits": ["train"]}}),
     )
-    assert settings_of_track(TRACKS["SR1"], kind, Settings()) == {}
+    assert settings_of_track(TRACKS["SR1"], "paper", kind, Settings()) == {}
     assert points_seen(Shard("a", about={}), facts, "train", Settings()) is None  # type: ignore[arg-type]
 
 
@@ -116,6 +117,35 @@ def test_what_the_user_sets_wins_over_what_the_track_asks_for() -> None:
     assert settings_of("cross_entropy", "SR1").augmentation == "rw"
     assert settings_of("cross_entropy", "SR1", train={"augmentation": "st"}).augmentation == "st"
     assert settings_of("vae", "SR1").augmentation == "none"
+
+
+@pytest.mark.parametrize(
+    "track, epochs, rates",
+    [("SN2", 500, (0.1, 1e-4)), ("SR1", 250, (0.1, 1e-4)), ("SR13", 250, (1e-3, 1e-5))],
+)
+def test_sub_arc_face_is_trained_by_track_as_released(
+    track: str, epochs: int, rates: tuple[float, float]
+) -> None:
+    settings = settings_of("subcenter_arcface", track, preset="paper")
+    assert (settings.epochs, settings.learning_rate, settings.final_rate) == (epochs, *rates)
+    assert settings.optimizer == ("adam" if track == "SR13" else "sgd")
+    assert settings_of("subcenter_arcface", track).epochs == 60
+    assert settings_of("cosine_proto", track, preset="paper").optimizer == "sgd"
+    other = settings_of("subcenter_arcface", track, preset="paper", networks=["pointnet2"])
+    assert (other.epochs, other.optimizer, other.learning_rate) == (epochs, "adam", 1e-3)
+    assert settings_of("subcenter_arcface", track, preset="paper", own={"epochs": 3}).epochs == 3
+
+
+@pytest.mark.parametrize("preset, order", [("paper", "full"), ("small", "shuffled")])
+def test_the_release_learns_from_full_batches(preset: str, order: str) -> None:
+    assert settings_of("cross_entropy", "SN1", preset=preset).order == order
+    assert settings_of("vae", "SN1", preset=preset).order == "shuffled"
+
+
+def test_the_release_learns_in_float32() -> None:
+    for model in ("cross_entropy", "vae"):
+        assert not settings_of(model, preset="paper").mixed_precision
+        assert settings_of(model).mixed_precision
 
 
 @pytest.mark.parametrize(
@@ -150,6 +180,14 @@ def test_scans_are_seen_whole_with_the_paper_s_settings(
         ({"train": {"margin": 1}}, "train.margin: none of the models cross_entropy has it"),
         ({"models": [], "train": {"epochs": 1}}, "train.epochs: there is no model"),
         (
+            {"densities": (64, 128), "train": {"points": 32}},
+            "train sets points or scan_points, and so does densities",
+        ),
+        (
+            {"densities": (64,), "models": {"vae": {"scan_points": 32}}},
+            "models.vae sets points or scan_points, and so does densities",
+        ),
+        (
             {"models": {"outlier_exposure": {"hidden": 8}}},
             "outlier_exposure builds on one run of cross_entropy with hidden 8 .*, found 0 among 1",
         ),
@@ -168,13 +206,16 @@ def test_models_need_shapes() -> None:
         plan_runs(Config(lists=Path("x"), models=["cross_entropy"]), MN)
 
 
-@pytest.mark.parametrize("points", [1, 129])
-def test_more_points_than_a_cloud_has_are_refused(points: int) -> None:
-    with pytest.raises(ValidationError, match="expected 2 to 128"):
+@pytest.mark.parametrize("name", ["points", "densities"])
+@pytest.mark.parametrize(
+    "points, message", [(1, "expected 2 to 128"), (129, "expected 2 to 128"), (64, "stands twice")]
+)
+def test_more_points_than_a_cloud_has_are_refused(name: str, points: int, message: str) -> None:
+    with pytest.raises(ValidationError, match=rf"{name}\b.*{message}|{message} in {name}"):
         Config(
             source={"modelnet40": Path("x")},
             shapes=ShapeSettings(points=128, candidates=512),
-            points=(64, points),
+            **{name: (64, points)},
         )
 
 
@@ -196,7 +237,7 @@ def test_every_model_network_and_seed_is_a_run_and_bases_come_first() -> None:
 
 
 def test_all_settings_are_in_the_facts() -> None:
-    unkept = {"checkpoint_every", "checkpoint_seconds"}
+    unkept = {"checkpoint_every", "checkpoint_seconds", "weights"}
     for facts in runs(models="all", train={"epochs": 7, "checkpoint_every": 3}).values():
         fields = models.find(facts.model).configuration.model_fields
         of_run = {"loader", *(["network"] if facts.network != "none" else [])}
@@ -276,6 +317,64 @@ def test_what_starts_from_a_failed_run_fails_with_the_reason() -> None:
     lost = {(track, f"it builds on {name}, which failed") for track, name in names.items()}
     assert reasons == lost | {(track, "diverged") for track in names}
     assert len(build.recorded) == len(made) == 4
+
+
+def test_a_run_is_trained_and_tested_at_each_density() -> None:
+    sweep = {"models": ["outlier_exposure", "vae"], "densities": (64, 512)}
+    made = planned(**sweep)
+    assert len({run.mark.run_id for run in made}) == len(made) == 2 * 2 * 3
+    shard = Shard("a", about={})
+    for run in made:
+        points = run.run.settings.points
+        assert run.facts.changed == {"points": points, "scan_points": points}
+        for split in ("train", "test"):
+            assert points_seen(shard, run.facts, split, run.run.settings) == points
+        for base in run.bases:
+            assert base.run.settings.points == points
+    assert {run.run.settings.points for run in made} == {64, 512}
+    one = {run.mark.run_id for run in planned(**{**sweep, "densities": (512,)})}
+    assert one < {run.mark.run_id for run in made}
+
+
+def test_smoothing_preset_and_density_make_runs_of_their_own() -> None:
+    variants: list[dict[str, Any]] = [
+        {},
+        {"train": {"smoothing": 0.1}},
+        {"preset": "paper"},
+        {"densities": (512,)},
+    ]
+    made = [set(ids(**choices).values()) for choices in variants]
+    assert len(set.union(*made)) == sum(len(some) for some in made) == 4 * 2
+
+
+def test_a_released_file_is_checked_before_any_work_and_decides_its_run(tmp_path: Path) -> None:
+    path = tmp_path / "model_last.pth"
+
+    def facts(**choices: Any) -> RunFacts:
+        own = {**released.SIZES, "weights": path}
+        sizes = {"dgcnn": {"k": 4, "widths": released.WIDTHS, "fused": released.FUSED}}
+        choices = {"models": {"cross_entropy": own}, "networks": sizes, **choices}
+        config = configured(**choices)
+        (run,) = plan_facts("threedos", config, plan_runs(config, MN[:1]), KEYS)
+        return run.facts
+
+    with pytest.raises(SourceError, match="does not exist"):
+        facts()
+    released.save(path, "cross_entropy", classes=18)
+    with pytest.raises(SourceError, match="is for 18 classes, the track has 5 known ones"):
+        facts()
+    released.save(path, "cross_entropy", classes=5)
+    made = facts()
+    assert made.origin == "frozen" and made.changed["weights"] == made.weights["weights"][:8]
+    with pytest.raises(ConfigError, match="weights is one training, but there are 2 seeds"):
+        facts(seeds=(1, 41))
+    with pytest.raises(SourceError, match="does not fit cross_entropy on dgcnn"):
+        facts(networks=["dgcnn"])
+    released.save(path, "cosine_proto", classes=5)
+    with pytest.raises(SourceError, match="does not fit cross_entropy on dgcnn"):
+        facts()
+    assert run_id(made) != run_id(made.model_copy(update={"weights": {}}))
+    assert {run.facts.origin for run in planned()} == {"trained"}
 
 
 def test_each_density_is_a_view() -> None:

@@ -1,8 +1,8 @@
 """The web application: published wire API, /v1, operators' page, and the guard before them.
 
-The wire API answers in the mode of its harness (CONDDA rules 9 and 10). /v1 is our own and is
-always strict, so that reading a round is never a restart; both write to one store. `Guard` lets a
-request in: token, host, origin, size of the body.
+The wire API answers by the policy of its harness (CONDDA rules 9 and 10). /v1 is our own and always
+`evaluation`, so that reading a round is never a restart; both write to one store. `Guard` lets a
+request in: token and role, host, origin, size of the body.
 """
 
 import asyncio
@@ -19,9 +19,10 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tasks.condda.harness import Harness
-from tasks.condda.rules import ProtocolRefusal
+from tasks.condda.rules import CALLER, Caller, ProtocolRefusal
 from tasks.condda.server.api import API, api_refusal, api_router, problem
 from tasks.condda.server.page import OPERATOR, docs_router, page_router
+from tasks.condda.server.serve import Token
 from tasks.condda.server.wire import error_response, refusal_response, wire_router
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -30,7 +31,7 @@ _ENVELOPE_BYTES = 1024 * 1024
 _CHUNK_SECONDS = 60.0
 
 
-def make_app(harness: Harness, *, tokens: Sequence[str] = ()) -> FastAPI:
+def make_app(harness: Harness, *, tokens: Sequence[Token] = ()) -> FastAPI:
     """The application over one store of tests and events; `tokens` lock every route."""
     app = FastAPI(
         title="CONDDA and OND test server",
@@ -41,7 +42,7 @@ def make_app(harness: Harness, *, tokens: Sequence[str] = ()) -> FastAPI:
         redirect_slashes=False,
     )
     app.include_router(wire_router(harness))
-    app.include_router(api_router(_strict(harness)))
+    app.include_router(api_router(_evaluating(harness)))
     app.include_router(page_router(harness))
     app.include_router(docs_router(app.openapi))
     app.add_exception_handler(HTTPException, _http_error)
@@ -53,16 +54,11 @@ def make_app(harness: Harness, *, tokens: Sequence[str] = ()) -> FastAPI:
     return app
 
 
-def _strict(harness: Harness) -> Harness:
-    if harness.mode == "strict":
+def _evaluating(harness: Harness) -> Harness:
+    if harness.policy.strict:
         return harness
-    return Harness(
-        harness.library,
-        harness.store,
-        "strict",
-        limits=harness.limits,
-        answer_future_ids=harness.answer_future_ids,
-    )
+    policy = harness.policy.model_copy(update={"name": "evaluation"})
+    return Harness(harness.library, harness.store, policy, limits=harness.limits)
 
 
 def _is_ours(path: str) -> bool:
@@ -112,14 +108,15 @@ class Guard:
 
     A token comes as `Authorization: Bearer <token>`, or as the password of Basic authorization,
     which is what a browser asks its user for and what the published client makes of
-    http://agent:<token>@host. Without tokens only this machine is served, so the Host must be one
+    http://agent:<token>@host. Its owner is the caller; an agent sees no page of operators. Without
+    tokens only this machine is served, so the Host must be one
     of its names: else a web page elsewhere could reach the server through a name of its own.
     A request that a browser sends for a page of another origin is refused.
     """
 
-    def __init__(self, app: ASGIApp, tokens: Sequence[str], body_bytes: int):
+    def __init__(self, app: ASGIApp, tokens: Sequence[Token], body_bytes: int):
         self.app = app
-        self.tokens = [token.encode() for token in tokens]
+        self.tokens = {token.text.encode(): token.caller for token in tokens}
         self.body_bytes = body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -127,43 +124,52 @@ class Guard:
             await self.app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        wrong = self._not_allowed(headers)
-        if wrong is None:
+        caller = self._caller(headers, scope["path"])
+        wrong = caller if isinstance(caller, tuple) else None
+        if isinstance(caller, Caller):
             body = await self._body(headers, receive)
             if body is None:
                 return  # the client has gone
             if isinstance(body, bytes):
+                CALLER.set(caller)
                 await self.app(scope, _replay(body, receive), send)
                 return
             wrong = body
+        assert wrong is not None
         response = refused(scope["path"], *wrong)
         response.headers["connection"] = "close"
         await response(scope, receive, send)
 
-    def _not_allowed(self, headers: Headers) -> tuple[int, str, str] | None:
-        host = headers.get("host", "")
+    def _caller(self, headers: Headers, path: str) -> Caller | tuple[int, str, str]:
+        """Who asks, or why nothing is answered."""
+        host, caller = headers.get("host", ""), CALLER.get()
         if self.tokens:
-            if not self._has_token(headers.get("authorization", "")):
+            owner = self._owner(headers.get("authorization", ""))
+            if owner is None:
                 return 401, "Unauthorized", "send the header Authorization: Bearer <token>"
+            if owner.role == "agent" and (path == "/" or path.startswith(OPERATOR)):
+                return 403, "Forbidden", "this page is for operators"
+            caller = owner
         elif _host_name(host) not in LOOPBACK:
             return 403, "WrongHost", "this server answers only as 127.0.0.1 or localhost"
         origin = headers.get("origin")
         if origin is not None and urlsplit(origin).netloc != host:
             return 403, "WrongOrigin", "requests from pages of other origins are refused"
-        return None
+        return caller
 
-    def _has_token(self, authorization: str) -> bool:
+    def _owner(self, authorization: str) -> Caller | None:
         scheme, _, given = authorization.partition(" ")
         token = given.strip().encode("utf-8", "replace")
         if scheme.lower() == "basic":
             try:
                 token = base64.b64decode(token, validate=True).partition(b":")[2]
             except binascii.Error:
-                return False
+                return None
         elif scheme.lower() != "bearer":
-            return False
+            return None
         # All are compared: the time taken does not tell which one it was.
-        return sum(hmac.compare_digest(token, known) for known in self.tokens) > 0
+        same = [owner for known, owner in self.tokens.items() if hmac.compare_digest(token, known)]
+        return same[0] if same else None
 
     async def _body(self, headers: Headers, receive: Receive) -> bytes | tuple | None:
         """The whole body; else the refusal; None if the client went away."""

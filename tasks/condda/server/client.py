@@ -152,29 +152,6 @@ class HttpHarness:
         }
         return self._send("GET", "/session/feedback", query).content
 
-    def post_results_get_feedback(
-        self,
-        *,
-        result_files: Mapping[str, bytes],
-        feedback_types: Sequence[str],
-        feedback_ids: Sequence[str] | None,
-        test_id: str,
-        round_id: int | str,
-        session_id: str,
-    ) -> dict[str, bytes]:
-        """Post results, then ask for feedback of each type."""
-        self.post_results(
-            result_files=result_files, test_id=test_id, round_id=round_id, session_id=session_id
-        )
-        asked: dict[str, Any] = {
-            "feedback_ids": feedback_ids,
-            "test_id": test_id,
-            "session_id": session_id,
-        }
-        return {
-            kind: self.get_feedback_request(feedback_type=kind, **asked) for kind in feedback_types
-        }
-
     def evaluate(
         self,
         *,

@@ -29,9 +29,9 @@ class NewSession(Model):
     test_ids: list[str]
     """Tests that the session will run."""
     hints: list[str] = []
-    """red_light, or key=number to replace metadata of the session's tests."""
+    """red_light, where the operator allows it."""
     detection_threshold: float = 0.5
-    """P(world changed) above which novelty counts as declared."""
+    """P(world changed) above which novelty counts as declared; the operator's."""
 
 
 class TestProgress(Model):
@@ -55,6 +55,8 @@ class Session(Model):
     protocol: str
     domain: str
     detector: str
+    owner: str
+    """Owner of the token that opened it; empty without tokens."""
     hints: list[str]
     detection_threshold: float
     opened: str

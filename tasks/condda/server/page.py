@@ -1,4 +1,4 @@
-"""The operators' page: sessions, progress of each test, detection curves, exports; and /docs.
+"""The operators' page: scoreboard, sessions, progress of tests, curves, exports; and /docs.
 
 `page.html` is one file with its style and script; it asks the routes below every few seconds. They
 read events and test files and change nothing. The red light is ground truth: whoever may open the
@@ -16,24 +16,37 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Query, Response
 
 from schemas.errors import NoveltyError
 from tasks.condda.harness import Harness
 from tasks.condda.lookup import lenient_metadata
 from tasks.condda.posts import is_name, parse
 from tasks.condda.rules import ProtocolRefusal
+from tasks.condda.server.api import finite
 from tasks.condda.serving import round_count
+from tasks.condda.session import Event
 from tasks.condda.test_files import TestFile
 
 OPERATOR = "/operator"
 _PAGE = Path(__file__).with_name("page.html")
 _SESSIONS_SHOWN = 50
+_BASELINE = "threshold"
 _TESTS_SHOWN = 200
 _CURVES_KEPT = 64
+_TEST_MEASURES = {
+    "novel from row": ("m_num_stats", "GT_indx"),
+    "detected in row": ("m_num_stats", "P_indx_0.5"),
+    "detected": ("m_is_cdt_and_is_early", "Is CDT"),
+    "early": ("m_is_cdt_and_is_early", "Is Early"),
+    "accuracy after novelty": ("m_acc", "post_top1"),
+    "NMI": ("characterization", "post_nmi"),
+    "discovery": ("characterization", "post_discovery_accuracy"),
+    "stability": ("characterization", "post_column_stability"),
+}
 # Size of a curve in the SVG's own units, and the most points drawn.
 _WIDTH, _HEIGHT, _MOST_POINTS = 600, 120, 1200
 
@@ -164,13 +177,32 @@ def curve_svg(curve: Curve) -> str:
     )
 
 
-def session_list(harness: Harness) -> dict[str, Any]:
-    """Newest sessions, and how many there are."""
-    ids = harness.store.sessions()
+def session_list(harness: Harness, search: str = "", skip: int = 0) -> dict[str, Any]:
+    """A page of sessions, newest first, and how many have all words of `search` in what they were
+    opened with."""
+    wanted = search.lower().split()
+    ids = [
+        stored.session
+        for stored in reversed(harness.store.of_kinds(["opened"]))
+        if all(word in f"{stored.session} {_opened_with(stored.event)}" for word in wanted)
+    ]
+    shown = ids[skip : skip + _SESSIONS_SHOWN]
     return {
         "total": len(ids),
-        "sessions": [_summary(harness, session) for session in ids[: -_SESSIONS_SHOWN - 1 : -1]],
+        "page": _SESSIONS_SHOWN,
+        "sessions": [_summary(harness, session) for session in shown],
     }
+
+
+def _opened_with(event: Event) -> str:
+    return " ".join(map(str, event.detail.values())).lower()
+
+
+def scores(harness: Harness) -> dict[str, Any]:
+    """The scoreboard over all completed tests."""
+    from tasks.condda.measures import scoreboard
+
+    return {"baseline": _BASELINE, "rows": scoreboard(list(harness.measured()), _BASELINE)}
 
 
 def _summary(harness: Harness, session: str) -> dict[str, Any]:
@@ -178,6 +210,7 @@ def _summary(harness: Harness, session: str) -> dict[str, Any]:
     tests = found.pop("tests").values()
     return {
         **found,
+        "last": harness.store.last_time(session),
         "tests": len(tests),
         "completed": sum(test["completed"] for test in tests),
         "posted": sum(test["posted"] for test in tests),
@@ -189,10 +222,30 @@ def session_tests(harness: Harness, session: str) -> dict[str, Any]:
     found = harness.session_progress(session_id=session)
     shown = list(found["tests"].items())[:_TESTS_SHOWN]
     tests = [
-        {"test": name, **progress, "rounds": _rounds(harness, session, name)}
+        {
+            "test": name,
+            **progress,
+            "rounds": _rounds(harness, session, name),
+            "measures": _measures(harness, session, name) if progress["completed"] else None,
+        }
         for name, progress in shown
     ]
     return {"session": session, "total": len(found["tests"]), "tests": tests}
+
+
+def _measures(harness: Harness, session: str, test: str) -> dict[str, Any]:
+    """A few corrected measures of a completed test, or why there are none."""
+    try:
+        found = harness.measures(session, test)
+    except NoveltyError as error:
+        return {"none": error.message if isinstance(error, ProtocolRefusal) else "test not read"}
+    picked = {
+        name: value == 1 if key.startswith("Is ") else value
+        for name, (group, key) in _TEST_MEASURES.items()
+        for value in [found.get(group, {}).get(key)]
+        if key in found.get(group, {})
+    }
+    return finite(picked)
 
 
 def _rounds(harness: Harness, session: str, test: str) -> int | None:
@@ -217,8 +270,14 @@ def page_router(harness: Harness) -> APIRouter:
         return Response(text, media_type="text/html; charset=utf-8", headers=headers)
 
     @router.get(OPERATOR + "/sessions")
-    def sessions() -> Response:
-        return _json(session_list(harness))
+    def sessions(
+        search: str = "", skip: Annotated[int, Query(ge=0, le=harness.limits.sessions)] = 0
+    ) -> Response:
+        return _json(session_list(harness, search, skip))
+
+    @router.get(OPERATOR + "/scoreboard")
+    def board() -> Response:
+        return _json(finite(scores(harness)))
 
     @router.get(OPERATOR + "/tests")
     def tests(session_id: str) -> Response:

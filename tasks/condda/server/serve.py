@@ -1,7 +1,7 @@
 """Running the server: a data directory and a state directory in, a listening socket out.
 
 Everything that the server remembers is one file below the state directory. It listens on this
-machine only, unless tokens are given.
+machine only, unless tokens are given; then the policy is `evaluation`.
 """
 
 import contextlib
@@ -12,12 +12,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
 from schemas.errors import ConfigError
 from tasks.condda.harness import Harness
-from tasks.condda.rules import Limits, Mode
+from tasks.condda.rules import EVALUATION, PUBLISHED, Caller, Limits, Policy, Role
 from tasks.condda.store import EventStore
 from tasks.condda.test_files import TestLibrary
 
@@ -31,7 +32,7 @@ _BACKLOG = 2048
 
 
 def make_harness(
-    tests: Path, state: Path, mode: Mode = "compat", *, limits: Limits | None = None
+    tests: Path, state: Path, policy: Policy = PUBLISHED, *, limits: Limits | None = None
 ) -> Harness:
     """A harness over the tests in one folder, with its store in another, made if need be."""
     library = TestLibrary(tests)
@@ -39,29 +40,60 @@ def make_harness(
         state.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"cannot make the state folder {state}: {error.strerror}") from error
-    return Harness(library, EventStore(state / EVENTS), mode, limits=limits)
+    return Harness(library, EventStore(state / EVENTS), policy, limits=limits)
 
 
-def read_tokens(path: Path) -> list[str]:
-    """Tokens from a file, one a line."""
+@dataclass(frozen=True)
+class Token:
+    """What a client shows, and who it then is."""
+
+    text: str
+    caller: Caller
+
+
+def read_tokens(path: Path) -> list[Token]:
+    """Tokens from a file of lines such as `agent alice <token>` or `operator bob <token>`."""
     try:
-        return path.read_text(encoding="utf-8").split()
+        lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the tokens in {path}: {error}") from error
-
-
-def check_access(host: str, tokens: Sequence[str]) -> None:
-    """Refuse to listen to other machines without tokens, and tokens that can be guessed."""
-    for token in tokens:
-        if len(token) < _TOKEN_LENGTH or not (token.isascii() and token.isprintable()):
+    tokens = []
+    for number, line in enumerate(lines, start=1):
+        words = line.split()
+        if not words:
+            continue
+        if len(words) != 3 or words[0] not in get_args(Role):
             raise ConfigError(
-                f"a token has {len(token)} characters, expected at least {_TOKEN_LENGTH} of plain "
+                f"line {number} of {path} is no token; write: agent or operator, the owner's name, "
+                "the token"
+            )
+        tokens.append(Token(words[2], Caller(words[1], cast(Role, words[0]))))
+    return tokens
+
+
+def check_access(host: str, tokens: Sequence[Token], policy: Policy | None = None) -> Policy:
+    """The policy to serve by: as published only on this machine and without tokens.
+
+    Other machines need tokens, and tokens must be hard to guess.
+    """
+    for token in tokens:
+        text = token.text
+        if len(text) < _TOKEN_LENGTH or not (text.isascii() and text.isprintable()):
+            raise ConfigError(
+                f"a token has {len(text)} characters, expected at least {_TOKEN_LENGTH} of plain "
                 "ASCII; make one with: python -c 'import secrets; print(secrets.token_hex())'"
             )
+    policy = policy or (EVALUATION if tokens else PUBLISHED)
+    if tokens and not policy.strict:
+        raise ConfigError(
+            "the policy published tells agents ground truth, so it is for this machine and without "
+            "tokens; serve by the policy evaluation"
+        )
     if not tokens and not _is_loopback(host):
         raise ConfigError(
             f"without tokens the server listens on 127.0.0.1 only, not on {host!r}; give tokens"
         )
+    return policy
 
 
 def _is_loopback(host: str) -> bool:
@@ -78,17 +110,17 @@ def serve(
     state: Path,
     host: str = "127.0.0.1",
     port: int = PORT,
-    mode: Mode = "compat",
-    tokens: Sequence[str] = (),
+    policy: Policy | None = None,
+    tokens: Sequence[Token] = (),
     *,
     limits: Limits | None = None,
 ) -> None:
     """Serve until Ctrl-C or SIGTERM. Port 0 takes any free one; the URL is printed."""
-    check_access(host, tokens)
+    policy = check_access(host, tokens, policy)
     with contextlib.closing(_listen(host, port)) as listening:
-        harness = make_harness(tests, state, mode, limits=limits)
+        harness = make_harness(tests, state, policy, limits=limits)
         try:
-            print(f"serving {tests} at {url_of(listening)} ({mode})", flush=True)
+            print(f"serving {tests} at {url_of(listening)} ({policy.name})", flush=True)
             if not harness.library.has_tests():
                 print(f"{tests} holds no OND/<domain>/<test>_single_df.csv so far", flush=True)
             with _exit_on_sigterm():
@@ -116,15 +148,15 @@ def running(
     state: Path,
     host: str = "127.0.0.1",
     port: int = 0,
-    mode: Mode = "compat",
-    tokens: Sequence[str] = (),
+    policy: Policy | None = None,
+    tokens: Sequence[Token] = (),
     *,
     limits: Limits | None = None,
 ) -> Iterator[str]:
     """The same in a thread of this process, for the time of a with block; gives the URL."""
-    check_access(host, tokens)
+    policy = check_access(host, tokens, policy)
     with contextlib.closing(_listen(host, port)) as listening:
-        harness = make_harness(tests, state, mode, limits=limits)
+        harness = make_harness(tests, state, policy, limits=limits)
         server = _server(harness, tokens)
         thread = threading.Thread(
             target=server.run, kwargs={"sockets": [listening]}, name="condda server", daemon=True
@@ -164,7 +196,7 @@ def _listen(host: str, port: int) -> socket.socket:
     return listening
 
 
-def _server(harness: Harness, tokens: Sequence[str]) -> Any:
+def _server(harness: Harness, tokens: Sequence[Token]) -> Any:
     import uvicorn
 
     from tasks.condda.server.app import make_app

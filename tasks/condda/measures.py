@@ -1,0 +1,217 @@
+"""Measures of completed tests: one at a time, and of each agent over all of its tests.
+
+Enters: a test and its posted lines, by type. Leaves: both forms of the metrics and the measures of
+discovered classes (CONDDA rules 11 to 14), program metrics, and the scoreboard, which has agents
+with and without the red light side by side. Tables, server and command line all show these.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from schemas.condda import CHARACTERIZATION, SESSION_MEASURES, SESSIONS
+from schemas.errors import NoveltyError
+from storage.tables import current_version
+from tasks.condda import metrics, metrics_upstream
+from tasks.condda.characterization import characterize, pad_blocks
+from tasks.condda.evaluation import aligned, matrix
+from tasks.condda.instances import count_known
+from tasks.condda.lookup import round_size
+from tasks.condda.metrics import Columns, Metric, Trial, program_metrics
+from tasks.condda.test_files import TestFile
+
+SIDES = ("nmi", "discovery_accuracy", "k_plus_1_accuracy", "column_stability", "clusters_used")
+"""Measures of discovered classes on the scoreboard, of the rows after novelty."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A completed test of a session, in corrected form."""
+
+    agent: str
+    protocol: str
+    domain: str
+    test: str
+    red_light: bool
+    metrics: Mapping[str, Metric]
+    discovered: Metric
+
+    @property
+    def place(self) -> tuple[str, str, str]:
+        return self.agent, self.protocol, self.domain
+
+
+def measured_tests(
+    sessions: pl.DataFrame, measures: pl.DataFrame, discovered: pl.DataFrame
+) -> list[Measured]:
+    """The tests of the tables sessions, session_measures and characterization, oldest first."""
+    key = ["session_id", "test_id"]
+    parts = {
+        "metrics": measures.filter(form="corrected").select(*key, "metric", "name", "value"),
+        "discovered": discovered.select(
+            *key, pl.concat_str("part", pl.lit("_"), "metric").alias("name"), "value"
+        ).filter(pl.col("name").is_in([f"post_{name}" for name in SIDES])),
+    }
+    groups: dict[tuple, dict[str, Metric]] = {}
+    shapes: dict[tuple, Metric] = {}
+    for session, test, metric, name, value in parts["metrics"].iter_rows():
+        groups.setdefault((session, test), {}).setdefault(metric, {})[name] = value
+    for session, test, name, value in parts["discovered"].iter_rows():
+        shapes.setdefault((session, test), {})[name] = value
+    rows = sessions.sort("opened", *key).select(*key, "agent", "protocol", "domain", "red_light")
+    return [
+        Measured(
+            *(agent, protocol, domain, test, red_light),
+            groups[session, test],
+            shapes.get((session, test), {}),
+        )
+        for session, test, agent, protocol, domain, red_light in rows.iter_rows()
+        if (session, test) in groups
+    ]
+
+
+def program_of(
+    tests: Sequence[Measured], baseline: str
+) -> dict[tuple[str, str, str], tuple[int, Metric]]:
+    """Number of tests and M1 to M6 of each agent, protocol and domain.
+
+    Of several sessions of the baseline, without the red light, the newest counts; an agent without
+    detection is none.
+    """
+    base = {
+        (*test.place[1:], test.test): test.metrics["m_acc"]
+        for test in tests
+        if baseline in (test.agent, test.agent.rpartition("-")[0]) and not test.red_light
+    }
+    trials: dict[tuple[str, str, str], list[Trial]] = {}
+    for test in tests:
+        if "m_num_stats" in test.metrics:
+            condition = "given" if test.red_light else "system"
+            against = base.get((*test.place[1:], test.test))
+            trial = Trial(test.metrics, condition, against)  # type: ignore[arg-type]
+            trials.setdefault(test.place, []).append(trial)
+    return {place: (len(of), program_metrics(of)) for place, of in sorted(trials.items())}
+
+
+def scoreboard(tests: Sequence[Measured], baseline: str) -> list[dict[str, Any]]:
+    """A row for each agent, protocol and domain: program metrics, then means of what tests have
+    without (`system`) and with (`given`) the red light."""
+    rows = []
+    for place, (count, program) in program_of(tests, baseline).items():
+        row: dict[str, Any] = dict(zip(("agent", "protocol", "domain"), place, strict=True))
+        row |= {"tests": count, **program}
+        for side in ("system", "given"):
+            of_side = [t for t in tests if t.place == place and t.red_light == (side == "given")]
+            values = {"post_top1": [t.metrics["m_acc"].get("post_top1") for t in of_side]}
+            values |= {name: [t.discovered.get(f"post_{name}") for t in of_side] for name in SIDES}
+            for name, found in values.items():
+                numbers = [value for value in found if value is not None]
+                row[f"{name}_{side}"] = float(np.mean(numbers)) if numbers else None
+        rows.append(row)
+    return rows
+
+
+def lake_scoreboard(lake: Path, baseline: str) -> list[pl.DataFrame]:
+    """The scoreboard of a lake's sessions: program metrics, and both ways of detection."""
+    names = (SESSIONS.name, SESSION_MEASURES.name, CHARACTERIZATION.name)
+    tables = (current_version(lake, "condda", name).read() for name in names)
+    rows = scoreboard(measured_tests(*tables), baseline)
+    board = pl.DataFrame(rows, infer_schema_length=None)
+    if board.is_empty():
+        return []
+    sided = [name for name in board.columns if name.endswith(("_system", "_given"))]
+    place = ["agent", "protocol", "domain"]
+    sides = board.select(*place, *sided).unpivot(index=place, variable_name="name")
+    parts = pl.col("name").str.extract_groups(r"^(?<measure>.*)_(?<side>system|given)$")
+    sides = sides.with_columns(parts.alias("parts")).unnest("parts")
+    both = sides.pivot("side", index=[*place, "measure"], values="value")
+    both = both.select(
+        *place,
+        "measure",
+        pl.col("system").alias("without red light"),
+        pl.col("given").alias("with red light"),
+    )
+    empty = pl.all_horizontal(pl.col("without red light", "with red light").is_null())
+    return [board.drop(sided), both.filter(~empty)]
+
+
+def corrected_measures(test: TestFile, results: dict[str, pl.DataFrame]) -> dict[str, Metric]:
+    """Corrected metrics of a test by group, and `characterization` with names such as post_nmi."""
+    long, shape = measure_test(test, results)
+    found: dict[str, Metric] = {}
+    for metric, name, value in long.filter(form="corrected").drop("form").iter_rows():
+        found.setdefault(metric, {})[name] = value
+    if shape.height:
+        found["characterization"] = {
+            f"{part}_{metric}" + f"_{of}" * bool(of): value
+            for part, metric, of, value in shape.iter_rows()
+        }
+    return found
+
+
+def measure_test(
+    test: TestFile, results: dict[str, pl.DataFrame]
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Metrics in both forms, and characterization; empty where the results do not allow them.
+
+    A CONDDA test is measured as one of K + 1 classes by its characterization, whose discovered
+    columns count as unknown. A reaction baseline posts no detection: it has its accuracy alone.
+    """
+    kind = "classification" if "classification" in results else "characterization"
+    nothing = SESSION_MEASURES.empty().drop("session_id", "test_id"), CHARACTERIZATION.empty()
+    if kind not in results:
+        return nothing[0], nothing[1].drop("session_id", "test_id")
+    novel = (test.truth[test.domain.novel].to_numpy() != 0).astype(np.int64)
+    chances = None
+    if "detection" in results:
+        chances = aligned(test, results["detection"], "detection")[:, 0]
+    columns = columns_of(test, results[kind])
+    if kind == "characterization":
+        results = results | {kind: as_wide_as_the_last(results[kind], columns)}
+    chosen = aligned(test, results[kind], kind)
+    clusters = nothing[1].drop("session_id", "test_id")
+    upstream: dict[str, Any] = {}
+    size = round_size(test.metadata, test.test_id)
+    if kind == "characterization":
+        found = characterize(chosen, test.labels, novel, columns, size)
+        clusters = found.with_columns(pl.col("novel_class").cast(pl.String).fill_null("")).select(
+            clusters.columns
+        )
+    else:
+        try:
+            if chances is None:
+                upstream = {"m_acc": metrics_upstream.m_acc(novel, chosen, test.labels)}
+            else:
+                upstream = metrics_upstream.evaluate(chances, chosen, novel, test.labels)
+        except NoveltyError:
+            upstream = {}  # the public code has no value for such a test
+    if chances is None:
+        corrected = {"m_acc": metrics.m_acc(novel, chosen, test.labels, columns, size)}
+    else:
+        corrected = metrics.evaluate(chances, chosen, novel, test.labels, columns, size)
+    return metrics.long_form(upstream, corrected), clusters
+
+
+def columns_of(test: TestFile, results: pl.DataFrame) -> Columns:
+    """Which columns of posted vectors are known classes, and where the unknown one is."""
+    known = count_known(test)
+    if results["values"].list.len().max() == known:
+        return Columns(known, "none")
+    return Columns(known, test.domain.unknown)
+
+
+def as_wide_as_the_last(results: pl.DataFrame, columns: Columns) -> pl.DataFrame:
+    """Lines as wide as the widest: what was discovered later had probability 0 before."""
+    wide = pad_blocks(list(_blocks(results["values"])), columns)
+    return results.with_columns(pl.Series("values", wide.tolist(), pl.List(pl.Float64)))
+
+
+def _blocks(values: pl.Series) -> Iterator[np.ndarray]:
+    """Neighbouring lines of one width, as matrices."""
+    runs = pl.DataFrame({"values": values, "run": values.list.len().rle_id()})
+    for _, rows in runs.group_by("run", maintain_order=True):
+        yield matrix(rows["values"], "characterization")
