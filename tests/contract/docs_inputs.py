@@ -32,7 +32,9 @@ from tests.novelcraft.test_lerobot import make_lake
 from tests.small_lake import put_table
 
 ROOT = Path(__file__).parents[2]
-WEIGHTS = ("X3D_M.pyth", "TimeSformer.pyth", "resnet20-12fca82f.th")
+WEIGHTS = (
+    "X3D_M.pyth", "TimeSformer.pyth", "resnet20-12fca82f.th", "dino.pth", "model_last.pth",
+)  # fmt: skip
 PROTOCOLS = {
     "threedos": {"SN1": ("a", "b"), "SN2": ("b", "c")},
     "semantic": {"cifar10/cat": ("a", "b")},

@@ -105,7 +105,7 @@ COMMANDS = [
 
 def split(text: str) -> tuple[dict[str, str], list[str]]:
     """Settings of the environment that stand before a command, and its words."""
-    words = shlex.split(text)
+    words = shlex.split(re.sub(r"\[(--[^]]*)\]", r"\1", text))  # with what may be left out
     given = {}
     while words and (named := re.fullmatch(r"([A-Z_]+)=(.*)", words[0])):
         given[named[1]] = named[2]
