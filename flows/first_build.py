@@ -26,7 +26,8 @@ from tasks.kowl.videos import CLIPS_PER_SHARD
 from tasks.models.pixel_gaussian import PixelGaussian
 from tasks.novelcraft.mask_checks import blender_version
 from tasks.novelcraft.runs import chosen_protocols, chosen_runs
-from tasks.novelcraft.windows import PROTOCOL as WINDOWS_PROTOCOL
+from tasks.novelcraft.windows import FRAMES_PROTOCOL
+from tasks.novelcraft.windows import PROTOCOLS as WINDOW_PROTOCOLS
 from tasks.predictors import resolved_predictors
 from tasks.semantic import offers
 from tasks.semantic.last_epochs import described_scores
@@ -132,12 +133,13 @@ def of_novelcraft(works: Works, config: novelcraft.Config) -> None:
     works.add("discover_categories", discovered, discovered * size)
     if runs:
         fit_models(works, runs, config.preset, lambda run: size, episodes)
-        of_windows = [r for r in runs if r.offer.protocol == "symbolic"]
-        windows = len(of_windows) if WINDOWS_PROTOCOL in protocols else 0
+        symbolic = [r for r in runs if r.offer.protocol == FRAMES_PROTOCOL]
+        of_windows = [r for name in WINDOW_PROTOCOLS if name in protocols for r in symbolic]
+        windows = len(of_windows)
         works.add("pass_windows", windows, windows * size)
         scores = chosen_scores(config.scores, config.preset)
         given = [(r.kind.gives, size) for r in runs if r.offer.protocol in protocols]
-        given += [(r.kind.gives, size) for r in of_windows[:windows]]
+        given += [(r.kind.gives, size) for r in of_windows]
         score_runs(works, given, scores)
 
 

@@ -74,7 +74,7 @@ def test_novelcraft_asked_for_labels_and_models():
     assert "render_targets" not in found and "check_frames" not in found
     assert found["read_official_targets"] == 1
     assert found["train_model"] == found["pass_samples"]
-    assert found["pass_windows"] == 2
+    assert found["pass_windows"] == 4  # two ways of cutting
     assert "embed_samples" not in found and "discover_categories" not in found
 
 
