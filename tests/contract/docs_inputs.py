@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
+import pytest
 from PIL import Image
 
 from flows.cli import benchmarks
@@ -28,12 +29,13 @@ from tasks.sample.semantic import write_semantic
 from tasks.sample.threedos import write_threedos
 from tests.contract.query_lake import make_query_lake, metric_row
 from tests.evaluation import small_runs
+from tests.models import test_released_checkpoints as released
 from tests.novelcraft.test_lerobot import make_lake
 from tests.small_lake import put_table
 
 ROOT = Path(__file__).parents[2]
 WEIGHTS = (
-    "X3D_M.pyth", "TimeSformer.pyth", "resnet20-12fca82f.th", "dino.pth", "model_last.pth",
+    "X3D_M.pyth", "TimeSformer.pyth", "resnet20-12fca82f.th", "dino.pth",
 )  # fmt: skip
 PROTOCOLS = {
     "threedos": {"SN1": ("a", "b"), "SN2": ("b", "c")},
@@ -213,6 +215,11 @@ def _write_files(root: Path) -> None:
     _write_labels(root)
     for name in WEIGHTS:
         (root / name).write_bytes(name.encode())
+    with pytest.MonkeyPatch.context() as patch:
+        paper = {"WIDTHS": (64, 64, 128, 256), "FUSED": 1024, "HIDDEN": 512, "FEATURES": 256}
+        for name, size in paper.items():
+            patch.setattr(released, name, size)
+        released.save(root / "model_last.pth", "cross_entropy", classes=18)
 
 
 def _write_labels(root: Path) -> None:

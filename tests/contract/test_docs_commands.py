@@ -73,16 +73,16 @@ class Command:
     place: str
     text: str
     above: tuple[str, ...] = ()
-    """The commands before it in its block."""
+    """The commands before it in its document."""
 
 
 def commands_of(text: str, name: str) -> Iterator[Command]:
     """The commands of a document: continued lines joined, comments and empty lines left out."""
+    above: list[str] = []
     for found in FENCE.finditer(text):
         if found[1] not in ("", "sh", "bash", "console"):
             continue
         line = text[: found.start(2)].count("\n") + 1
-        above: list[str] = []
         begun, parts = line, []
         for number, row in enumerate(found[2].splitlines(), line):
             row = re.sub(r"(^|\s)#\s.*", "", row).strip()
@@ -126,7 +126,7 @@ def options(words: list[str]) -> list[list[str]]:
 def spelt_out(words: list[str], above: tuple[str, ...]) -> list[str]:
     """A build with `...` gets the options of the build above that it does not give itself.
 
-    Where there is none, those of the first build in the benchmark's own document.
+    Where its document has none, those of the first build in the benchmark's own document.
     """
     if not any(rest in words for rest in REST):
         return words
