@@ -264,6 +264,7 @@ class Config(RunChoices):
             source={kind: sample / kind for kind in kinds},
             shapes=ShapeSettings(points=1024, candidates=4096),
             models={"cross_entropy": {}},
-            protocols=("MN1",),
+            protocols=("SR1",),
             train={"epochs": 20},
+            seeds=(0, 1, 2),
         )

@@ -8,8 +8,8 @@ test list only. Class names are real Kinetics names.
 
 `videos/<label>/<youtube_id>_<start:06>_<end:06>.mp4` for part of the clips, the label being the one
 of the first release that lists the clip: 64x64, 15 frames/s, a shape of class-specific form,
-colour, path and speed on a random background. Colours and forms are shared by some classes, so
-features tell classes apart in part only.
+colour, path and speed on a background that is alike in the clips of a class. Colours and forms are
+shared by some classes, so features tell classes apart, and what is novel, in part only.
 """
 
 import gzip
@@ -28,6 +28,8 @@ from tasks.sample.files import put
 RELEASES = ("kinetics400", "kinetics600", "kinetics700_2020")
 HEADER = "label,youtube_id,time_start,time_end,split"
 SIZE, FPS, FRAMES, SHORT_FRAMES = 64, 15, 22, 2
+# How far the colours of a background are from those of its class, of 255.
+SCENE_SPREAD = 12
 
 # One class a row: its name in K400, K600 and K700-2020, "" where the release has none.
 CLASSES = (
@@ -266,7 +268,7 @@ def _write_lists(root: Path, clips: list[Clip], bad_records: bool) -> None:
 
 
 def _frames(seed: int, clip: Clip, count: int) -> Iterator[np.ndarray]:
-    """Form, hue, path and speed follow from the class number; everything else from the clip."""
+    """Form, hue, path, speed and scene follow from the class; everything else from the clip."""
     import cv2
 
     rng = item_rng(seed, "video", clip.uid)
@@ -278,7 +280,8 @@ def _frames(seed: int, clip: Clip, count: int) -> Iterator[np.ndarray]:
         np.array([[[hue, rng.uniform(150, 255), rng.uniform(170, 255)]]]).astype(np.uint8),
         cv2.COLOR_HSV2BGR,
     )[0, 0].tolist()
-    corners = rng.uniform(30, 150, (2, 2, 3)).astype(np.float32)
+    scene = item_rng(seed, "scene", number).uniform(30, 150, (2, 2, 3))
+    corners = (scene + rng.normal(0, SCENE_SPREAD, (2, 2, 3))).clip(0, 255).astype(np.float32)
     background = cv2.resize(corners, (SIZE, SIZE), interpolation=cv2.INTER_LINEAR)
     radius, phase = rng.uniform(8, 12), rng.uniform(0, 2 * np.pi)
     center = rng.uniform(-4, 4, 2) + SIZE / 2
