@@ -175,8 +175,8 @@ def test_runs_of_other_commands_stay(evaluated, capsys):
     assert "extract_features: 0 of" in capsys.readouterr().err
     runs = table(lake, "runs")
     assert runs.group_by("model").len().sort("model").rows() == [
-        ("frame_backbone", 2),
         ("evm", 1),
+        ("frame_backbone", 2),
         ("gmm_finch", 2),
     ]
     for name, rows in before.items():
