@@ -41,7 +41,7 @@ class Measured:
     discovered: Metric
 
     @property
-    def place(self) -> tuple[str, str, str]:
+    def group(self) -> tuple[str, str, str]:
         return self.agent, self.protocol, self.domain
 
 
@@ -83,7 +83,7 @@ def program_of(
     detection is none.
     """
     base = {
-        (*test.place[1:], test.test): test.metrics["m_acc"]
+        (*test.group[1:], test.test): test.metrics["m_acc"]
         for test in tests
         if baseline in (test.agent, test.agent.rpartition("-")[0]) and not test.red_light
     }
@@ -91,9 +91,9 @@ def program_of(
     for test in tests:
         if "m_num_stats" in test.metrics:
             condition = "given" if test.red_light else "system"
-            against = base.get((*test.place[1:], test.test))
+            against = base.get((*test.group[1:], test.test))
             trial = Trial(test.metrics, condition, against)  # type: ignore[arg-type]
-            trials.setdefault(test.place, []).append(trial)
+            trials.setdefault(test.group, []).append(trial)
     return {place: (len(of), program_metrics(of)) for place, of in sorted(trials.items())}
 
 
@@ -105,7 +105,7 @@ def scoreboard(tests: Sequence[Measured], baseline: str) -> list[dict[str, Any]]
         row: dict[str, Any] = dict(zip(("agent", "protocol", "domain"), place, strict=True))
         row |= {"tests": count, **program}
         for side in ("system", "given"):
-            of_side = [t for t in tests if t.place == place and t.red_light == (side == "given")]
+            of_side = [t for t in tests if t.group == place and t.red_light == (side == "given")]
             values = {"post_top1": [t.metrics["m_acc"].get("post_top1") for t in of_side]}
             values |= {name: [t.discovered.get(f"post_{name}") for t in of_side] for name in SIDES}
             for name, found in values.items():

@@ -167,7 +167,7 @@ def test_a_pickle_that_is_no_batch(name):
     assert caught.value.rule == rule
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_a_damaged_pickle_is_a_refusal(data):
     whole = bytearray(python_2_pickle(*batch(1)))
