@@ -10,6 +10,7 @@ The catalogue is SQLite in `<lake>/iceberg`, or one that pyiceberg's own setting
 registered, a lake keeps it up to date: `refresh_catalog` calls `follow`.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from schemas.errors import ConfigError, LakeError
+from schemas.errors import ConfigError, LakeError, NoveltyError
 from schemas.extras import require_library
 from schemas.manifest import Snapshot
 from storage.atomic import step, write_bytes
@@ -109,12 +110,28 @@ def register(lake: Path, catalog: str | None = None) -> list[Registered]:
             shutil.rmtree(iceberg_path(lake), ignore_errors=True)
         elif record is not None and record["catalog"] != catalog:
             record = None
-        opened = open_catalog(lake, catalog)
-        done = [_sync(opened, lake, name, row, moved) for name, row in wanted.items()]
-        for name in set(record["tables"] if record else ()) - set(wanted):
-            _drop(opened, lake, name, catalog is None)
+        with _explained(lake, catalog):
+            opened = open_catalog(lake, catalog)
+            done = [_sync(opened, lake, name, row, moved) for name, row in wanted.items()]
+            for name in set(record["tables"] if record else ()) - set(wanted):
+                _drop(opened, lake, name, catalog is None)
         _write_record(lake, catalog, wanted)
     return done
+
+
+@contextlib.contextmanager
+def _explained(lake: Path, catalog: str | None) -> Iterator[None]:
+    """Whatever pyiceberg, its database or its store raises, as a sentence."""
+    try:
+        yield
+    except NoveltyError:
+        raise
+    except Exception as error:
+        cure = f"look at the catalogue {catalog}" if catalog else f"remove {iceberg_path(lake)}"
+        raise LakeError(
+            f"the Iceberg catalogue cannot be written ({_first_line(error)}); {cure} and run "
+            "`novelty iceberg`: it holds nothing but what the lake says"
+        ) from error
 
 
 def follow(lake: Path, snapshots: Sequence[Snapshot], versions: Mapping[Any, TableVersion]) -> None:

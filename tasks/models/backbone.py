@@ -21,7 +21,7 @@ from schemas.config import Settings
 from schemas.errors import ConfigError
 from tasks.learning.samples import Samples
 from tasks.learning.trainer import Batch, Losses, TrainingSettings, compute_in_batches
-from tasks.models.base import CLASSIFIER, Fitting, NetworkModel
+from tasks.models.base import CLASSIFIER, Fitting, Model, NetworkModel
 from tasks.scores.base import Head, Outputs
 
 if TYPE_CHECKING:
@@ -61,28 +61,40 @@ class Configuration(PictureSettings, TrainingSettings):
     weight_decay: float = Field(1e-2, ge=0, description="L2 penalty of the optimiser.")
 
 
-def smaller(settings: Any, preset: str | None) -> Any:
-    """In `small` the network of the package sees smaller pictures: three times as fast."""
-    if preset != "small" or settings.weights is not None or settings.side is not None:
-        return settings
-    return settings.model_copy(update={"side": SMALL_SIDE})
+class OnPictureNetwork(Model):
+    """A model whose settings are also `PictureSettings`."""
 
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {}, "small": {}}
 
-def weights_of(settings: PictureSettings) -> dict[str, Path]:
-    """The file of the network by what it is called: the one named, or that of the package."""
-    from tasks.features.efficientnet_weights import weights_file
+    @classmethod
+    def resolve(
+        cls,
+        preset: str | None = None,
+        changes: Mapping[str, Any] | None = None,
+        network: str | None = None,
+    ) -> Any:
+        """In `small` the network of the package sees smaller pictures: three times as fast."""
+        settings = super().resolve(preset, changes, network)
+        if preset != "small" or settings.weights is not None or settings.side is not None:
+            return settings
+        return settings.model_copy(update={"side": SMALL_SIDE})
 
-    if settings.weights is not None:
-        return {"weights": settings.weights}
-    return {"efficientnet_lite0": weights_file()}
+    @classmethod
+    def weights_files(cls, settings: Any) -> dict[str, Path]:
+        """The file of the network by what it is called: the one named, or that of the package."""
+        from tasks.features.efficientnet_weights import weights_file
+
+        return super().weights_files(settings) or {"efficientnet_lite0": weights_file()}
 
 
 def load_frozen(settings: PictureSettings) -> Any:
     """The network, for use only."""
     from tasks.features.backbones import EfficientNetLite0, read_network
+    from tasks.features.efficientnet_weights import weights_file
 
-    (path,) = weights_of(settings).values()
-    return EfficientNetLite0(path) if settings.weights is None else read_network(path)[0]
+    if settings.weights is None:
+        return EfficientNetLite0(weights_file())
+    return read_network(settings.weights)[0]
 
 
 def embed_pictures(
@@ -104,29 +116,15 @@ def embed_pictures(
     return features
 
 
-class Backbone(NetworkModel):
+class Backbone(OnPictureNetwork, NetworkModel):
     name: ClassVar[str] = "backbone"
     modality: ClassVar[str] = "image"
     gives: ClassVar[frozenset[str]] = CLASSIFIER
     configuration: ClassVar[type[Settings]] = Configuration
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {}, "small": {}}
     embeds: ClassVar[tuple[str, ...]] = (
         *("side", "shown", "mean", "deviation", "item_bar_rows"),
         *("embedding_batch", "cpu_threads"),
     )
-
-    @classmethod
-    def resolve(
-        cls,
-        preset: str | None = None,
-        changes: Mapping[str, Any] | None = None,
-        network: str | None = None,
-    ) -> Any:
-        return smaller(super().resolve(preset, changes, network), preset)
-
-    @classmethod
-    def weights_files(cls, settings: Any) -> dict[str, Path]:
-        return weights_of(settings)
 
     # ------------------------------------------------------------ features
 

@@ -7,9 +7,8 @@ depend on the clips beside it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -17,7 +16,7 @@ from pydantic import Field
 from schemas.config import Settings
 from tasks.learning.samples import Samples
 from tasks.learning.trainer import Batch, compute_in_batches
-from tasks.models.backbone import PictureSettings, embed_pictures, load_frozen, smaller, weights_of
+from tasks.models.backbone import OnPictureNetwork, PictureSettings, embed_pictures, load_frozen
 from tasks.models.clips import Backbone, ClipSettings
 
 if TYPE_CHECKING:
@@ -32,24 +31,10 @@ class Configuration(ClipSettings, PictureSettings):
     crop: int = Field(256, ge=1, description="Side of the square cut out of the centre, in pixels.")
 
 
-class FrameBackbone(Backbone):
+class FrameBackbone(OnPictureNetwork, Backbone):
     name: ClassVar[str] = "frame_backbone"
     configuration: ClassVar[type[Settings]] = Configuration
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {}, "small": {}}
     alike_in_any_batch: ClassVar[bool] = True
-
-    @classmethod
-    def resolve(
-        cls,
-        preset: str | None = None,
-        changes: Mapping[str, Any] | None = None,
-        network: str | None = None,
-    ) -> Any:
-        return smaller(super().resolve(preset, changes, network), preset)
-
-    @classmethod
-    def weights_files(cls, settings: Any) -> dict[str, Path]:
-        return weights_of(settings)
 
     def load(self, weights: Path) -> nn.Module:
         return load_frozen(self.settings)

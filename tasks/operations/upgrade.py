@@ -11,6 +11,7 @@ from pathlib import Path
 
 import polars as pl
 
+from schemas.errors import LakeError
 from schemas.manifest import Input, PieceManifest
 from schemas.table import Table
 from schemas.tables import find_table
@@ -67,7 +68,10 @@ def _upgraded(lake: Path, older: Older) -> Piece:
     rows, bad = table.check(_converted(older))
     if bad.height:
         first = bad.row(0, named=True)
-        raise ValueError(f"{older.name}: {first['record']} breaks {first['rule']} after the change")
+        raise LakeError(
+            f"{older.name} cannot be upgraded: {first['record']} breaks {first['rule']} "
+            f"({first['message']}); make it anew with `{build_command(lake, manifest.benchmark)}`"
+        )
     piece = PieceManifest(
         benchmark=manifest.benchmark,
         stage=STAGE,

@@ -185,7 +185,11 @@ def few_images(folder: Path) -> dict[str, Path]:
             data = archive.read(f"cifar-10-batches-bin/{name}")
             (folder / "cifar10" / name).write_bytes(data[:size])
     with ZipFile(shared_path("images/stl10_examples.zip")) as archive:
-        archive.extractall(folder / "stl10", sorted(archive.namelist())[:24])
+        (folder / "stl10").mkdir()
+        for name in [n for n in sorted(archive.namelist())[:24] if not n.endswith("/")]:
+            target = folder / "stl10" / Path(name).parent.name / Path(name).name
+            target.parent.mkdir(exist_ok=True)
+            target.write_bytes(archive.read(name))
     return {"cifar10": folder / "cifar10", "stl10": folder / "stl10"}
 
 

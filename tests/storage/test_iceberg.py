@@ -174,6 +174,9 @@ def test_trouble_of_the_catalogue_fails_no_build(lake: Path, raw: Path, capsys) 
     said = capsys.readouterr().err
     assert said.count("the Iceberg catalogue is behind the lake") == 1
     assert "`novelty iceberg` registers it again" in said
+    assert main(["iceberg", "--lake", str(lake)]) == 2
+    said = capsys.readouterr().err
+    assert f"remove {lake / 'iceberg'} and run `novelty iceberg`" in said and said.count("\n") == 1
     shutil.rmtree(lake / "iceberg")
     assert main(["iceberg", "--lake", str(lake)]) == 0 and same_rows(lake)
     (lake / "iceberg" / "registered.json").write_text("{")

@@ -3,9 +3,11 @@
 import tarfile
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 from flows.cli import main
+from schemas.tables import QUARANTINE
 from storage.catalog import open_catalog, refresh_catalog
 from storage.damage import verify_lake
 from storage.tables import current_version
@@ -69,3 +71,13 @@ def test_a_lake_of_today_has_nothing_to_upgrade(tmp_path: Path, capsys) -> None:
     build_toy(tmp_path / "lake", tmp_path / "raw")
     assert main(["upgrade", "--lake", str(tmp_path / "lake")]) == 0
     assert "every table has today's schema" in capsys.readouterr().out
+
+
+def test_rows_that_do_not_fit_the_new_schema_are_one_sentence(lake: Path, capsys, monkeypatch):
+    def spoilt(rows: pl.DataFrame) -> pl.DataFrame:
+        return rows.rename({"table": "table_name"}).with_columns(pl.lit(-1).alias("number"))
+
+    monkeypatch.setitem(QUARANTINE.upgrades, 1, spoilt)
+    assert main(["upgrade", "--lake", str(lake)]) == 2
+    said = capsys.readouterr().err
+    assert "quarantine cannot be upgraded" in said and "make it anew with `novelty build" in said
