@@ -22,7 +22,7 @@ from tasks.engine.estimates import duration
 from tasks.engine.flow_run import FlowRun, current_run, latest_run
 from tasks.report import REPORTS
 
-DEMO_SHARES = {"condda": 0.16, "kowl": 0.29, "novelcraft": 0.25, "semantic": 0.14, "threedos": 0.16}
+DEMO_SHARES = {"condda": 0.14, "kowl": 0.21, "novelcraft": 0.25, "semantic": 0.13, "threedos": 0.27}
 """Of the demo's time, as measured on two cores."""
 STOP_SECONDS = 8.0
 """How long shards under way may still take when a build is told to stop."""
