@@ -187,10 +187,10 @@ def warp(frames: np.ndarray, corners: list[tuple[int, int]], fill: Colour) -> np
     from scipy.sparse import csr_array
 
     height, width = frames.shape[1:3]
-    a, b, c, d, e, f, g, h = _projection(corners, height, width)
+    a, b, c, d, e, f, g, h, i = _projection(corners, height, width)
     y, x = np.ogrid[0.5:height, 0.5:width]
     with np.errstate(divide="ignore", invalid="ignore"):
-        depth = g * x + h * y + 1
+        depth = g * x + h * y + i
         source_x = _near((a * x + b * y + c) / depth - 0.5, width)
         source_y = _near((d * x + e * y + f) / depth - 0.5, height)
     left = np.minimum(np.floor(source_x), width - 1)
@@ -232,13 +232,21 @@ def _edges(height: int, width: int) -> list[tuple[int, int]]:
 
 
 def _projection(corners: list[tuple[int, int]], height: int, width: int) -> np.ndarray:
-    """Eight coefficients of the projection that takes `corners` to the corners of the picture."""
+    """Nine coefficients of the projection that takes `corners` to the corners of the picture.
+
+    The last one is 1, but where the picture's first pixel is thrown to the horizon it is 0.
+    """
     rows, wanted = [], []
     for (x, y), (source_x, source_y) in zip(corners, _edges(height, width), strict=True):
         rows.append([x, y, 1, 0, 0, 0, -source_x * x, -source_x * y])
         rows.append([0, 0, 0, x, y, 1, -source_y * x, -source_y * y])
         wanted += [source_x, source_y]
-    return np.linalg.lstsq(np.array(rows, float), np.array(wanted, float), rcond=None)[0]
+    system, wanted_values = np.array(rows, float), np.array(wanted, float)
+    solved, _, rank, _ = np.linalg.lstsq(system, wanted_values, rcond=None)
+    if rank == len(solved):
+        return np.append(solved, 1.0)
+    whole = np.column_stack([system, -wanted_values])
+    return np.linalg.svd(whole)[2][-1]  # what it takes to nothing
 
 
 def _draw_fill(settings: TransformSettings, rng: np.random.Generator) -> Colour:
