@@ -59,15 +59,15 @@ _CLEAN = (
 def leaderboard_sql(
     schema: str = "", protocols: Sequence[str] = (), *, described: bool = True
 ) -> str:
-    """The query; `schema` is put before the names of the tables, `protocols` are those wanted.
+    """The query, of these protocols or of all; `schema` is put before the names of the tables.
 
     `described` says whether there is a table `score_settings`.
     """
     metrics, runs, scores = (f"{schema}{name}" for name in SOURCES)
     if not described:
         scores = "(SELECT '' AS benchmark, '' AS score_id, '' AS settings, 0 AS version)"
-    wanted = ", ".join("'" + name.replace("'", "''") + "'" for name in protocols)
-    only = f"AND m.protocol IN ({wanted})" if protocols else ""
+    quoted = ", ".join("'" + name.replace("'", "''") + "'" for name in protocols)
+    only = f"AND m.protocol IN ({quoted})" if protocols else ""
     ranked = ", ".join(f"'{name}'" for name in RANKED)
     lower = ", ".join(f"'{name}'" for name in LOWER_IS_BETTER)
     return f"""

@@ -143,11 +143,11 @@ def _has_size(path: Path, size: int) -> bool:
 
 def pieces_of_stage(lake: Path, benchmark: str, stage: str) -> list[tuple[float, Piece]]:
     """Every piece that the stage made and this machine has: when, and the piece."""
-    found = []
+    pieces = []
     for folder in sorted((pieces_path(lake) / benchmark / stage).glob("[!.]*")):
         if (manifest := piece_manifest(folder)) is not None:
-            found.append(((folder / MANIFEST).stat().st_mtime, Piece(folder, manifest)))
-    return found
+            pieces.append(((folder / MANIFEST).stat().st_mtime, Piece(folder, manifest)))
+    return pieces
 
 
 def find_pieces(lake: Path, benchmark: str, stage: str, keys: Sequence[str]) -> list[Piece | None]:
