@@ -113,16 +113,16 @@ def data_type(kind: pa.DataType, picture: bool = False) -> tuple[str, list[int]]
 
 
 def _meaning(column: Column, picture: bool) -> str:
-    said = [column.description.rstrip(".")]
+    phrases = [column.description.rstrip(".")]
     if column.unit:
-        said.append(f"Unit: {column.unit}")
+        phrases.append(f"Unit: {column.unit}")
     if column.allowed:
-        said.append(f"One of: {', '.join(column.allowed)}")
+        phrases.append(f"One of: {', '.join(column.allowed)}")
     if is_bytes(column.type) and not picture:
-        said.append("Raw bytes")
+        phrases.append("Raw bytes")
     if column.nullable:
-        said.append("May be null")
-    return ". ".join(part for part in said if part) + "."
+        phrases.append("May be null")
+    return ". ".join(part for part in phrases if part) + "."
 
 
 def _field(table: Table, column: Column, picture: bool) -> dict[str, Any]:
