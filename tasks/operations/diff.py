@@ -149,8 +149,8 @@ class _Comparison:
         described = self.sql.execute(f"DESCRIBE {view}").fetchall()
         return {name: kind for name, kind, *_ in described if name != "novelty_side"}
 
-    def _key(self, given: tuple[str, ...], before: Side, after: Side) -> tuple[str, ...]:
-        key = given or after.key or before.key
+    def _key(self, columns: tuple[str, ...], before: Side, after: Side) -> tuple[str, ...]:
+        key = columns or after.key or before.key
         if not key:
             raise ConfigError(
                 f"neither {before.name} nor {after.name} declares the key of its rows; name its "
@@ -222,8 +222,8 @@ class _Comparison:
         return pl.DataFrame(rows, schema=schema, orient="row")
 
     def row_counts(self) -> dict[str, int]:
-        found = self.sql.execute("SELECT change, count(*) FROM marks GROUP BY change").fetchall()
-        return {"added": 0, "removed": 0, "changed": 0} | dict(found)
+        counts = self.sql.execute("SELECT change, count(*) FROM marks GROUP BY change").fetchall()
+        return {"added": 0, "removed": 0, "changed": 0} | dict(counts)
 
     def counts_by_column(self) -> pl.DataFrame:
         sums = ", ".join(f"count_if(c{i})" for i in range(len(self.values)))
@@ -268,10 +268,10 @@ class _Comparison:
         order = ", ".join(f"k{i} NULLS FIRST" for i in range(len(self.key)))
         kinds = ["change = 'added'", "change = 'removed'"]
         kinds += [f"c{i}" for i in range(len(self.values))]
-        chosen = " UNION ".join(
+        rows = " UNION ".join(
             f"(SELECT * FROM marks WHERE {kind} ORDER BY {order} LIMIT {most})" for kind in kinds
         )
-        frame = self.sql.sql(self._long_form(chosen)).pl()
+        frame = self.sql.sql(self._long_form(rows)).pl()
         return frame.filter(pl.int_range(pl.len()).over("change", "column") < most)
 
     def write(self, out: Path) -> None:
@@ -303,8 +303,8 @@ def show_diff(diff: TableDiff) -> None:
     if diff.examples.height:
         print("\nthe first changes")
         show_frame(diff.examples.with_columns(_cut(name) for name in ("before", "after")))
-    said = ", ".join(f"{count:,} {change}" for change, count in diff.rows.items())
-    verdict = "same" if diff.same else f"rows by {','.join(diff.key)}: {said}"
+    counts = ", ".join(f"{count:,} {change}" for change, count in diff.rows.items())
+    verdict = "same" if diff.same else f"rows by {','.join(diff.key)}: {counts}"
     print(f"\n{verdict}; {diff.files_read} files read, {diff.files_skipped} equal ones skipped")
     if diff.out is not None:
         print(f"every change: {diff.out}")

@@ -135,8 +135,8 @@ def _fault(remote: Remote, path: Path, cache: HashCache | None = None) -> str | 
         return f"found {size} bytes, expected {remote.size}"
     if remote.sha256 is None:
         return None
-    found = sha256_file(path) if cache is None else cache.sha256(path)
-    return None if found == remote.sha256 else f"found sha256 {found}, expected {remote.sha256}"
+    digest = sha256_file(path) if cache is None else cache.sha256(path)
+    return None if digest == remote.sha256 else f"found sha256 {digest}, expected {remote.sha256}"
 
 
 def _download(remote: Remote, target: Path, retries: int, report: Progress) -> None:
@@ -187,7 +187,7 @@ def _transfer(remote: Remote, target: Path, report: Progress) -> None:
     """One request: appends to the .part file what it lacks, or fills it anew."""
     part = _beside(target, ".part")
     limit = UNKNOWN_SIZE_LIMIT if remote.size is None else remote.size
-    wanted = (
+    expectation = (
         f"expected {'at most ' if remote.size is None else ''}{limit}; check the URL or the size"
     )
     have = _size(part)
@@ -205,7 +205,7 @@ def _transfer(remote: Remote, target: Path, report: Progress) -> None:
         if total is not None and (total > limit or remote.size not in (None, total)):
             if start:
                 raise _Restart
-            raise SourceError(f"{remote.url}: the server announces {total} bytes, {wanted}.")
+            raise SourceError(f"{remote.url}: the server announces {total} bytes, {expectation}.")
         with open(part, "r+b" if start else "wb") as file:
             if not start:
                 note = {"url": remote.url, "validator": _validator(response.headers)}
@@ -219,7 +219,7 @@ def _transfer(remote: Remote, target: Path, report: Progress) -> None:
                     break
                 if done + len(data) > limit:
                     file.truncate(0)
-                    raise SourceError(f"{remote.url}: the server sends more bytes, {wanted}.")
+                    raise SourceError(f"{remote.url}: the server sends more bytes, {expectation}.")
                 file.write(data)
                 done += len(data)
                 report(target.name, done, total)
@@ -289,13 +289,13 @@ def _announced(
 ) -> tuple[int, int | None]:
     """Where the body begins and how long the whole file is, by the server's word."""
     if response.status == 206:
-        found = re.fullmatch(
+        span = re.fullmatch(
             r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", "").strip()
         )
         changed = validator and _validator(response.headers) not in ("", validator)
-        if found is None or int(found[1]) != have or changed:
+        if span is None or int(span[1]) != have or changed:
             raise _Restart
-        return have, None if found[2] == "*" else int(found[2])
+        return have, None if span[2] == "*" else int(span[2])
     if response.status != 200:
         raise SourceError(f"{response.url}: the server answered {response.status}, expected 200.")
     length = response.headers.get("Content-Length", "")
