@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
-class Found:
+class StoredObject:
     """An object that was read."""
 
     data: bytes
@@ -91,15 +91,15 @@ class Bucket:
                 f"{address} cannot be opened: {_first_line(error)}; check the AWS_* variables"
             ) from None
 
-    def get(self, name: str) -> Found | None:
-        def read() -> Found | None:
+    def get(self, name: str) -> StoredObject | None:
+        def read() -> StoredObject | None:
             try:
                 answer = self._store.get(name)
                 data = bytes(answer.bytes())
             except FileNotFoundError as error:
                 _require_bucket(error)
                 return None
-            return Found(data, answer.meta["e_tag"], answer.meta["last_modified"])
+            return StoredObject(data, answer.meta["e_tag"], answer.meta["last_modified"])
 
         return self._whole(name, read)
 
@@ -173,7 +173,7 @@ class Bucket:
                 return False
             return True
 
-    def replace(self, name: str, data: bytes, before: Found | None) -> bool:
+    def replace(self, name: str, data: bytes, before: StoredObject | None) -> bool:
         """Write the object if it still is what was read `before`; False if it is another now."""
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 

@@ -38,7 +38,7 @@ from storage.layout import (
     piece_path,
     versions_path,
 )
-from storage.objects import Bucket, Found, bucket_of
+from storage.objects import Bucket, StoredObject, bucket_of
 from storage.tombstones import discard
 from storage.verified import CURE, File, problem_of, verified
 
@@ -178,7 +178,7 @@ def renew_version(bucket: Bucket, benchmark: str, table: str, key: str) -> None:
     bucket.put(name, _required(bucket, name).data)
 
 
-def read_pointer(content: Found | None) -> dict[str, Any]:
+def read_pointer(content: StoredObject | None) -> dict[str, Any]:
     """What a pointer says; nothing if it is absent or broken, so that a build can mend it."""
     try:
         pointer = orjson.loads(content.data) if content else {}
@@ -197,7 +197,7 @@ def pull_snapshot(bucket: Bucket, benchmark: str, name: str) -> bytes:
     return _required(bucket, snapshot_object(benchmark, name)).data
 
 
-def swap_pointer(bucket: Bucket, snapshot: Snapshot, before: Found | None) -> bool:
+def swap_pointer(bucket: Bucket, snapshot: Snapshot, before: StoredObject | None) -> bool:
     """Make it the current snapshot; False if the pointer has changed since `before` was read."""
     benchmark = snapshot.benchmark
     pointer = {
@@ -335,14 +335,14 @@ def require_inside(bucket: Bucket, *names: str) -> None:
             )
 
 
-def _keep_manifest(folder: Path, manifest: Found) -> None:
+def _keep_manifest(folder: Path, manifest: StoredObject) -> None:
     """A folder of the cache with the manifest alone, as old as it is in the bucket."""
     with new_directory(folder) as temporary:
         (temporary / MANIFEST).write_bytes(manifest.data)
         os.utime(temporary / MANIFEST, (manifest.modified.timestamp(),) * 2)
 
 
-def _required(bucket: Bucket, name: str) -> Found:
+def _required(bucket: Bucket, name: str) -> StoredObject:
     content = bucket.get(name)
     if content is None:
         raise LakeError(f"{bucket.address}/{name} vanished; run the same command again")

@@ -25,7 +25,7 @@ from storage.layout import (
     snapshots_path,
     versions_path,
 )
-from storage.objects import Bucket, Found, bucket_of
+from storage.objects import Bucket, StoredObject, bucket_of
 from storage.remote import (
     at_once,
     old_pointers,
@@ -49,7 +49,7 @@ class Base:
     """What a publication stands on: the current snapshot, and in a bucket the pointer to it."""
 
     snapshot: Snapshot | None
-    pointer: Found | None = None
+    pointer: StoredObject | None = None
     damaged: bool = False
     """The snapshot is what the rest of a damaged one tells, or the newest that is whole."""
 
