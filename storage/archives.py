@@ -122,8 +122,8 @@ def _check_tree(path: Path, names: Iterable[str]) -> None:
         while folder and folder not in folders:
             folders.add(folder)
             folder = folder.rpartition("/")[0]
-    if both := folders & names:
-        raise _refused(path, min(both), "it is both a file and a folder")
+    if clashes := folders & names:
+        raise _refused(path, min(clashes), "it is both a file and a folder")
 
 
 def _is_bomb(limits: ArchiveLimits, size: int, packed: int) -> bool:

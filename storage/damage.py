@@ -238,8 +238,8 @@ def drop(lake: Path, damage: Sequence[Damage]) -> None:
     suspects = _suspects(pieces, [manifest for manifest in manifests if manifest is not None])
     descendants = [home / address for address in suspects]
     first = [owner for owner in owners if owner.parent.name == "versions"] + descendants
-    rest = [owner for owner in owners if owner not in first]
-    bury(lake, [*first, *sorted(rest)], f"{damage[0].file.name} {damage[0].problem}")
+    others = [owner for owner in owners if owner not in first]
+    bury(lake, [*first, *sorted(others)], f"{damage[0].file.name} {damage[0].problem}")
 
 
 def _publish_without(lake: Path, damage: Sequence[Damage]) -> None:
@@ -254,23 +254,27 @@ def _publish_without(lake: Path, damage: Sequence[Damage]) -> None:
     ]
     paths = [path for path in paths if not str(path).startswith(".novelty")]
     for benchmark in sorted({path.parts[0] for path in paths}):
-        gone = {
+        dropped_versions = {
             (path.parts[1], path.parts[3])
             for path in paths
             if path.match(f"{benchmark}/*/versions/*")
         }
-        lost = {path.name for path in paths if path.match(f"{benchmark}/current/*")}
-        lost |= {path.parts[1] for path in paths if path.match(f"{benchmark}/*/current")}
+        lost_tables = {path.name for path in paths if path.match(f"{benchmark}/current/*")}
+        lost_tables |= {path.parts[1] for path in paths if path.match(f"{benchmark}/*/current")}
 
         def plan(
-            old: Snapshot | None, gone: set[tuple[str, str]] = gone, lost: set[str] = lost
+            old: Snapshot | None,
+            dropped_versions: set[tuple[str, str]] = dropped_versions,
+            lost_tables: set[str] = lost_tables,
         ) -> Contents:
             if old is None:
                 return Contents()
-            kept = {
-                t: key for t, key in old.tables.items() if (t, key) not in gone and t not in lost
+            tables = {
+                t: key
+                for t, key in old.tables.items()
+                if (t, key) not in dropped_versions and t not in lost_tables
             }
-            return Contents(kept=kept, runs=old.runs or _register(lake, old, kept))
+            return Contents(kept=tables, runs=old.runs or _register(lake, old, tables))
 
         current = publication_base(lake, benchmark).snapshot
         if current is not None:
@@ -296,12 +300,12 @@ def _suspects(damaged: Iterable[str], manifests: Iterable[PieceManifest]) -> lis
     addresses = sorted(damaged)
     roots = len(addresses)
     for number, address in enumerate(addresses):  # grows while it is walked
-        made = {
+        descendants = {
             child.address
             for child in children.get(address, [])
             if not child.inputs_verified or (number >= roots and child.run is not None)
         }
-        addresses += sorted(made - set(addresses))
+        addresses += sorted(descendants - set(addresses))
     return addresses[: roots - 1 if roots else None : -1]
 
 

@@ -113,12 +113,14 @@ def register(lake: Path, catalog: str | None = None) -> list[Registered]:
         elif record is not None and record["catalog"] != catalog:
             record = None
         with _explained(lake, catalog):
-            opened = open_catalog(lake, catalog)
-            done = [_sync(opened, lake, name, row, moved) for name, row in histories.items()]
+            iceberg_catalog = open_catalog(lake, catalog)
+            results = [
+                _sync(iceberg_catalog, lake, name, row, moved) for name, row in histories.items()
+            ]
             for name in set(record["tables"] if record else ()) - set(histories):
-                _drop(opened, lake, name, catalog is None)
+                _drop(iceberg_catalog, lake, name, catalog is None)
         _write_record(lake, catalog, histories)
-    return done
+    return results
 
 
 @contextlib.contextmanager
@@ -156,7 +158,9 @@ def open_catalog(lake: Path, catalog: str | None = None) -> "Catalog":
     """The lake's own catalogue, or that of a name in pyiceberg's settings."""
     from pyiceberg.catalog import load_catalog
 
-    keys = {ours: os.environ[name] for name, ours in S3.items() if name in os.environ}
+    keys = {
+        property_name: os.environ[name] for name, property_name in S3.items() if name in os.environ
+    }
     settings = keys if bucket_of(lake) is not None else {}
     if catalog is not None:
         try:
@@ -210,11 +214,11 @@ def _sync(
             iceberg_table, anew, before = _create(catalog, lake, identifier, one), True, 0
             _append(iceberg_table, lake, one)
         step("iceberg_registered")
-    gone = [number for number, key in known if key not in keys]
-    if gone and not anew:
-        iceberg_table.maintenance.expire_snapshots().by_ids(gone).commit()
+    expired = [number for number, key in known if key not in keys]
+    if expired and not anew:
+        iceberg_table.maintenance.expire_snapshots().by_ids(expired).commit()
     count = len(iceberg_table.snapshots())
-    return Registered(name, count, count - before, len(gone), anew)
+    return Registered(name, count, count - before, len(expired), anew)
 
 
 def _registered_keys(table: "IcebergTable") -> list[tuple[int, str]]:

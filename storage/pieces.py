@@ -111,10 +111,10 @@ def find_piece(lake: Path, benchmark: str, stage: str, key: str) -> Piece | None
     bucket = bucket_of(lake)
     if bucket is None:
         manifest = piece_manifest(folder)
-        whole = manifest is not None and all(
+        is_whole = manifest is not None and all(
             _has_size(folder / file.file, file.bytes) for file in files_of(manifest)
         )
-        return Piece(folder, manifest) if manifest is not None and whole else None
+        return Piece(folder, manifest) if manifest is not None and is_whole else None
     manifest = piece_manifest(folder)
     if manifest is None:
         forget_piece(lake, f"{benchmark}/{stage}/{key}")

@@ -134,9 +134,9 @@ def _check_size(root: str, name: str, size: int, limit: int) -> None:
 
 def _nothing_inside(root: str, inside: str, names: Iterable[str]) -> SourceError:
     tops = sorted({name.partition("/")[0] for name in names})
-    shown = ", ".join(tops[:10]) + (", ..." if len(tops) > 10 else "")
+    top_names = ", ".join(tops[:10]) + (", ..." if len(tops) > 10 else "")
     return SourceError(
-        f"raw source {root} has no folder {inside!r}. Found at its top: {shown or 'nothing'}. "
+        f"raw source {root} has no folder {inside!r}. Found at its top: {top_names or 'nothing'}. "
         "Name one of these, or leave `inside` out."
     )
 

@@ -113,8 +113,8 @@ def push_lost_pieces(bucket: Bucket, lake: Path, manifests: Sequence[PieceManife
     """Put again what the cache has and the bucket lost (another machine's `gc`)."""
     stages = {(manifest.benchmark, manifest.stage) for manifest in manifests}
     names: set[str] = set()
-    for listed in at_once(lambda s: bucket.listing(piece_prefix("/".join(s))), stages):
-        names |= listed.keys()
+    for listing in at_once(lambda s: bucket.listing(piece_prefix("/".join(s))), stages):
+        names |= listing.keys()
     for manifest in manifests:
         if f"{piece_prefix(manifest.address)}/{MANIFEST}" in names:
             continue
@@ -146,7 +146,7 @@ def put_version(
     missing = [
         part
         for part in manifest.parts
-        if (listed := objects.get(f"{prefix}/{part.file}")) is None or listed.bytes != part.bytes
+        if (entry := objects.get(f"{prefix}/{part.file}")) is None or entry.bytes != part.bytes
     ]
     sources = {
         (address, file.sha256): piece_object(address, file)

@@ -161,8 +161,8 @@ def object_tombstones(bucket: Bucket) -> dict[str, list[str]]:
     """Removals that can be undone: their names and objects."""
     tombstones: dict[str, list[str]] = {}
     for name in bucket.listing(TOMBSTONES):
-        tombstone, _, rest = name.removeprefix(f"{TOMBSTONES}/").partition("/")
-        tombstones.setdefault(tombstone, []).append(rest)
+        tombstone, _, path = name.removeprefix(f"{TOMBSTONES}/").partition("/")
+        tombstones.setdefault(tombstone, []).append(path)
     return tombstones
 
 
@@ -215,16 +215,18 @@ def garbage_of(
 ) -> list[Garbage]:
     """What none of these need. Young objects stay, and pieces younger than the `finished` build."""
     young = datetime.now(UTC) - timedelta(hours=grace_hours)
-    kept = {version_prefix(v.benchmark, v.table, v.key) for v in versions}
-    kept |= {f"{s.benchmark}/snapshots/{s.name}" for s in snapshots}
-    kept |= {version_prefix(s.benchmark, t, key) for s in snapshots for t, key in s.tables.items()}
-    listed = {f"{piece_prefix(address)}/{MANIFEST}" for address in pieces} | {
+    needed_folders = {version_prefix(v.benchmark, v.table, v.key) for v in versions}
+    needed_folders |= {f"{s.benchmark}/snapshots/{s.name}" for s in snapshots}
+    needed_folders |= {
+        version_prefix(s.benchmark, t, key) for s in snapshots for t, key in s.tables.items()
+    }
+    needed_objects = {f"{piece_prefix(address)}/{MANIFEST}" for address in pieces} | {
         piece_object(address, file) for address, piece in pieces.items() for file in files_of(piece)
     }
     folders: dict[str, dict[str, Listed]] = {}
     for name, entry in bucket.listing("").items():
         match = next((m for pattern in _REMOVABLE if (m := pattern.match(name))), None)
-        if match is not None and match[1] not in kept and name not in listed:
+        if match is not None and match[1] not in needed_folders and name not in needed_objects:
             folders.setdefault(match[1], {})[name] = entry
 
     def is_old(folder: str, modified: datetime) -> bool:

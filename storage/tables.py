@@ -98,11 +98,11 @@ def _in_key_order(
 ) -> list[tuple[Piece, PartFile]]:
     """Parts by first key; refuses a key that stands in two parts."""
     parts = sorted(pairs, key=lambda pair: (pair[1].first or [], pair[0].shard))
-    apart = all(
+    is_disjoint = all(
         before.last is not None and after.first is not None and before.last < after.first
         for (_, before), (_, after) in itertools.pairwise(parts)
     )
-    if not apart and len(parts) > 1:
+    if not is_disjoint and len(parts) > 1:
         files = [piece.part(table.name).path for piece, _ in parts]
         keys = read_parquet(files, list(table.key))
         repeated = keys.filter(pl.struct(table.key).is_duplicated())
@@ -245,9 +245,9 @@ def _commit_version(
     if not folder.exists():
         _write_version(folder, benchmark, table, key, parts, pieces)
     if (bucket := bucket_of(lake)) is not None:
-        used = {p.manifest.address: p.manifest for p in pieces if p.has(table.name)}
-        push_lost_pieces(bucket, lake, list(used.values()))
-        put_version(bucket, lake, read_manifest(folder), used, key == current)
+        manifests = {p.manifest.address: p.manifest for p in pieces if p.has(table.name)}
+        push_lost_pieces(bucket, lake, list(manifests.values()))
+        put_version(bucket, lake, read_manifest(folder), manifests, key == current)
     return key
 
 

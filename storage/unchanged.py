@@ -99,10 +99,14 @@ def _digests(root: str | None, files: Sequence[RawFile], cache: HashCache | None
         return digests | {os.path.realpath(archive): inside[0].digest}
     source = open_raw(Path(root), cache, limits=UNLIMITED)
     for file in inside:
-        now = source.digest(file.name) if isinstance(source, RawArchive) else None
-        if now is not None and now.startswith("crc32:") and not file.digest.startswith("crc32:"):
-            now = _member_digest(source, file)
-        if now is None or (file.digest and file.digest != now):
+        digest = source.digest(file.name) if isinstance(source, RawArchive) else None
+        if (
+            digest is not None
+            and digest.startswith("crc32:")
+            and not file.digest.startswith("crc32:")
+        ):
+            digest = _member_digest(source, file)
+        if digest is None or (file.digest and file.digest != digest):
             raise ChangedSource(f"{root}/{file.name}", "is gone or another")
     return digests | {os.path.realpath(archive): ""}
 

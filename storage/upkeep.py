@@ -159,10 +159,10 @@ def statuses(
     return result
 
 
-def _changes(used: Mapping[str, str], now: Mapping[str, str], source: SourceListing) -> str:
-    changed = sorted(name for name in used.keys() & now.keys() if used[name] != now[name])
-    removed = sorted(used.keys() - now.keys())
-    more = len(now) - source.files + len(removed)
+def _changes(old: Mapping[str, str], new: Mapping[str, str], source: SourceListing) -> str:
+    changed = sorted(name for name in old.keys() & new.keys() if old[name] != new[name])
+    removed = sorted(old.keys() - new.keys())
+    more = len(new) - source.files + len(removed)
     phrases = [
         f"{len(names)} {word} ({names[0]}{', …' if len(names) > 1 else ''})"
         for word, names in (("changed", changed), ("removed", removed))
