@@ -140,11 +140,11 @@ class _Comparison:
         self._require_unique({"a": before, "b": after})
 
     def _view(self, view: str, files: list[Path], any_file: Path) -> dict[str, str]:
-        listed = ", ".join(_literal(str(file)) for file in files or [any_file])
+        paths = ", ".join(_literal(str(file)) for file in files or [any_file])
         nothing = "" if files else " WHERE false"
         self.sql.execute(
             f"CREATE VIEW {view} AS SELECT *, true AS novelty_side "
-            f"FROM read_parquet([{listed}]){nothing}"
+            f"FROM read_parquet([{paths}]){nothing}"
         )
         described = self.sql.execute(f"DESCRIBE {view}").fetchall()
         return {name: kind for name, kind, *_ in described if name != "novelty_side"}
@@ -156,9 +156,9 @@ class _Comparison:
                 f"neither {before.name} nor {after.name} declares the key of its rows; name its "
                 "columns with --key a,b"
             )
-        if lacking := [name for name in key if name not in self.shared]:
+        if missing := [name for name in key if name not in self.shared]:
             raise ConfigError(
-                f"the key {','.join(key)} needs {', '.join(lacking)}, which is not in both sides; "
+                f"the key {','.join(key)} needs {', '.join(missing)}, which is not in both sides; "
                 f"name another with --key, of: {', '.join(self.shared)}"
             )
         return key
@@ -246,7 +246,7 @@ class _Comparison:
         ]
         whole = "{'column': NULL::VARCHAR, 'before': NULL::VARCHAR, 'after': NULL::VARCHAR}"
         whole = f"CASE WHEN m.change <> 'changed' THEN {whole} END"
-        listed = ", ".join([whole, *values])
+        changes = ", ".join([whole, *values])
 
         def meets(view: str) -> str:
             tests = (
@@ -259,7 +259,7 @@ class _Comparison:
         order = ", ".join(f"{_name(name)} NULLS FIRST" for name in names)
         return (
             f"SELECT {shown}, change, u.column, u.before, u.after FROM (SELECT {keys}, m.change, "
-            f"unnest(list_filter([{listed}], lambda x: x IS NOT NULL)) AS u "
+            f"unnest(list_filter([{changes}], lambda x: x IS NOT NULL)) AS u "
             f"FROM ({marks}) m {meets('a')} {meets('b')}) ORDER BY {order}, u.column"
         )
 

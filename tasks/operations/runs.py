@@ -48,8 +48,8 @@ def find_run(lake: Path, name: str) -> tuple[str, str]:
     runs = read_shared(lake, RUNS.name, RUNS.version)
     matches = runs.filter(pl.col("run_id").str.starts_with(name)) if not runs.is_empty() else runs
     if matches.height != 1:
-        counted = "no run" if matches.is_empty() else f"{matches.height} runs"
-        raise ConfigError(f"{counted} with an id like {name!r}; `novelty runs list` shows them")
+        count = "no run" if matches.is_empty() else f"{matches.height} runs"
+        raise ConfigError(f"{count} with an id like {name!r}; `novelty runs list` shows them")
     return matches["benchmark"][0], matches["run_id"][0]
 
 
@@ -115,17 +115,17 @@ def drop_runs(lake: Path, names: Sequence[str], wait: float = 60.0) -> list[str]
     for benchmark in sorted({benchmark for benchmark, _ in pairs}):
         with locked(lake, benchmark, wait):
             runs = read_shared(lake, RUNS.name, RUNS.version, benchmark)
-            gone = {run_id for of, run_id in pairs if of == benchmark}
+            run_ids = {run_id for of, run_id in pairs if of == benchmark}
             while True:
                 building = runs.filter(
-                    pl.col("base_runs").list.eval(pl.element().is_in(sorted(gone))).list.any()
+                    pl.col("base_runs").list.eval(pl.element().is_in(sorted(run_ids))).list.any()
                 )
-                more = set(building["run_id"]) - gone
+                more = set(building["run_id"]) - run_ids
                 if not more:
                     break
-                gone |= more
-            _publish_without(lake, benchmark, gone)
-            dropped += sorted(gone)
+                run_ids |= more
+            _publish_without(lake, benchmark, run_ids)
+            dropped += sorted(run_ids)
     refresh_catalog(lake)
     return dropped
 

@@ -63,13 +63,13 @@ def _table_problems(
         problems.append(f"files of {table.name} have different columns")
     if record_set is None:
         return [*problems, f"{CROISSANT} does not describe the table {table.name}"]
-    described = {field["name"]: _said(field) for field in record_set["field"]}
-    actual = {field.name: _is(field, described) for field in schemas[0]}
-    if described != actual:
+    types_described = {field["name"]: _said(field) for field in record_set["field"]}
+    types_stored = {field.name: _is(field, types_described) for field in schemas[0]}
+    if types_described != types_stored:
         wrong = sorted(
             name
-            for name in described.keys() | actual.keys()
-            if described.get(name) != actual.get(name)
+            for name in types_described.keys() | types_stored.keys()
+            if types_described.get(name) != types_stored.get(name)
         )
         problems.append(f"{CROISSANT} is wrong about column {wrong[0]} of {table.name}")
     return problems

@@ -144,9 +144,9 @@ def _field(table: Table, column: Column, picture: bool) -> dict[str, Any]:
 
 
 def _record_set(table: Table, pictures: set[str]) -> dict[str, Any]:
-    described = table.description
+    description = table.description
     for reference in table.references:
-        described += (
+        description += (
             f" {', '.join(reference.columns)} stands for {', '.join(reference.to)} of the table "
             f"{reference.table}."
         )
@@ -154,7 +154,7 @@ def _record_set(table: Table, pictures: set[str]) -> dict[str, Any]:
         "@type": "cr:RecordSet",
         "@id": table.name,
         "name": table.name,
-        "description": described,
+        "description": description,
         "field": [_field(table, column, column.name in pictures) for column in table.columns],
     }
     if table.key:

@@ -158,9 +158,9 @@ def _refuse_replacing(folder: Path, old: Publication, new: Publication) -> None:
             f"{folder} holds another publication ({old.benchmark}, key {old.key}, {label}) with "
             f"other {what}; name a new folder, or another --version to replace it"
         )
-    if hidden := sorted(path.name for path in folder.glob(".*")):
+    if names := sorted(path.name for path in folder.glob(".*")):
         raise ConfigError(
-            f"{folder} also holds {hidden[0]}, which replacing would remove; publish to a new "
+            f"{folder} also holds {names[0]}, which replacing would remove; publish to a new "
             "folder and copy from there"
         )
 
@@ -234,10 +234,10 @@ def _fill(
         table.name: picture_columns(version, table)
         for version, table in zip(versions, tables, strict=True)
     }
-    described = croissant(publication, tables, pictures)
+    description = croissant(publication, tables, pictures)
     texts = {
         CARD: card(publication, tables, pictures),
-        CROISSANT: json.dumps(described, indent=1, ensure_ascii=False) + "\n",
+        CROISSANT: json.dumps(description, indent=1, ensure_ascii=False) + "\n",
         MANIFEST: publication.model_dump_json(indent=1) + "\n",
         VERIFY: Path(__file__).with_name(VERIFY).read_text(),
     }

@@ -198,7 +198,7 @@ def _published(version: TableVersion, pieces: Mapping[str, PieceManifest]) -> Pu
 
 def _refuse_mixture(versions: list[TableVersion], pieces: Mapping[str, PieceManifest]) -> None:
     """Refuse a table made from parts that another table to be published no longer has."""
-    held = {
+    addresses = {
         version.manifest.table: {part.piece for part in version.manifest.parts}
         for version in versions
     }
@@ -207,11 +207,11 @@ def _refuse_mixture(versions: list[TableVersion], pieces: Mapping[str, PieceMani
         for part in version.manifest.parts:
             maker = pieces.get(part.piece or "")
             for source in maker.inputs if maker else []:
-                made = pieces.get(source.piece or "")
-                if made is None or made.benchmark != benchmark or source.name not in held:
+                origin = pieces.get(source.piece or "")
+                if origin is None or origin.benchmark != benchmark or source.name not in addresses:
                     continue
-                rows = sum(file.rows for file in made.parts if file.table == source.name)
-                if rows and made.address not in held[source.name]:
+                rows = sum(file.rows for file in origin.parts if file.table == source.name)
+                if rows and origin.address not in addresses[source.name]:
                     raise LakeError(
                         f"table {version.name} was made from parts that {source.name} no longer "
                         f"has, so the two come from different builds; run `novelty build "
@@ -224,14 +224,14 @@ def _stages(pieces: Iterable[PieceManifest]) -> list[PublishedStage]:
     for piece in pieces:
         by_stage.setdefault((piece.stage, piece.code, piece.stage_version), []).append(piece)
     stages = []
-    for (stage, code, number), made in sorted(by_stage.items()):
+    for (stage, code, number), stage_pieces in sorted(by_stage.items()):
         settings: list[dict[str, Any]] = []
-        for piece in sorted(made, key=lambda piece: piece.address):
+        for piece in sorted(stage_pieces, key=lambda piece: piece.address):
             if (cleaned := without_places(piece.settings)) not in settings:
                 settings.append(cleaned)
         stages.append(
             PublishedStage(
-                stage=stage, code=code, version=number, pieces=len(made), settings=settings
+                stage=stage, code=code, version=number, pieces=len(stage_pieces), settings=settings
             )
         )
     return stages
