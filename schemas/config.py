@@ -78,10 +78,10 @@ def make_config(model: type[ConfigType], values: dict[str, Any]) -> ConfigType:
                 meant = did_you_mean(str(problem["loc"][-1]), known)
                 problems.append(f"{place} is not a setting (there are: {', '.join(known)}){meant}")
             else:
-                # Of a rule between settings the input is all of them.
+                # A rule between settings has all of them as its input: too much to show.
                 no_value = problem["type"] == "missing" or not problem["loc"]
-                found = "" if no_value else f", found {problem['input']!r}"
-                problems.append(f"{place}: {problem['msg'].lower()}{found}")
+                value = "" if no_value else f", found {problem['input']!r}"
+                problems.append(f"{place}: {problem['msg'].lower()}{value}")
         raise ConfigError("wrong settings: " + "; ".join(problems)) from None
 
 

@@ -44,15 +44,15 @@ def require_library(name: str) -> ModuleType:
 def missing_extra(error: Exception, name: str | None = None) -> MissingExtra | None:
     """The sentence for an import that failed; None if no extra has to do with it.
 
-    `name` is the library that was asked for, where that is known: of a broken one the error names
-    a part or a system library only, and may be an OSError.
+    `name` is the library that was asked for, if that is known. If it is broken, the error names
+    only a part of it or a system library, and may be an OSError.
     """
-    found = getattr(error, "name", None)
-    library = (name or found or "").partition(".")[0]
+    module = getattr(error, "name", None)
+    library = (name or module or "").partition(".")[0]
     extra = EXTRAS.get(library)
     if extra is None:
         return None
-    if isinstance(error, ModuleNotFoundError) and found in (library, None):
+    if isinstance(error, ModuleNotFoundError) and module in (library, None):
         cure = f"`make setup EXTRAS={extra}`, or `make setup EXTRAS=all` for everything"
         if not CHECKOUT:
             cure = f"`pip install 'novelty-pipeline[{extra}]'`"

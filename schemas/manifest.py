@@ -1,4 +1,4 @@
-"""What the records of a lake say. No clock but that of a snapshot: else age is a file's mtime."""
+"""The records of a lake. Only a snapshot holds its time; all else is as old as its file."""
 
 import hashlib
 import json
@@ -176,6 +176,6 @@ class Snapshot(Sealed):
 
     @property
     def name(self) -> str:
-        said = [self.benchmark, self.previous, self.partial, self.tables, self.runs]
-        data = json.dumps(said, sort_keys=True).encode()
+        content = [self.benchmark, self.previous, self.partial, self.tables, self.runs]
+        data = json.dumps(content, sort_keys=True).encode()
         return f"s{self.number:06d}-{hashlib.sha256(data).hexdigest()[:10]}"

@@ -183,8 +183,8 @@ class Config(RunChoices):
         datasets = {name.partition(".")[0] for name in self.source}
         for name in self.novel:
             if name not in datasets:
-                there = ", ".join(sorted(datasets))
-                raise ValueError(f"novel set {name!r} is no source; there are {there}")
+                names = ", ".join(sorted(datasets))
+                raise ValueError(f"novel set {name!r} is no source; there are {names}")
         if self.known in self.novel:
             raise ValueError(f"{self.known!r} cannot be both known and novel")
         return self

@@ -160,8 +160,8 @@ class Table:
                     referenced[reference.table]
                     .select(
                         pl.struct(
-                            pl.col(there).alias(here)
-                            for here, there in zip(reference.columns, reference.to, strict=True)
+                            pl.col(target).alias(column)
+                            for column, target in zip(reference.columns, reference.to, strict=True)
                         )
                     )
                     .to_series()

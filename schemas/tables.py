@@ -309,11 +309,11 @@ def benchmark_names() -> list[str]:
 
 def tables_of(benchmark: str) -> dict[str, Table]:
     """The benchmark's own tables over the shared ones."""
-    own: dict[str, Table] = {}
+    tables: dict[str, Table] = {}
     if importlib.util.find_spec(f"schemas.{benchmark}") is not None:
         module = importlib.import_module(f"schemas.{benchmark}")
-        own = {table.name: table for table in getattr(module, "TABLES", ())}
-    return SHARED | own
+        tables = {table.name: table for table in getattr(module, "TABLES", ())}
+    return SHARED | tables
 
 
 def find_table(benchmark: str, name: str) -> Table | None:

@@ -122,8 +122,8 @@ def _check_tree(path: Path, names: Iterable[str]) -> None:
         while folder and folder not in folders:
             folders.add(folder)
             folder = folder.rpartition("/")[0]
-    if both := folders & names:
-        raise _refused(path, min(both), "it is both a file and a folder")
+    if clashes := folders & names:
+        raise _refused(path, min(clashes), "it is both a file and a folder")
 
 
 def _is_bomb(limits: ArchiveLimits, size: int, packed: int) -> bool:
@@ -157,8 +157,8 @@ class _Archive:
 
     @staticmethod
     def _stamp_of(file: IO[bytes]) -> tuple[int, int, int]:
-        found = os.fstat(file.fileno())
-        return found.st_size, found.st_mtime_ns, found.st_ino
+        status = os.fstat(file.fileno())
+        return status.st_size, status.st_mtime_ns, status.st_ino
 
     def _reopened(self) -> IO[bytes]:
         file = self._opened()
@@ -331,7 +331,7 @@ class ZipArchive(_Archive):
         extra_at = member.start + LOCAL_HEADER.size + name_length
         if ZIP64 in (packed, size):
             packed, size = self._zip64(os.pread(fd, extra_length, extra_at), packed, size)
-        found, expected = (crc, packed, size), (member.crc, member.packed, member.size)
+        actual, expected = (crc, packed, size), (member.crc, member.packed, member.size)
         # With a data descriptor the writer did not know the numbers yet, and left zeros.
         blank = 0 if flags & DATA_DESCRIPTOR else None
         reason = ""
@@ -341,8 +341,8 @@ class ZipArchive(_Archive):
             reason = "the name in the local header is another"
         elif method != member.method or flags & ENCRYPTED:
             reason = "the local header has another method, or says encrypted"
-        elif any(f not in (e, blank) for f, e in zip(found, expected, strict=True)):
-            reason = f"local (crc, packed, size) is {found}, in the directory {expected}"
+        elif any(f not in (e, blank) for f, e in zip(actual, expected, strict=True)):
+            reason = f"local (crc, packed, size) is {actual}, in the directory {expected}"
         elif extra_at + extra_length + member.packed > member.end:
             reason = "its data overlaps another member or the directory"
         if reason:
@@ -597,9 +597,9 @@ class TarArchive(_Archive):
         member = self.members[name]
         with self._lock, self._reopened() as file:
             data = b"".join(self._blocks(file.fileno(), member))
-        found = hashlib.sha256(data).hexdigest()
-        if found != member.digest:
-            raise _refused(self.path, name, f"content {found}, expected {member.digest}")
+        digest = hashlib.sha256(data).hexdigest()
+        if digest != member.digest:
+            raise _refused(self.path, name, f"content {digest}, expected {member.digest}")
         return data
 
     def contents(self) -> Iterator[tuple[str, Iterator[bytes]]]:

@@ -77,7 +77,7 @@ def _statements(version: TableVersion, schema: pa.Schema, files: Sequence[str]) 
     manifest = version.manifest
     view = f"{_identifier(manifest.benchmark)}.{_identifier(manifest.table)}"
     description = (schema.metadata or {}).get(b"description", b"").decode()
-    said = [
+    statements = [
         f"CREATE SCHEMA IF NOT EXISTS {_identifier(manifest.benchmark)}",
         f"CREATE OR REPLACE VIEW {view} AS SELECT * FROM "
         f"read_parquet([{', '.join(_quoted(file) for file in files)}])",
@@ -88,8 +88,10 @@ def _statements(version: TableVersion, schema: pa.Schema, files: Sequence[str]) 
         comment = metadata.get(b"description", b"").decode()
         if unit := metadata.get(b"unit", b"").decode():
             comment += f" [{unit}]"
-        said.append(f"COMMENT ON COLUMN {view}.{_identifier(field.name)} IS {_quoted(comment)}")
-    return said
+        statements.append(
+            f"COMMENT ON COLUMN {view}.{_identifier(field.name)} IS {_quoted(comment)}"
+        )
+    return statements
 
 
 def _unions(versions: Sequence[TableVersion]) -> list[str]:
@@ -99,9 +101,9 @@ def _unions(versions: Sequence[TableVersion]) -> list[str]:
     """
     statements = ["CREATE SCHEMA IF NOT EXISTS lake"]
     for name, table in SHARED.items():
-        there = [version.manifest for version in versions if version.manifest.table == name]
-        current = [m.benchmark for m in there if m.schema_version == table.version]
-        older = [m.benchmark for m in there if m.schema_version != table.version]
+        manifests = [version.manifest for version in versions if version.manifest.table == name]
+        current = [m.benchmark for m in manifests if m.schema_version == table.version]
+        older = [m.benchmark for m in manifests if m.schema_version != table.version]
         if not current:
             continue
         selects = [
@@ -121,15 +123,15 @@ def _unions(versions: Sequence[TableVersion]) -> list[str]:
 
 def _leaderboard(versions: Sequence[TableVersion]) -> list[str]:
     """The view of the ranking, where there are numbers to rank."""
-    there = {
+    names = {
         version.manifest.table
         for version in versions
         if (table := SHARED.get(version.manifest.table)) is not None
         and table.version == version.manifest.schema_version
     }
-    if not {METRICS.name, RUNS.name} <= there:
+    if not {METRICS.name, RUNS.name} <= names:
         return []
-    sql = leaderboard_sql("lake.", described=SCORE_SETTINGS.name in there)
+    sql = leaderboard_sql("lake.", described=SCORE_SETTINGS.name in names)
     comment = "Detectors ranked in each protocol and over the protocols that all of them have."
     return [
         f"CREATE OR REPLACE VIEW lake.leaderboard AS {sql}",
@@ -178,8 +180,8 @@ def lake_past(lake: Path) -> tuple[list[Snapshot], dict[tuple[str, str, str], Ta
 def _past(lake: Path, benchmarks: Iterable[str]) -> Past:
     snapshots = []
     for benchmark in benchmarks:
-        found = history(lake, benchmark)
-        snapshots += [one for one in found[:-1] if not one.partial] + found[-1:]
+        entries = history(lake, benchmark)
+        snapshots += [one for one in entries[:-1] if not one.partial] + entries[-1:]
     versions: dict[tuple[str, str, str], TableVersion] = {}
     for snapshot in snapshots:
         for table, key in snapshot.tables.items():
@@ -339,11 +341,11 @@ def catalog_for(lake: Path, sql: str) -> Path:
     with duckdb.connect() as connection, suppress(duckdb.Error):
         for statement in connection.extract_statements(sql):
             names |= connection.get_table_names(statement.query, qualified=True)
-    wanted = {name.replace('"', "").replace(".", "/") for name in names}
-    if "lake/leaderboard" in wanted:
-        wanted |= {f"lake/{name}" for name in SOURCES}
+    views = {name.replace('"', "").replace(".", "/") for name in names}
+    if "lake/leaderboard" in views:
+        views |= {f"lake/{name}" for name in SOURCES}
     for version in current_versions(lake):
-        if {version.name, f"lake/{version.manifest.table}"} & wanted:
+        if {version.name, f"lake/{version.manifest.table}"} & views:
             _ = version.files
     return refresh_catalog(lake)
 

@@ -182,7 +182,7 @@ def _verify_records(lake: Path) -> list[Damage]:
 
 
 def _verify_snapshots(lake: Path) -> list[Damage]:
-    """Records that are not what was written, and links to nothing; a cache's come from a bucket."""
+    """Damaged records and links that lead nowhere; a cache has none of its own."""
     if bucket_of(lake) is not None:
         return []
     damage = [
@@ -207,7 +207,7 @@ def drop(lake: Path, damage: Sequence[Damage]) -> None:
     killed drop finds the rest again.
     """
     _publish_without(lake, damage)
-    # What is no folder or prefix is a link or pointer, which the publication replaced.
+    # A damaged link or pointer is not among them: the publication has replaced it.
     objects = {
         str(entry.owner)
         for entry in damage
@@ -238,12 +238,12 @@ def drop(lake: Path, damage: Sequence[Damage]) -> None:
     suspects = _suspects(pieces, [manifest for manifest in manifests if manifest is not None])
     descendants = [home / address for address in suspects]
     first = [owner for owner in owners if owner.parent.name == "versions"] + descendants
-    rest = [owner for owner in owners if owner not in first]
-    bury(lake, [*first, *sorted(rest)], f"{damage[0].file.name} {damage[0].problem}")
+    others = [owner for owner in owners if owner not in first]
+    bury(lake, [*first, *sorted(others)], f"{damage[0].file.name} {damage[0].problem}")
 
 
 def _publish_without(lake: Path, damage: Sequence[Damage]) -> None:
-    """Publish snapshots without the tables whose versions go, and new ones for damaged ones."""
+    """Publish each damaged benchmark again, without the tables whose versions are dropped."""
     remote = bucket_of(lake) is not None
     paths = [
         PurePosixPath(
@@ -254,23 +254,27 @@ def _publish_without(lake: Path, damage: Sequence[Damage]) -> None:
     ]
     paths = [path for path in paths if not str(path).startswith(".novelty")]
     for benchmark in sorted({path.parts[0] for path in paths}):
-        gone = {
+        dropped_versions = {
             (path.parts[1], path.parts[3])
             for path in paths
             if path.match(f"{benchmark}/*/versions/*")
         }
-        lost = {path.name for path in paths if path.match(f"{benchmark}/current/*")}
-        lost |= {path.parts[1] for path in paths if path.match(f"{benchmark}/*/current")}
+        lost_tables = {path.name for path in paths if path.match(f"{benchmark}/current/*")}
+        lost_tables |= {path.parts[1] for path in paths if path.match(f"{benchmark}/*/current")}
 
         def plan(
-            old: Snapshot | None, gone: set[tuple[str, str]] = gone, lost: set[str] = lost
+            old: Snapshot | None,
+            dropped_versions: set[tuple[str, str]] = dropped_versions,
+            lost_tables: set[str] = lost_tables,
         ) -> Contents:
             if old is None:
                 return Contents()
-            kept = {
-                t: key for t, key in old.tables.items() if (t, key) not in gone and t not in lost
+            tables = {
+                t: key
+                for t, key in old.tables.items()
+                if (t, key) not in dropped_versions and t not in lost_tables
             }
-            return Contents(kept=kept, runs=old.runs or _register(lake, old, kept))
+            return Contents(kept=tables, runs=old.runs or _register(lake, old, tables))
 
         current = publication_base(lake, benchmark).snapshot
         if current is not None:
@@ -278,30 +282,31 @@ def _publish_without(lake: Path, damage: Sequence[Damage]) -> None:
 
 
 def _register(lake: Path, snapshot: Snapshot, tables: Iterable[str]) -> dict[str, list[str]]:
-    """The pieces of each run once more, from the tables that a snapshot shows."""
+    """The pieces of each run, read from the tables of a snapshot whose record lost them."""
     return pieces_by_run(pieces_of(lake, versions_of(lake, snapshot, list(tables))))
 
 
 def _suspects(damaged: Iterable[str], manifests: Iterable[PieceManifest]) -> list[str]:
     """Pieces that may hold what was made from damaged bytes, the furthest first.
 
-    Those are the pieces made from damaged ones by a program that did not verify, and so on. The key
-    of a run does not see the digests of its inputs, so what a run made from a suspect is one too.
+    A piece made from a damaged one is a suspect unless its inputs were verified, and so is a piece
+    made from a suspect. The key of a run does not see the digests of its inputs, so what a run made
+    from a suspect is one even if its inputs were verified.
     """
     children: dict[str, list[PieceManifest]] = {}
     for manifest in manifests:
         for address in {source.piece for source in manifest.inputs if source.piece}:
             children.setdefault(address, []).append(manifest)
-    found = sorted(damaged)
-    roots = len(found)
-    for number, address in enumerate(found):  # grows while it is walked
-        made = {
+    addresses = sorted(damaged)
+    roots = len(addresses)
+    for number, address in enumerate(addresses):  # grows while it is walked
+        descendants = {
             child.address
             for child in children.get(address, [])
             if not child.inputs_verified or (number >= roots and child.run is not None)
         }
-        found += sorted(made - set(found))
-    return found[: roots - 1 if roots else None : -1]
+        addresses += sorted(descendants - set(addresses))
+    return addresses[: roots - 1 if roots else None : -1]
 
 
 def restorable(lake: Path) -> dict[str, tuple[str, list[str]]]:
@@ -333,9 +338,9 @@ def restore(lake: Path, begin: str) -> tuple[list[str], list[str]]:
 
 
 def _publish_again(lake: Path, restored: Iterable[str]) -> None:
-    """Tables that came back, and that no build made anew meanwhile, are shown again.
+    """Show restored tables again, unless a build made them anew meanwhile.
 
-    Of several versions of a table, the one that was shown last.
+    If several versions of a table came back, the one that was shown last is taken.
     """
     paths = [PurePosixPath(path) for path in restored]
     back = {path.parts[:4] for path in paths if path.parts[2:3] == ("versions",)}

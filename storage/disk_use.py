@@ -21,7 +21,7 @@ class DiskUse:
 
 def disk_use(lake: Path, garbage: Iterable[Path]) -> DiskUse:
     """Of all files of the lake; `garbage` are the paths that `gc` would remove."""
-    sizes = {(found.st_dev, found.st_ino): found.st_size for found in _files(lake)}
+    sizes = {(status.st_dev, status.st_ino): status.st_size for status in _files(lake)}
     return DiskUse(sum(sizes.values()), shutil.disk_usage(lake).free, freed_by(garbage))
 
 
@@ -30,11 +30,11 @@ def freed_by(paths: Iterable[Path]) -> int:
     names: Counter[tuple[int, int]] = Counter()
     facts: dict[tuple[int, int], os.stat_result] = {}
     for path in paths:
-        for found in _files(path):
-            inode = (found.st_dev, found.st_ino)
+        for status in _files(path):
+            inode = (status.st_dev, status.st_ino)
             names[inode] += 1
-            facts[inode] = found
-    return sum(found.st_size for inode, found in facts.items() if names[inode] >= found.st_nlink)
+            facts[inode] = status
+    return sum(status.st_size for inode, status in facts.items() if names[inode] >= status.st_nlink)
 
 
 def _files(path: Path) -> Iterator[os.stat_result]:

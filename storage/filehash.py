@@ -58,23 +58,23 @@ def sha256_files(
 ) -> list[str]:
     """Digests in the order given, without a cache; `failed` as in `HashCache.sha256_many`."""
     names = [os.fspath(path) for path in paths]
-    return [found.digest for found in _hash_many(names, threads, failed)]
+    return [file.digest for file in _hash_many(names, threads, failed)]
 
 
 def _hash_many(
     names: Sequence[str], threads: int | None, failed: dict[str, OSError] | None
 ) -> list[_Hashed]:
     def hash_some(part: Sequence[str]) -> list[_Hashed]:
-        found = []
+        results = []
         for name in part:
             try:
-                found.append(_hash(name))
+                results.append(_hash(name))
             except OSError as error:
                 if failed is None:
                     raise _unreadable(name, error) from None
                 failed[name] = error
-                found.append(_Hashed("", None))
-        return found
+                results.append(_Hashed("", None))
+        return results
 
     workers = threads or min(8, os.cpu_count() or 1)
     if workers == 1 or len(names) < 2:
@@ -82,7 +82,7 @@ def _hash_many(
     share = max(1, min(256, len(names) // (4 * workers)))
     parts = [names[at : at + share] for at in range(0, len(names), share)]
     with ThreadPoolExecutor(workers) as pool:
-        return [found for part in pool.map(hash_some, parts) for found in part]
+        return [file for part in pool.map(hash_some, parts) for file in part]
 
 
 def _hash(path: str) -> _Hashed:
@@ -169,10 +169,10 @@ class HashCache:
             missing.append(i)
         rows = []
         hashed = _hash_many([names[i] for i in missing], threads, failed)
-        for i, found in zip(missing, hashed, strict=True):
-            digests[i] = found.digest
-            if found.stamp is not None:
-                rows.append((keys[i], *found.stamp, found.digest))
+        for i, file in zip(missing, hashed, strict=True):
+            digests[i] = file.digest
+            if file.stamp is not None:
+                rows.append((keys[i], *file.stamp, file.digest))
         if rows:
             self._run(
                 lambda db: db.executemany("replace into files values (?, ?, ?, ?, ?, ?)", rows)
@@ -224,7 +224,7 @@ class HashCache:
                 return work(db)
 
     def _lay_out(self, db: sqlite3.Connection) -> None:
-        """Make the tables, one process at a time: to become WAL waits for no timeout."""
+        """Make the tables, one process at a time: the switch to WAL does not wait for a lock."""
         with open(f"{self.path}.layout", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             db.execute("pragma journal_mode = wal")

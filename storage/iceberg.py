@@ -82,16 +82,18 @@ class Published:
 def published_tables(
     snapshots: Sequence[Snapshot], versions: Mapping[tuple[str, str, str], TableVersion]
 ) -> dict[str, list[Published]]:
-    """By `benchmark/table` the versions in the order of their publication; a rise of the snapshot's
-    number that changed nothing of a table is none of it."""
-    found: dict[str, list[Published]] = {}
+    """The versions of each `benchmark/table` in the order of their publication.
+
+    A snapshot that left a table as it was adds nothing to its history.
+    """
+    histories: dict[str, list[Published]] = {}
     for snapshot in snapshots:
         for table, key in sorted(snapshot.tables.items()):
             version = versions.get((snapshot.benchmark, table, key))
-            row = found.setdefault(f"{snapshot.benchmark}/{table}", [])
+            row = histories.setdefault(f"{snapshot.benchmark}/{table}", [])
             if version is not None and (not row or row[-1].version.manifest.key != key):
                 row.append(Published(snapshot, version))
-    return {name: row for name, row in found.items() if row}
+    return {name: row for name, row in histories.items() if row}
 
 
 def register(lake: Path, catalog: str | None = None) -> list[Registered]:
@@ -104,19 +106,21 @@ def register(lake: Path, catalog: str | None = None) -> list[Registered]:
         record = _read_record(lake)
         if catalog is None and record is not None:
             catalog = record["catalog"]
-        wanted = published_tables(*lake_past(lake))
+        histories = published_tables(*lake_past(lake))
         moved = record is None or record["lake"] != _address(lake)
         if moved and catalog is None:
             shutil.rmtree(iceberg_path(lake), ignore_errors=True)
         elif record is not None and record["catalog"] != catalog:
             record = None
         with _explained(lake, catalog):
-            opened = open_catalog(lake, catalog)
-            done = [_sync(opened, lake, name, row, moved) for name, row in wanted.items()]
-            for name in set(record["tables"] if record else ()) - set(wanted):
-                _drop(opened, lake, name, catalog is None)
-        _write_record(lake, catalog, wanted)
-    return done
+            iceberg_catalog = open_catalog(lake, catalog)
+            results = [
+                _sync(iceberg_catalog, lake, name, row, moved) for name, row in histories.items()
+            ]
+            for name in set(record["tables"] if record else ()) - set(histories):
+                _drop(iceberg_catalog, lake, name, catalog is None)
+        _write_record(lake, catalog, histories)
+    return results
 
 
 @contextlib.contextmanager
@@ -154,7 +158,9 @@ def open_catalog(lake: Path, catalog: str | None = None) -> "Catalog":
     """The lake's own catalogue, or that of a name in pyiceberg's settings."""
     from pyiceberg.catalog import load_catalog
 
-    keys = {ours: os.environ[name] for name, ours in S3.items() if name in os.environ}
+    keys = {
+        property_name: os.environ[name] for name, property_name in S3.items() if name in os.environ
+    }
     settings = keys if bucket_of(lake) is not None else {}
     if catalog is not None:
         try:
@@ -178,7 +184,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _sync(
-    catalog: "Catalog", lake: Path, name: str, wanted: Sequence[Published], moved: bool
+    catalog: "Catalog", lake: Path, name: str, publications: Sequence[Published], moved: bool
 ) -> Registered:
     """Add the versions that are missing, expire those that are gone; or begin anew."""
     from pyiceberg.exceptions import NoSuchTableError, ResolveError, ValidationError
@@ -186,11 +192,11 @@ def _sync(
     namespace, _, table = name.partition("/")
     identifier = f"{namespace}.{table}"
     catalog.create_namespace_if_not_exists(namespace)
-    keys = [one.version.manifest.key for one in wanted]
+    keys = [one.version.manifest.key for one in publications]
     anew = False
     try:
-        there = catalog.load_table(identifier)
-        known = _registered_keys(there)
+        iceberg_table = catalog.load_table(identifier)
+        known = _registered_keys(iceberg_table)
         kept = [key for _, key in known if key in keys]
         if moved or not kept or kept != keys[: len(kept)] or known[-1][1] not in keys:
             raise NoSuchTableError
@@ -198,21 +204,21 @@ def _sync(
         anew = catalog.table_exists(identifier)
         if anew:
             catalog.drop_table(identifier)
-        there, known, kept = _create(catalog, lake, identifier, wanted[0]), [], []
+        iceberg_table, known, kept = _create(catalog, lake, identifier, publications[0]), [], []
     before = len(kept)
-    for one in wanted[len(kept) :]:
+    for one in publications[len(kept) :]:
         try:
-            _append(there, lake, one)
+            _append(iceberg_table, lake, one)
         except (ResolveError, ValidationError):  # a column of another type: history begins here
             catalog.drop_table(identifier)
-            there, anew, before = _create(catalog, lake, identifier, one), True, 0
-            _append(there, lake, one)
+            iceberg_table, anew, before = _create(catalog, lake, identifier, one), True, 0
+            _append(iceberg_table, lake, one)
         step("iceberg_registered")
-    gone = [number for number, key in known if key not in keys]
-    if gone and not anew:
-        there.maintenance.expire_snapshots().by_ids(gone).commit()
-    count = len(there.snapshots())
-    return Registered(name, count, count - before, len(gone), anew)
+    expired = [number for number, key in known if key not in keys]
+    if expired and not anew:
+        iceberg_table.maintenance.expire_snapshots().by_ids(expired).commit()
+    count = len(iceberg_table.snapshots())
+    return Registered(name, count, count - before, len(expired), anew)
 
 
 def _registered_keys(table: "IcebergTable") -> list[tuple[int, str]]:
@@ -256,12 +262,12 @@ def _append(table: "IcebergTable", lake: Path, one: Published) -> None:
                 snapshot.append_data_file(file)
 
 
-def _drop(catalog: "Catalog", lake: Path, name: str, own: bool) -> None:
+def _drop(catalog: "Catalog", lake: Path, name: str, in_lake: bool) -> None:
     """Forget a table; never its data, which is the lake's."""
     namespace, _, table = name.partition("/")
     if catalog.table_exists(f"{namespace}.{table}"):
         catalog.drop_table(f"{namespace}.{table}")
-    if own:
+    if in_lake:
         shutil.rmtree(iceberg_path(lake) / namespace / table, ignore_errors=True)
 
 

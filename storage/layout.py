@@ -48,14 +48,14 @@ def lake_root(given: str | Path | None = None) -> Path:
     Of a lake in a bucket it is this machine's cache folder. A `Path` made of s3://bucket has lost
     a slash; both forms are understood.
     """
-    chosen = str(given or os.environ.get("NOVELTY_LAKE") or DEFAULT_LAKE)
-    match = _SCHEME.fullmatch(chosen)
+    address = str(given or os.environ.get("NOVELTY_LAKE") or DEFAULT_LAKE)
+    match = _SCHEME.fullmatch(address)
     if match is None:
-        return Path(chosen).expanduser().absolute()
+        return Path(address).expanduser().absolute()
     parts = [part for part in match[2].split("/") if part]
     if match[1].lower() != "s3" or not parts or {".", ".."} & set(parts):
         raise ConfigError(
-            f"lake {chosen!r} is no folder and no bucket; write a path or s3://bucket/prefix"
+            f"lake {address!r} is no folder and no bucket; write a path or s3://bucket/prefix"
         )
     return _cache_of("s3://" + "/".join(parts))
 

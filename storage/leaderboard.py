@@ -59,26 +59,26 @@ _CLEAN = (
 def leaderboard_sql(
     schema: str = "", protocols: Sequence[str] = (), *, described: bool = True
 ) -> str:
-    """The query; `schema` is put before the names of the tables, `protocols` are those wanted.
+    """The query, of these protocols or of all; `schema` is put before the names of the tables.
 
     `described` says whether there is a table `score_settings`.
     """
     metrics, runs, scores = (f"{schema}{name}" for name in SOURCES)
     if not described:
         scores = "(SELECT '' AS benchmark, '' AS score_id, '' AS settings, 0 AS version)"
-    wanted = ", ".join("'" + name.replace("'", "''") + "'" for name in protocols)
-    only = f"AND m.protocol IN ({wanted})" if protocols else ""
-    ranked = ", ".join(f"'{name}'" for name in RANKED)
-    lower = ", ".join(f"'{name}'" for name in LOWER_IS_BETTER)
+    quoted = ", ".join("'" + name.replace("'", "''") + "'" for name in protocols)
+    condition = f"AND m.protocol IN ({quoted})" if protocols else ""
+    metric_names = ", ".join(f"'{name}'" for name in RANKED)
+    lower_is_better = ", ".join(f"'{name}'" for name in LOWER_IS_BETTER)
     return f"""
 WITH whole AS (
     SELECT m.*, network, preset, changed, settings, origin, config_id,
         concat_ws(chr(31), m.model, network, preset, changed) AS words
     FROM {metrics} m JOIN {runs} USING (benchmark, run_id)
-    WHERE m."view" = 'plain' AND subset = 'all' AND phase <> 'after' AND step <= 0 {only}
+    WHERE m."view" = 'plain' AND subset = 'all' AND phase <> 'after' AND step <= 0 {condition}
     QUALIFY step = min(step) OVER (PARTITION BY benchmark, m.protocol)
 ), number AS (
-    SELECT * FROM whole WHERE metric IN ({ranked}) AND value IS NOT NULL
+    SELECT * FROM whole WHERE metric IN ({metric_names}) AND value IS NOT NULL
 ), kind AS (
     SELECT DISTINCT benchmark, 'config' AS of, words, protocol, config_id AS id, settings
     FROM number
@@ -169,7 +169,7 @@ WITH whole AS (
 )
 SELECT benchmark, protocol, split, convention, metric, rank() OVER (
         PARTITION BY benchmark, protocol, split, convention, metric
-        ORDER BY round(CASE WHEN metric IN ({lower}) THEN mean ELSE -mean END, 9)
+        ORDER BY round(CASE WHEN metric IN ({lower_is_better}) THEN mean ELSE -mean END, 9)
     ) AS rank,
     detector, preset, origin, mean, deviation, low, high,
     CASE metric WHEN 'auroc' THEN low > 0.5 WHEN 'fpr95' THEN high < 0.95 END AS above_chance,

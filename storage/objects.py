@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
-class Found:
+class StoredObject:
     """An object that was read."""
 
     data: bytes
@@ -91,15 +91,15 @@ class Bucket:
                 f"{address} cannot be opened: {_first_line(error)}; check the AWS_* variables"
             ) from None
 
-    def get(self, name: str) -> Found | None:
-        def read() -> Found | None:
+    def get(self, name: str) -> StoredObject | None:
+        def read() -> StoredObject | None:
             try:
                 answer = self._store.get(name)
                 data = bytes(answer.bytes())
             except FileNotFoundError as error:
                 _require_bucket(error)
                 return None
-            return Found(data, answer.meta["e_tag"], answer.meta["last_modified"])
+            return StoredObject(data, answer.meta["e_tag"], answer.meta["last_modified"])
 
         return self._whole(name, read)
 
@@ -125,19 +125,19 @@ class Bucket:
 
         return self._whole(name, read)
 
-    def tail(self, name: str, size: int, wanted: int) -> bytes:
-        """The last `wanted` bytes of an object of this size, or all of it."""
+    def tail(self, name: str, size: int, count: int) -> bytes:
+        """The last `count` bytes of an object of this size, or all of it."""
         from obstore.exceptions import GenericError
 
         def read() -> bytes:
             try:
-                start = max(0, size - wanted)
+                start = max(0, size - count)
                 return bytes(self._store.get_range(name, start=start, end=size))
             except GenericError as error:
                 if "non-partial response" not in str(error):
                     raise
                 # rclone serves the whole object whatever the range, which the client refuses.
-                return bytes(self._store.get(name).bytes())[-wanted:]
+                return bytes(self._store.get(name).bytes())[-count:]
 
         return self._whole(name, read)
 
@@ -173,7 +173,7 @@ class Bucket:
                 return False
             return True
 
-    def replace(self, name: str, data: bytes, before: Found | None) -> bool:
+    def replace(self, name: str, data: bytes, before: StoredObject | None) -> bool:
         """Write the object if it still is what was read `before`; False if it is another now."""
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
@@ -208,13 +208,13 @@ class Bucket:
     def folders(self, below: str) -> list[str]:
         """Names of the "folders" directly below a prefix."""
         with self._explained(f"list {below or 'objects'}"):
-            found = self._store.list_with_delimiter(below or None)
-        return sorted(name.rstrip("/").rpartition("/")[2] for name in found["common_prefixes"])
+            listing = self._store.list_with_delimiter(below or None)
+        return sorted(name.rstrip("/").rpartition("/")[2] for name in listing["common_prefixes"])
 
     def delete(self, names: Iterable[str]) -> None:
         with self._explained("delete objects"):
-            if chosen := sorted(names):
-                self._store.delete(chosen)
+            if paths := sorted(names):
+                self._store.delete(paths)
 
     @contextmanager
     def _explained(self, what: str) -> Iterator[None]:
@@ -230,10 +230,10 @@ class Bucket:
 
 
 def _retries() -> int:
-    given = os.environ.get("NOVELTY_S3_RETRIES", "8")
-    if not given.isdigit():
-        raise ConfigError(f"NOVELTY_S3_RETRIES is {given!r}; set it to a whole number, such as 8")
-    return int(given)
+    setting = os.environ.get("NOVELTY_S3_RETRIES", "8")
+    if not setting.isdigit():
+        raise ConfigError(f"NOVELTY_S3_RETRIES is {setting!r}; set it to a whole number, such as 8")
+    return int(setting)
 
 
 def _require_bucket(error: Exception) -> None:

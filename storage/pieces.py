@@ -111,10 +111,10 @@ def find_piece(lake: Path, benchmark: str, stage: str, key: str) -> Piece | None
     bucket = bucket_of(lake)
     if bucket is None:
         manifest = piece_manifest(folder)
-        whole = manifest is not None and all(
+        is_whole = manifest is not None and all(
             _has_size(folder / file.file, file.bytes) for file in files_of(manifest)
         )
-        return Piece(folder, manifest) if manifest is not None and whole else None
+        return Piece(folder, manifest) if manifest is not None and is_whole else None
     manifest = piece_manifest(folder)
     if manifest is None:
         forget_piece(lake, f"{benchmark}/{stage}/{key}")
@@ -143,11 +143,11 @@ def _has_size(path: Path, size: int) -> bool:
 
 def pieces_of_stage(lake: Path, benchmark: str, stage: str) -> list[tuple[float, Piece]]:
     """Every piece that the stage made and this machine has: when, and the piece."""
-    found = []
+    pieces = []
     for folder in sorted((pieces_path(lake) / benchmark / stage).glob("[!.]*")):
         if (manifest := piece_manifest(folder)) is not None:
-            found.append(((folder / MANIFEST).stat().st_mtime, Piece(folder, manifest)))
-    return found
+            pieces.append(((folder / MANIFEST).stat().st_mtime, Piece(folder, manifest)))
+    return pieces
 
 
 def find_pieces(lake: Path, benchmark: str, stage: str, keys: Sequence[str]) -> list[Piece | None]:

@@ -134,9 +134,9 @@ def _check_size(root: str, name: str, size: int, limit: int) -> None:
 
 def _nothing_inside(root: str, inside: str, names: Iterable[str]) -> SourceError:
     tops = sorted({name.partition("/")[0] for name in names})
-    shown = ", ".join(tops[:10]) + (", ..." if len(tops) > 10 else "")
+    top_names = ", ".join(tops[:10]) + (", ..." if len(tops) > 10 else "")
     return SourceError(
-        f"raw source {root} has no folder {inside!r}. Found at its top: {shown or 'nothing'}. "
+        f"raw source {root} has no folder {inside!r}. Found at its top: {top_names or 'nothing'}. "
         "Name one of these, or leave `inside` out."
     )
 
@@ -161,12 +161,12 @@ class RawFolder:
         self.skipped = []
         sizes = dict(self._walk())
         names = _chosen(sizes, pattern)
-        found = dict.fromkeys(names, "")
+        digest_of = dict.fromkeys(names, "")
         if digests:
-            found = self._digests(names)
-        self._listed |= found
+            digest_of = self._digests(names)
+        self._listed |= digest_of
         self.skipped.sort(key=lambda skipped: skipped.name)
-        return [RawFile(name, sizes[name], digest) for name, digest in found.items()]
+        return [RawFile(name, sizes[name], digest) for name, digest in digest_of.items()]
 
     def _walk(self) -> Iterator[tuple[str, int]]:
         folders = [""]
@@ -239,12 +239,12 @@ class RawFolder:
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
-                found = os.fstat(fd)
-                if not stat.S_ISREG(found.st_mode):
+                status = os.fstat(fd)
+                if not stat.S_ISREG(status.st_mode):
                     raise _missing(self.root, name)
-                _check_size(self.root, name, found.st_size, limit)
+                _check_size(self.root, name, status.st_size, limit)
                 with open(fd, "rb", closefd=False) as file:
-                    data = file.read(found.st_size + 1)
+                    data = file.read(status.st_size + 1)
             finally:
                 os.close(fd)
         except FileNotFoundError:
@@ -253,7 +253,7 @@ class RawFolder:
             raise RecordError(
                 "unreadable", f"{name} in {self.root} cannot be read: {error.strerror}"
             ) from None
-        if len(data) != found.st_size:
+        if len(data) != status.st_size:
             raise RecordError(
                 "unreadable", f"{name} in {self.root} changed while it was being read; run again"
             )
@@ -295,7 +295,7 @@ class RawArchive:
         ]
 
     def digest(self, name: str) -> str | None:
-        """Of one member; None if there is no such."""
+        """The digest of one member; None if there is no such member."""
         member = self._members.get(name)
         return None if member is None else member.digest
 
@@ -358,12 +358,12 @@ def _remembered(
     path: Path, limits: ArchiveLimits, opened: Callable[[], ZipArchive | TarArchive]
 ) -> ZipArchive | TarArchive:
     """Shards of one process that name the same unchanged archive share what opening it cost."""
-    found = os.stat(path)
-    key = (os.path.abspath(path), limits, *stamp_of(found))
+    status = os.stat(path)
+    key = (os.path.abspath(path), limits, *stamp_of(status))
     archive = _opened.get(key)
     if archive is None:
         archive = opened()
-        if not is_racy(found, time.time_ns()):
+        if not is_racy(status, time.time_ns()):
             while len(_opened) >= REMEMBERED:
                 _opened.pop(next(iter(_opened)), None)
             _opened[key] = archive

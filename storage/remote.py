@@ -38,7 +38,7 @@ from storage.layout import (
     piece_path,
     versions_path,
 )
-from storage.objects import Bucket, Found, bucket_of
+from storage.objects import Bucket, StoredObject, bucket_of
 from storage.tombstones import discard
 from storage.verified import CURE, File, problem_of, verified
 
@@ -102,21 +102,21 @@ def commit_piece(bucket: Bucket, folder: Path, manifest: PieceManifest) -> None:
 def pull_piece(bucket: Bucket, lake: Path, benchmark: str, stage: str, key: str) -> bool:
     """Bring a piece's manifest to the cache; False if there is none. One request."""
     require_inside(bucket, benchmark, stage, key)
-    found = bucket.get(f"{piece_prefix(f'{benchmark}/{stage}/{key}')}/{MANIFEST}")
-    if found is None:
+    manifest = bucket.get(f"{piece_prefix(f'{benchmark}/{stage}/{key}')}/{MANIFEST}")
+    if manifest is None:
         return False
-    _keep_manifest(piece_path(lake, benchmark, stage, key), found)
+    _keep_manifest(piece_path(lake, benchmark, stage, key), manifest)
     return True
 
 
 def push_lost_pieces(bucket: Bucket, lake: Path, manifests: Sequence[PieceManifest]) -> None:
     """Put again what the cache has and the bucket lost (another machine's `gc`)."""
     stages = {(manifest.benchmark, manifest.stage) for manifest in manifests}
-    there: set[str] = set()
-    for listed in at_once(lambda s: bucket.listing(piece_prefix("/".join(s))), stages):
-        there |= listed.keys()
+    names: set[str] = set()
+    for listing in at_once(lambda s: bucket.listing(piece_prefix("/".join(s))), stages):
+        names |= listing.keys()
     for manifest in manifests:
-        if f"{piece_prefix(manifest.address)}/{MANIFEST}" in there:
+        if f"{piece_prefix(manifest.address)}/{MANIFEST}" in names:
             continue
         folder = piece_path(lake, *manifest.address.split("/"))
         if any(problem_of(folder / file.file, file) for file in files_of(manifest)):
@@ -142,11 +142,11 @@ def put_version(
     prefix = version_prefix(manifest.benchmark, manifest.table, manifest.key)
     folder = versions_path(lake, manifest.benchmark, manifest.table) / manifest.key
     data = (folder / MANIFEST).read_bytes()
-    there = bucket.listing(prefix)
+    objects = bucket.listing(prefix)
     missing = [
         part
         for part in manifest.parts
-        if (listed := there.get(f"{prefix}/{part.file}")) is None or listed.bytes != part.bytes
+        if (entry := objects.get(f"{prefix}/{part.file}")) is None or entry.bytes != part.bytes
     ]
     sources = {
         (address, file.sha256): piece_object(address, file)
@@ -165,7 +165,7 @@ def put_version(
         step("version_part_put")
 
     at_once(place, missing)
-    if f"{prefix}/{MANIFEST}" not in there or not is_current:
+    if f"{prefix}/{MANIFEST}" not in objects or not is_current:
         # An old version that becomes current again gets a young manifest: other machines' `gc`
         # must not take it before the swap.
         bucket.put(f"{prefix}/{MANIFEST}", data)
@@ -178,13 +178,13 @@ def renew_version(bucket: Bucket, benchmark: str, table: str, key: str) -> None:
     bucket.put(name, _required(bucket, name).data)
 
 
-def read_pointer(found: Found | None) -> dict[str, Any]:
+def read_pointer(content: StoredObject | None) -> dict[str, Any]:
     """What a pointer says; nothing if it is absent or broken, so that a build can mend it."""
     try:
-        said = orjson.loads(found.data) if found else {}
+        pointer = orjson.loads(content.data) if content else {}
     except ValueError:
         return {}
-    return said if isinstance(said, dict) else {}
+    return pointer if isinstance(pointer, dict) else {}
 
 
 def put_snapshot(bucket: Bucket, snapshot: Snapshot) -> None:
@@ -197,8 +197,8 @@ def pull_snapshot(bucket: Bucket, benchmark: str, name: str) -> bytes:
     return _required(bucket, snapshot_object(benchmark, name)).data
 
 
-def swap_pointer(bucket: Bucket, snapshot: Snapshot, before: Found | None) -> bool:
-    """Make it the current snapshot; False if the pointer is not any more what was read `before`."""
+def swap_pointer(bucket: Bucket, snapshot: Snapshot, before: StoredObject | None) -> bool:
+    """Make it the current snapshot; False if the pointer has changed since `before` was read."""
     benchmark = snapshot.benchmark
     pointer = {
         "snapshot": snapshot.name,
@@ -221,8 +221,8 @@ def swap_pointer(bucket: Bucket, snapshot: Snapshot, before: Found | None) -> bo
 def old_pointers(bucket: Bucket, benchmark: str) -> list[tuple[str, dict[str, Any]]]:
     """Tables with a pointer of their own: a bucket of the time before snapshots."""
     tables = bucket.folders(benchmark)
-    found = at_once(lambda table: bucket.get(_table_pointer(benchmark, table)), tables)
-    pointers = zip(tables, found, strict=True)
+    objects = at_once(lambda table: bucket.get(_table_pointer(benchmark, table)), tables)
+    pointers = zip(tables, objects, strict=True)
     return [(table, read_pointer(pointer)) for table, pointer in pointers if pointer is not None]
 
 
@@ -252,8 +252,8 @@ def pull_manifests(bucket: Bucket, lake: Path, benchmark: str, table: str) -> No
 def pull_record(bucket: Bucket, lake: Path, benchmark: str) -> None:
     """Bring the record of a benchmark's last build to the cache."""
     path = build_record_path(lake, benchmark)
-    if (found := bucket.get(str(path.relative_to(lake)))) is not None:
-        write_bytes(path, found.data)
+    if (record := bucket.get(str(path.relative_to(lake)))) is not None:
+        write_bytes(path, record.data)
 
 
 def push_file(lake: Path, path: Path) -> str:
@@ -269,21 +269,21 @@ def pull_folder(lake: Path, name: str, suffix: str) -> None:
     """Bring the objects of a small folder to the cache; nothing for a lake that is a folder."""
     if (bucket := bucket_of(lake)) is None:
         return
-    for found in bucket.listing(name):
-        if not found.endswith(suffix):
+    for path in bucket.listing(name):
+        if not path.endswith(suffix):
             continue
-        require_inside(bucket, *found.split("/"))
-        if (content := bucket.get(found)) is not None:
-            write_bytes(lake / found, content.data)
+        require_inside(bucket, *path.split("/"))
+        if (content := bucket.get(path)) is not None:
+            write_bytes(lake / path, content.data)
 
 
-def fetch_files(bucket: Bucket, folder: Path, wanted: Sequence[tuple[File, str]]) -> None:
-    """Bring files, given with their objects' names, to a folder of the cache unless there.
+def fetch_files(bucket: Bucket, folder: Path, files: Sequence[tuple[File, str]]) -> None:
+    """Bring files to a folder of the cache; each comes with the name of its object.
 
-    What is damaged in the cache is fetched again.
+    A file that is there is fetched again only if it is damaged.
     """
-    require_inside(bucket, *(file.file for file, _ in wanted))
-    missing = [(file, name) for file, name in wanted if problem_of(folder / file.file, file)]
+    require_inside(bucket, *(file.file for file, _ in files))
+    missing = [(file, name) for file, name in files if problem_of(folder / file.file, file)]
     at_once(lambda pair: _fetch(bucket, folder / pair[0].file, *pair), missing)
 
 
@@ -335,15 +335,15 @@ def require_inside(bucket: Bucket, *names: str) -> None:
             )
 
 
-def _keep_manifest(folder: Path, found: Found) -> None:
+def _keep_manifest(folder: Path, manifest: StoredObject) -> None:
     """A folder of the cache with the manifest alone, as old as it is in the bucket."""
     with new_directory(folder) as temporary:
-        (temporary / MANIFEST).write_bytes(found.data)
-        os.utime(temporary / MANIFEST, (found.modified.timestamp(),) * 2)
+        (temporary / MANIFEST).write_bytes(manifest.data)
+        os.utime(temporary / MANIFEST, (manifest.modified.timestamp(),) * 2)
 
 
-def _required(bucket: Bucket, name: str) -> Found:
-    found = bucket.get(name)
-    if found is None:
+def _required(bucket: Bucket, name: str) -> StoredObject:
+    content = bucket.get(name)
+    if content is None:
         raise LakeError(f"{bucket.address}/{name} vanished; run the same command again")
-    return found
+    return content

@@ -46,52 +46,52 @@ class CheckedObjects:
 
 def verify_objects(bucket: Bucket, prefixes: Sequence[str] | None = None) -> CheckedObjects:
     """Read every byte of these pieces and versions, or of all that are committed."""
-    there = bucket.listing("")
-    folders: dict[str, set[str]] = {prefix: set() for prefix in prefixes or _committed(there)}
+    objects = bucket.listing("")
+    folders: dict[str, set[str]] = {prefix: set() for prefix in prefixes or _committed(objects)}
     problems: list[tuple[str, str, str]] = []
     if prefixes is None:
-        for pointer, versions in _pointed_at(bucket, there).items():
+        for pointer, versions in _pointed_at(bucket, objects).items():
             if versions is None:
                 problems.append((pointer, pointer, "is no pointer"))
             for prefix in versions or ():
                 folders.setdefault(prefix, set())
-        problems += _damaged_snapshots(bucket, there)
-    for name in there:
+        problems += _damaged_snapshots(bucket, objects)
+    for name in objects:
         match = _VERSION.match(name) or _PIECE.match(name)
         if match is not None and match[1] in folders:
             folders[match[1]].add(name)
     manifests = at_once(lambda prefix: _listed_files(bucket, prefix), folders)
-    wanted: list[tuple[str, str, File]] = []
+    entries: list[tuple[str, str, File]] = []
     for (prefix, names), files in zip(folders.items(), manifests, strict=True):
         if isinstance(files, str):
             problems.append((prefix, f"{prefix}/{MANIFEST}", files))
             continue
-        wanted += [(prefix, name, file) for name, file in files.items()]
+        entries += [(prefix, name, file) for name, file in files.items()]
         if _VERSION.match(f"{prefix}/"):  # a piece may have objects of a machine that came second
             stray = names - files.keys() - {f"{prefix}/{MANIFEST}"}
             problems += [(prefix, name, "is not in the manifest") for name in sorted(stray)]
-    digests = at_once(lambda entry: bucket.digest(entry[1]), wanted)
-    for (prefix, name, file), digest in zip(wanted, digests, strict=True):
-        size = there[name].bytes if name in there else None
+    digests = at_once(lambda entry: bucket.digest(entry[1]), entries)
+    for (prefix, name, file), digest in zip(entries, digests, strict=True):
+        size = objects[name].bytes if name in objects else None
         if digest is None or size is None:
             problems.append((prefix, name, "is missing"))
         elif size != file.bytes:
             problems.append((prefix, name, f"has {size} bytes, expected {file.bytes}"))
         elif digest != file.sha256:
-            said = f"has sha256 {digest[:16]}…, expected {file.sha256[:16]}…"
-            problems.append((prefix, name, said))
-    return CheckedObjects(len(folders), len(wanted), problems)
+            problem = f"has sha256 {digest[:16]}…, expected {file.sha256[:16]}…"
+            problems.append((prefix, name, problem))
+    return CheckedObjects(len(folders), len(entries), problems)
 
 
-def _committed(there: Iterable[str]) -> list[str]:
+def _committed(names: Iterable[str]) -> list[str]:
     """What has no manifest is being put now, or was never finished."""
-    matches = [_VERSION.match(name) or _PIECE.match(name) for name in there]
+    matches = [_VERSION.match(name) or _PIECE.match(name) for name in names]
     return [match[1] for match in matches if match and match.string == f"{match[1]}/{MANIFEST}"]
 
 
-def _pointed_at(bucket: Bucket, there: Iterable[str]) -> dict[str, list[str] | None]:
+def _pointed_at(bucket: Bucket, objects: Iterable[str]) -> dict[str, list[str] | None]:
     """The versions that each benchmark's pointer names; None if it is no pointer."""
-    names = [match for name in there if (match := _POINTER.fullmatch(name))]
+    names = [match for name in objects if (match := _POINTER.fullmatch(name))]
     pointers = at_once(lambda match: read_pointer(bucket.get(match.string)), names)
     return {
         match.string: [f"{match[1]}/{path}" for path in pointer.get("tables", {}).values()]
@@ -101,13 +101,13 @@ def _pointed_at(bucket: Bucket, there: Iterable[str]) -> dict[str, list[str] | N
     }
 
 
-def _damaged_snapshots(bucket: Bucket, there: Iterable[str]) -> list[tuple[str, str, str]]:
-    names = [name for name in there if _SNAPSHOT.match(name) and name.endswith(f"/{SNAPSHOT}")]
+def _damaged_snapshots(bucket: Bucket, objects: Iterable[str]) -> list[tuple[str, str, str]]:
+    names = [name for name in objects if _SNAPSHOT.match(name) and name.endswith(f"/{SNAPSHOT}")]
     problems = []
-    for name, found in zip(names, at_once(bucket.get, names), strict=True):
+    for name, content in zip(names, at_once(bucket.get, names), strict=True):
         owner = name.rpartition("/")[0]
         try:
-            fits = Snapshot.unsealed(found.data if found else b"").name == owner.split("/")[-1]
+            fits = Snapshot.unsealed(content.data if content else b"").name == owner.split("/")[-1]
         except ValueError:
             fits = False
         if not fits:
@@ -117,14 +117,14 @@ def _damaged_snapshots(bucket: Bucket, there: Iterable[str]) -> list[tuple[str, 
 
 def _listed_files(bucket: Bucket, prefix: str) -> dict[str, File] | str:
     """The objects that a manifest lists, or what is wrong with it."""
-    found = bucket.get(f"{prefix}/{MANIFEST}")
-    if found is None:
+    content = bucket.get(f"{prefix}/{MANIFEST}")
+    if content is None:
         return "is missing"
     try:
         if _VERSION.match(f"{prefix}/"):
-            parts = TableManifest.unsealed(found.data).parts
+            parts = TableManifest.unsealed(content.data).parts
             return {f"{prefix}/{part.file}": part for part in parts}
-        piece = PieceManifest.unsealed(found.data)
+        piece = PieceManifest.unsealed(content.data)
         return {piece_object(piece.address, file): file for file in files_of(piece)}
     except ValueError:
         return "is damaged"
@@ -132,14 +132,14 @@ def _listed_files(bucket: Bucket, prefix: str) -> dict[str, File] | str:
 
 def piece_manifests(bucket: Bucket) -> list[PieceManifest]:
     """Of all committed pieces; damaged ones are left out."""
-    found = []
+    manifests = []
     prefixes = _committed(bucket.listing(PIECES))
     for entry in at_once(lambda prefix: bucket.get(f"{prefix}/{MANIFEST}"), prefixes):
         try:
-            found.append(PieceManifest.unsealed(entry.data if entry else b""))
+            manifests.append(PieceManifest.unsealed(entry.data if entry else b""))
         except ValueError:
             continue
-    return found
+    return manifests
 
 
 def drop_objects(bucket: Bucket, prefixes: Iterable[str], tombstone: str) -> None:
@@ -159,11 +159,11 @@ def drop_objects(bucket: Bucket, prefixes: Iterable[str], tombstone: str) -> Non
 
 def object_tombstones(bucket: Bucket) -> dict[str, list[str]]:
     """Removals that can be undone: their names and objects."""
-    found: dict[str, list[str]] = {}
+    tombstones: dict[str, list[str]] = {}
     for name in bucket.listing(TOMBSTONES):
-        tombstone, _, rest = name.removeprefix(f"{TOMBSTONES}/").partition("/")
-        found.setdefault(tombstone, []).append(rest)
-    return found
+        tombstone, _, path = name.removeprefix(f"{TOMBSTONES}/").partition("/")
+        tombstones.setdefault(tombstone, []).append(path)
+    return tombstones
 
 
 def restore_objects(bucket: Bucket, tombstone: str) -> tuple[list[str], list[str]]:
@@ -172,13 +172,17 @@ def restore_objects(bucket: Bucket, tombstone: str) -> tuple[list[str], list[str
     The tombstone stays, so that an undoing that is killed can be done again.
     """
     objects = object_tombstones(bucket)[tombstone]
-    there = bucket.listing("")
-    owners = {match[1] for name in there if (match := _VERSION.match(name) or _PIECE.match(name))}
-    committed = {owner for owner in owners if f"{owner}/{MANIFEST}" in there}
+    current_objects = bucket.listing("")
+    owners = {
+        match[1]
+        for name in current_objects
+        if (match := _VERSION.match(name) or _PIECE.match(name))
+    }
+    committed = {owner for owner in owners if f"{owner}/{MANIFEST}" in current_objects}
 
     def is_newer(name: str) -> bool:
         match = _VERSION.match(name) or _PIECE.match(name)
-        return match[1] in committed if match else name in there
+        return match[1] in committed if match else name in current_objects
 
     newer = [name for name in objects if is_newer(name)]
     back = sorted(set(objects) - set(newer), key=lambda name: (name.endswith(COMMIT_MARKS), name))
@@ -209,18 +213,20 @@ def garbage_of(
     finished: Mapping[str, datetime | None],
     grace_hours: float,
 ) -> list[Garbage]:
-    """What is not one of these, nor young, nor a piece made since its benchmark was `finished`."""
+    """What none of these need. Young objects stay, and pieces younger than the `finished` build."""
     young = datetime.now(UTC) - timedelta(hours=grace_hours)
-    kept = {version_prefix(v.benchmark, v.table, v.key) for v in versions}
-    kept |= {f"{s.benchmark}/snapshots/{s.name}" for s in snapshots}
-    kept |= {version_prefix(s.benchmark, t, key) for s in snapshots for t, key in s.tables.items()}
-    listed = {f"{piece_prefix(address)}/{MANIFEST}" for address in pieces} | {
+    needed_folders = {version_prefix(v.benchmark, v.table, v.key) for v in versions}
+    needed_folders |= {f"{s.benchmark}/snapshots/{s.name}" for s in snapshots}
+    needed_folders |= {
+        version_prefix(s.benchmark, t, key) for s in snapshots for t, key in s.tables.items()
+    }
+    needed_objects = {f"{piece_prefix(address)}/{MANIFEST}" for address in pieces} | {
         piece_object(address, file) for address, piece in pieces.items() for file in files_of(piece)
     }
     folders: dict[str, dict[str, Listed]] = {}
     for name, entry in bucket.listing("").items():
         match = next((m for pattern in _REMOVABLE if (m := pattern.match(name))), None)
-        if match is not None and match[1] not in kept and name not in listed:
+        if match is not None and match[1] not in needed_folders and name not in needed_objects:
             folders.setdefault(match[1], {})[name] = entry
 
     def is_old(folder: str, modified: datetime) -> bool:

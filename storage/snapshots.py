@@ -25,7 +25,7 @@ from storage.layout import (
     snapshots_path,
     versions_path,
 )
-from storage.objects import Bucket, Found, bucket_of
+from storage.objects import Bucket, StoredObject, bucket_of
 from storage.remote import (
     at_once,
     old_pointers,
@@ -49,7 +49,7 @@ class Base:
     """What a publication stands on: the current snapshot, and in a bucket the pointer to it."""
 
     snapshot: Snapshot | None
-    pointer: Found | None = None
+    pointer: StoredObject | None = None
     damaged: bool = False
     """The snapshot is what the rest of a damaged one tells, or the newest that is whole."""
 
@@ -59,8 +59,13 @@ def benchmarks_in(lake: Path) -> list[str]:
     if (bucket := bucket_of(lake)) is not None:
         return [name for name in bucket.folders("") if not name.startswith(".")]
     folders = [*lake.glob("[!.]*"), *lake.glob("[!.]*/*")]  # a glob finds no link to nothing
-    found = [folder for folder in folders if (folder / "current").is_symlink()]
-    return sorted({folder.relative_to(lake).parts[0] for folder in found})
+    return sorted(
+        {
+            folder.relative_to(lake).parts[0]
+            for folder in folders
+            if (folder / "current").is_symlink()
+        }
+    )
 
 
 def current_snapshot(lake: Path, benchmark: str) -> Snapshot | None:
@@ -95,10 +100,10 @@ def _table_links(lake: Path, benchmark: str) -> list[Path]:
 def _bucket_base(bucket: Bucket, lake: Path, benchmark: str) -> Base:
     pointer = bucket.get(pointer_name(benchmark))
     if pointer is None:
-        found = {
-            table: str(said.get("path", "")) for table, said in old_pointers(bucket, benchmark)
+        targets = {
+            table: str(old.get("path", "")) for table, old in old_pointers(bucket, benchmark)
         }
-        return Base(_before_snapshots(lake, benchmark, found))
+        return Base(_before_snapshots(lake, benchmark, targets))
     name = read_pointer(pointer).get("snapshot")
     if not isinstance(name, str):
         raise LakeError(
@@ -136,14 +141,16 @@ def _before_snapshots(lake: Path, benchmark: str, targets: Mapping[str, str]) ->
 
 
 def _mended(lake: Path, benchmark: str) -> Base:
-    """What the links of a damaged snapshot, or of a bucket's pointer, still tell: not the runs."""
+    """The tables that a damaged snapshot's links, or a bucket's pointer, still name; no runs."""
     number, pointer = 0, None
     if (bucket := bucket_of(lake)) is not None:
         pointer = bucket.get(pointer_name(benchmark))
-        said = read_pointer(pointer)
-        named, count = said.get("tables"), said.get("number")
+        content = read_pointer(pointer)
+        versions, count = content.get("tables"), content.get("number")
         targets = (
-            {str(t): str(path) for t, path in named.items()} if isinstance(named, dict) else {}
+            {str(t): str(path) for t, path in versions.items()}
+            if isinstance(versions, dict)
+            else {}
         )
         number = count if isinstance(count, int) else 0
         require_inside(bucket, *targets)
@@ -236,11 +243,11 @@ def _all_snapshots(lake: Path, benchmark: str) -> list[Snapshot]:
     if (bucket := bucket_of(lake)) is not None:
         listing = bucket.listing(f"{benchmark}/snapshots")
         names = [name.split("/")[-2] for name in listing if name.endswith(f"/{SNAPSHOT}")]
-        found = at_once(lambda name: _whole(lake, benchmark, name, bucket), names)
+        snapshots = at_once(lambda name: _whole(lake, benchmark, name, bucket), names)
     else:
         folders = sorted(snapshots_path(lake, benchmark).glob("[!.]*"))
-        found = [_whole(lake, benchmark, folder.name) for folder in folders]
-    return sorted(filter(None, found), key=lambda snapshot: (snapshot.number, snapshot.name))
+        snapshots = [_whole(lake, benchmark, folder.name) for folder in folders]
+    return sorted(filter(None, snapshots), key=lambda snapshot: (snapshot.number, snapshot.name))
 
 
 def _whole(lake: Path, benchmark: str, name: str, bucket: Bucket | None = None) -> Snapshot | None:
@@ -255,8 +262,8 @@ def _whole(lake: Path, benchmark: str, name: str, bucket: Bucket | None = None) 
 def history(lake: Path, benchmark: str) -> list[Snapshot]:
     """Every snapshot that was current and that `gc` left, the oldest first.
 
-    A publication that was killed, or that another machine overtook, leaves one that never was:
-    it has the number of one that was, or a number that is still to come.
+    A publication that was killed, or that another machine overtook, leaves a snapshot that never
+    was current. It has the number of one that was, or a number that is still to come.
     """
     current = current_snapshot(lake, benchmark)
     if current is None:
@@ -264,38 +271,38 @@ def history(lake: Path, benchmark: str) -> list[Snapshot]:
     snapshots = _all_snapshots(lake, benchmark)
     if not current.number:
         return [current]
-    named = {snapshot.previous for snapshot in snapshots} | {current.name}
-    taken = {snapshot.number for snapshot in snapshots if snapshot.name in named}
+    real_names = {snapshot.previous for snapshot in snapshots} | {current.name}
+    real_numbers = {snapshot.number for snapshot in snapshots if snapshot.name in real_names}
     return [
         snapshot
         for snapshot in snapshots
         if snapshot.number <= current.number
-        and (snapshot.name in named or snapshot.number not in taken)
+        and (snapshot.name in real_names or snapshot.number not in real_numbers)
     ]
 
 
 def find_snapshot(lake: Path, text: str) -> Snapshot:
     """`benchmark`, or `benchmark@s12`: the number, or the beginning of a name."""
-    benchmark, _, wanted = text.partition("@")
+    benchmark, _, label = text.partition("@")
     current = current_snapshot(lake, benchmark)
     if current is None:
         raise ConfigError(
             f"nothing of {benchmark!r} is in {lake_address(lake)}; `novelty status` lists what is"
         )
-    if not wanted:
+    if not label:
         return current
-    number = int(wanted[1:]) if wanted[1:].isdigit() else None
-    found = [
+    number = int(label[1:]) if label[1:].isdigit() else None
+    matches = [
         snapshot
         for snapshot in history(lake, benchmark)
-        if snapshot.number == number or (number is None and snapshot.name.startswith(wanted))
+        if snapshot.number == number or (number is None and snapshot.name.startswith(label))
     ]
-    if len(found) != 1:
+    if len(matches) != 1:
         raise ConfigError(
-            f"{len(found)} snapshots of {benchmark} are called {wanted!r}; "
+            f"{len(matches)} snapshots of {benchmark} are called {label!r}; "
             f"`novelty history {benchmark}` lists them"
         )
-    return found[0]
+    return matches[0]
 
 
 def pinned_names(lake: Path, benchmark: str) -> set[str]:

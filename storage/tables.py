@@ -94,15 +94,15 @@ class TableVersion:
 
 
 def _in_key_order(
-    table: Table, chosen: Iterable[tuple[Piece, PartFile]]
+    table: Table, pairs: Iterable[tuple[Piece, PartFile]]
 ) -> list[tuple[Piece, PartFile]]:
     """Parts by first key; refuses a key that stands in two parts."""
-    parts = sorted(chosen, key=lambda pair: (pair[1].first or [], pair[0].shard))
-    apart = all(
+    parts = sorted(pairs, key=lambda pair: (pair[1].first or [], pair[0].shard))
+    is_disjoint = all(
         before.last is not None and after.first is not None and before.last < after.first
         for (_, before), (_, after) in itertools.pairwise(parts)
     )
-    if not apart and len(parts) > 1:
+    if not is_disjoint and len(parts) > 1:
         files = [piece.part(table.name).path for piece, _ in parts]
         keys = read_parquet(files, list(table.key))
         repeated = keys.filter(pl.struct(table.key).is_duplicated())
@@ -140,8 +140,8 @@ def publish(
 ) -> Snapshot:
     """Make a snapshot of what is planned the current one; a no-op if it shows that already.
 
-    `plan` is told the current snapshot. If another machine publishes meanwhile, it is asked again
-    with that one, so that the runs of both are in the end. A build that ends says `finished`.
+    `plan` gets the current snapshot. If another machine publishes meanwhile, `plan` is called again
+    with the new one, so that no run of either is lost. A build that ends says `finished`.
     """
     with locked(lake, f"{benchmark}.snapshot", lock_wait):
         for _ in range(SWAPS):
@@ -222,13 +222,15 @@ def _commit_version(
     lake: Path, benchmark: str, table: Table, pieces: Sequence[Piece], current: str | None
 ) -> str:
     """Gather the parts of `table` in `pieces`; the key of the version."""
-    chosen = [
-        (piece, part)
-        for piece in pieces
-        for part in piece.manifest.parts
-        if part.table == table.name and part.rows
-    ]
-    parts = _in_key_order(table, chosen)
+    parts = _in_key_order(
+        table,
+        (
+            (piece, part)
+            for piece in pieces
+            for part in piece.manifest.parts
+            if part.table == table.name and part.rows
+        ),
+    )
     key = content_key(
         {
             "table": f"{benchmark}/{table.name}",
@@ -243,9 +245,9 @@ def _commit_version(
     if not folder.exists():
         _write_version(folder, benchmark, table, key, parts, pieces)
     if (bucket := bucket_of(lake)) is not None:
-        used = {p.manifest.address: p.manifest for p in pieces if p.has(table.name)}
-        push_lost_pieces(bucket, lake, list(used.values()))
-        put_version(bucket, lake, read_manifest(folder), used, key == current)
+        manifests = {p.manifest.address: p.manifest for p in pieces if p.has(table.name)}
+        push_lost_pieces(bucket, lake, list(manifests.values()))
+        put_version(bucket, lake, read_manifest(folder), manifests, key == current)
     return key
 
 
@@ -343,8 +345,10 @@ def current_versions(lake: Path, benchmark: str | None = None) -> list[TableVers
     names = [benchmark] if benchmark else benchmarks_in(lake)
     if (bucket := bucket_of(lake)) is not None:
         at_once(lambda name: pull_record(bucket, lake, name), names)
-    found = [snapshot for name in names if (snapshot := current_snapshot(lake, name)) is not None]
-    return [version for snapshot in found for version in versions_of(lake, snapshot)]
+    snapshots = [
+        snapshot for name in names if (snapshot := current_snapshot(lake, name)) is not None
+    ]
+    return [version for snapshot in snapshots for version in versions_of(lake, snapshot)]
 
 
 def versions_of(
@@ -372,18 +376,18 @@ def find_version(lake: Path, benchmark: str, table: str, key: str) -> TableVersi
 
 
 def last_versions(lake: Path, benchmark: str | None = None) -> list[TableVersion]:
-    """The current versions, and of a table whose version was dropped as damaged that one.
+    """The current version of every table; the dropped one if it was dropped as damaged.
 
-    It tells which pieces the table was gathered from; its files are not there to be read.
+    A dropped version still tells which pieces the table was gathered from. Its files are gone.
     """
-    found = {version.name: version for version in current_versions(lake, benchmark)}
+    versions = {version.name: version for version in current_versions(lake, benchmark)}
     for buried in reversed(tombstones(lake)):
         for path in map(PurePosixPath, buried.record.paths):
             name, folder = "/".join(path.parts[:2]), buried.folder / path
-            wanted = path.match("*/*/versions/*") and benchmark in (None, path.parts[0])
-            if wanted and name not in found and _has_manifest(folder):
-                found[name] = TableVersion(folder, read_manifest(folder))
-    return [found[name] for name in sorted(found)]
+            is_version = path.match("*/*/versions/*") and benchmark in (None, path.parts[0])
+            if is_version and name not in versions and _has_manifest(folder):
+                versions[name] = TableVersion(folder, read_manifest(folder))
+    return [versions[name] for name in sorted(versions)]
 
 
 def _has_manifest(folder: Path) -> bool:
@@ -407,9 +411,9 @@ def all_versions(lake: Path, benchmark: str, table: str) -> list[TableVersion]:
 
 
 def pieces_of(lake: Path, versions: Iterable[TableVersion]) -> list[Piece]:
-    """The pieces that versions were gathered from, as far as they are there."""
+    """The pieces that versions were gathered from; lost ones are left out."""
     addresses = {
         part.piece for version in versions for part in version.manifest.parts if part.piece
     }
-    found = at_once(lambda address: find_piece(lake, *address.split("/")), sorted(addresses))
-    return [piece for piece in found if piece is not None]
+    pieces = at_once(lambda address: find_piece(lake, *address.split("/")), sorted(addresses))
+    return [piece for piece in pieces if piece is not None]

@@ -89,12 +89,12 @@ def _sealed_header(path: Path) -> dict[str, Any]:
 
 
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors, compared with the digest in the header; files written before had none."""
+    """The tensors, compared with the digest in the header; older files have none."""
     from safetensors.torch import load_file
 
     header, tensors = _sealed_header(path), load_file(path)
-    given = header.pop("sha256", None)
-    if given is not None and _digest(header, tensors) != given:
+    digest = header.pop("sha256", None)
+    if digest is not None and _digest(header, tensors) != digest:
         raise damaged_checkpoint(path)
     # Tensors of a file lie at any address, and sums of some kernels depend on the alignment in
     # their last bit: what was saved and read again must compute what it did before.

@@ -93,7 +93,7 @@ def discard(lake: Path, paths: Sequence[Path]) -> None:
 
 def tombstones(lake: Path) -> list[Buried]:
     """The oldest first. One without a readable record holds nothing that can be undone."""
-    found = []
+    removals = []
     for folder in sorted(tombstones_path(lake).glob("[!.]*")):
         try:
             record = Tombstone.model_validate_json((folder / RECORD).read_bytes())
@@ -101,5 +101,5 @@ def tombstones(lake: Path) -> list[Buried]:
             record = Tombstone(reason="its record is damaged", paths=[])
         if any(Path(path).is_absolute() or ".." in Path(path).parts for path in record.paths):
             raise LakeError(f"{folder / RECORD} leads out of the lake; find out who wrote it")
-        found.append(Buried(folder, record))
-    return found
+        removals.append(Buried(folder, record))
+    return removals

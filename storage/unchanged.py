@@ -73,8 +73,8 @@ def _attempt(
         except Exception as error:
             _require_same(before)
             if isinstance(error, OSError) and str(error.filename).startswith(root or "\0"):
-                said = f"could not be read: {error.strerror}"
-                raise ChangedSource(str(error.filename), said) from error
+                reason = f"could not be read: {error.strerror}"
+                raise ChangedSource(str(error.filename), reason) from error
             raise
     _require_same(before)
     _compare({path: digest for path, digest in digests.items() if path not in watch.compared})
@@ -99,16 +99,20 @@ def _digests(root: str | None, files: Sequence[RawFile], cache: HashCache | None
         return digests | {os.path.realpath(archive): inside[0].digest}
     source = open_raw(Path(root), cache, limits=UNLIMITED)
     for file in inside:
-        now = source.digest(file.name) if isinstance(source, RawArchive) else None
-        if now is not None and now.startswith("crc32:") and not file.digest.startswith("crc32:"):
-            now = _member_digest(source, file)
-        if now is None or (file.digest and file.digest != now):
+        digest = source.digest(file.name) if isinstance(source, RawArchive) else None
+        if (
+            digest is not None
+            and digest.startswith("crc32:")
+            and not file.digest.startswith("crc32:")
+        ):
+            digest = _member_digest(source, file)
+        if digest is None or (file.digest and file.digest != digest):
             raise ChangedSource(f"{root}/{file.name}", "is gone or another")
     return digests | {os.path.realpath(archive): ""}
 
 
 def _member_digest(source: RawSource, file: RawFile) -> str | None:
-    """Of a member of a zip that is known by its SHA-256: a row of a table told it, no listing."""
+    """SHA-256 of a zip member whose expected digest comes from a table, not from a listing."""
     try:
         return hashlib.sha256(source.read(file.name, limit=file.size)).hexdigest()
     except RecordError:
@@ -133,12 +137,12 @@ def _compare(digests: Mapping[str, str]) -> None:
     stamps = {path: _stamp(path) for path, digest in digests.items() if digest}
     new = [path for path, stamp in stamps.items() if (path, stamp) not in _known]
     failed: dict[str, OSError] = {}
-    found = dict(zip(new, sha256_files(new, failed=failed), strict=True))
+    new_digests = dict(zip(new, sha256_files(new, failed=failed), strict=True))
     for path, error in failed.items():
         raise ChangedSource(path, f"cannot be read: {error.strerror or error}")
     now = time.time_ns()
     for path, stamp in stamps.items():
-        digest = found.get(path) or _known[path, stamp]
+        digest = new_digests.get(path) or _known[path, stamp]
         if digest != digests[path]:
             raise ChangedSource(path, "is not what it was")
         if not is_racy(os.stat(path), now):

@@ -3,7 +3,7 @@
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -37,33 +37,33 @@ from storage.tombstones import tombstones
 from storage.verified import CURE
 
 
-def ancestors_of(lake: Path, version: TableVersion) -> list[PieceManifest]:
-    """Manifests of all pieces a version was made from, directly or not."""
-    return _with_ancestors(lake, _gathered_from(version.manifest))
+def ancestors_of(lake: Path, *versions: TableVersion) -> list[PieceManifest]:
+    """Manifests of all pieces that the versions were made from, directly or not."""
+    return _with_ancestors(lake, _gathered_from(version.manifest for version in versions))
 
 
-def _gathered_from(manifest: TableManifest) -> set[str]:
-    return {part.piece for part in manifest.parts if part.piece}
+def _gathered_from(manifests: Iterable[TableManifest]) -> set[str]:
+    return {part.piece for manifest in manifests for part in manifest.parts if part.piece}
 
 
 def _with_ancestors(lake: Path, addresses: set[str]) -> list[PieceManifest]:
     """Manifests of these pieces and of all that they were made from."""
-    found: dict[str, PieceManifest] = {}
+    by_address: dict[str, PieceManifest] = {}
     waiting = addresses
     while waiting:
         pieces = at_once(lambda address: find_piece(lake, *address.split("/")), waiting)
         manifests = [piece.manifest for piece in pieces if piece is not None]
-        found |= {manifest.address: manifest for manifest in manifests}
+        by_address |= {manifest.address: manifest for manifest in manifests}
         inputs = {i.piece for manifest in manifests for i in manifest.inputs if i.piece}
-        waiting = inputs - found.keys()
-    return [found[address] for address in sorted(found)]
+        waiting = inputs - by_address.keys()
+    return [by_address[address] for address in sorted(by_address)]
 
 
 def _lost_pieces(version: TableVersion, ancestors: list[PieceManifest]) -> set[str]:
     """Pieces that a version was made from and that are not there, or not whole."""
-    named = _gathered_from(version.manifest)
-    named |= {source.piece for piece in ancestors for source in piece.inputs if source.piece}
-    return named - {piece.address for piece in ancestors}
+    addresses = _gathered_from([version.manifest])
+    addresses |= {source.piece for piece in ancestors for source in piece.inputs if source.piece}
+    return addresses - {piece.address for piece in ancestors}
 
 
 @dataclass(frozen=True)
@@ -159,18 +159,18 @@ def statuses(
     return result
 
 
-def _changes(used: Mapping[str, str], now: Mapping[str, str], source: SourceListing) -> str:
-    changed = sorted(name for name in used.keys() & now.keys() if used[name] != now[name])
-    removed = sorted(used.keys() - now.keys())
-    more = len(now) - source.files + len(removed)
-    said = [
+def _changes(old: Mapping[str, str], new: Mapping[str, str], source: SourceListing) -> str:
+    changed = sorted(name for name in old.keys() & new.keys() if old[name] != new[name])
+    removed = sorted(old.keys() - new.keys())
+    more = len(new) - source.files + len(removed)
+    phrases = [
         f"{len(names)} {word} ({names[0]}{', …' if len(names) > 1 else ''})"
         for word, names in (("changed", changed), ("removed", removed))
         if names
     ]
     if more > 0:
-        said.append(f"{more} added")
-    return ", ".join(said)
+        phrases.append(f"{more} added")
+    return ", ".join(phrases)
 
 
 @dataclass
@@ -201,15 +201,15 @@ def trace_lineage(lake: Path, version: TableVersion) -> dict[str, Lineage]:
                 by_stage.setdefault(manifest.stage, []).append(manifest)
         for stage, manifests in sorted(by_stage.items()):
             node = Lineage(stage, manifests[0].stage_version)
-            wanted: dict[str, set[str]] = {}
+            sources: dict[str, set[str]] = {}
             for manifest in manifests:
                 node.shards.add(manifest.shard)
                 for source in manifest.inputs:
                     if source.piece is None:
                         node.raw.setdefault(manifest.source or "", set()).add(source.name)
                     else:
-                        wanted.setdefault(source.name, set()).add(source.piece)
-            for table, pieces in sorted(wanted.items()):
+                        sources.setdefault(source.name, set()).add(source.piece)
+            for table, pieces in sorted(sources.items()):
                 grow(node.tables, table, pieces)
             into[f"{label} ← {stage}" if label in into else label] = node
 
@@ -237,9 +237,9 @@ def _kept(lake: Path, grace_hours: float, keep: int) -> Kept:
         with suppress(LakeError):  # of an old one a version may be damaged
             versions = versions_of(lake, snapshot)
             manifests |= {version.folder: version.manifest for version in versions}
-    named = {address for manifest in manifests.values() for address in _gathered_from(manifest)}
-    named |= {address for s in snapshots for pieces in s.runs.values() for address in pieces}
-    pieces = {piece.address: piece for piece in _with_ancestors(lake, named)}
+    addresses = _gathered_from(manifests.values())
+    addresses |= {address for s in snapshots for pieces in s.runs.values() for address in pieces}
+    pieces = {piece.address: piece for piece in _with_ancestors(lake, addresses)}
     current = {name: current_snapshot(lake, name) for name in benchmarks}
     finished = {name: snapshot.finished if snapshot else None for name, snapshot in current.items()}
     return Kept(snapshots, list(manifests.values()), pieces, finished)
@@ -257,13 +257,15 @@ def find_garbage(lake: Path, grace_hours: float = GRACE_HOURS, keep: int = KEEP)
     folders = version_folders(lake, kept.snapshots)
     versions = last_versions(lake)
     folders |= {version.folder for version in versions}
-    # What a lost piece was made from is unknown, or what a table without a readable version was
-    # gathered from: the next build may need any piece of the benchmark.
+    # Nobody knows what a lost piece was made from, or what a table without a readable version was
+    # gathered from. So the next build may need any piece of that benchmark.
     lost = [_lost_pieces(version, ancestors_of(lake, version)) for version in versions]
     unsure = {address.partition("/")[0] for addresses in lost for address in addresses}
     tables = {version.name for version in versions}
-    there = [folder.parts[-3:-1] for folder in lake.glob("[!.]*/*/versions")]
-    unsure |= {benchmark for benchmark, table in there if f"{benchmark}/{table}" not in tables}
+    table_folders = [folder.parts[-3:-1] for folder in lake.glob("[!.]*/*/versions")]
+    unsure |= {
+        benchmark for benchmark, table in table_folders if f"{benchmark}/{table}" not in tables
+    }
 
     def is_unfinished(benchmark: str, path: Path) -> bool:
         finished = kept.finished.get(benchmark)

@@ -47,12 +47,12 @@ def problem_of(path: Path, file: File, known: Known | None = None) -> str | None
     """What is wrong with a file, in words. `known` holds digests that need no new reading."""
     known = _known if known is None else known
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
         return "is missing"
-    if found.st_size != file.bytes:
-        return f"has {found.st_size} bytes, expected {file.bytes}"
-    stamp = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+    if status.st_size != file.bytes:
+        return f"has {status.st_size} bytes, expected {file.bytes}"
+    stamp = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
     if stamp not in known:
         failed: dict[str, OSError] = {}
         (digest,) = sha256_files([path], threads=1, failed=failed)

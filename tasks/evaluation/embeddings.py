@@ -79,31 +79,31 @@ class Wanted:
         """
         ids = splits.filter(pl.col("protocol").is_in(list(self.protocols)))["sample_id"].unique()
         reader = loader_of(self.facts.benchmark)
-        found = []
+        shards = []
         for part in self.parts.values():
-            there = reader.ids_of(part).to_frame("sample_id")
-            names = there.join(ids.to_frame("sample_id"), on="sample_id", how="semi")
+            part_ids = reader.ids_of(part).to_frame("sample_id")
+            names = part_ids.join(ids.to_frame("sample_id"), on="sample_id", how="semi")
             name = f"{self.mark.run_id}/{part.shard}"
-            own = set(names["sample_id"])
+            shard_ids = set(names["sample_id"])
             if (piece := earlier.get(name)) is not None:
-                before = piece.part(OUTPUTS.name).read(["sample_id"])
-                still = before.join(splits, on="sample_id", how="semi")
-                own |= set(still.join(there, on="sample_id", how="semi")["sample_id"])
-            if not own:
+                earlier_ids = piece.part(OUTPUTS.name).read(["sample_id"])
+                remaining = earlier_ids.join(splits, on="sample_id", how="semi")
+                shard_ids |= set(remaining.join(part_ids, on="sample_id", how="semi")["sample_id"])
+            if not shard_ids:
                 continue
-            content = content_key([[one, digests.get(one)] for one in sorted(own)])
-            found.append(
+            content = content_key([[one, digests.get(one)] for one in sorted(shard_ids)])
+            shards.append(
                 Shard(
                     name,
                     files=self.weights,
                     parts=(part,),
-                    about={"facts": self.facts.model_dump(mode="json"), "ids": sorted(own)},
+                    about={"facts": self.facts.model_dump(mode="json"), "ids": sorted(shard_ids)},
                     depends={"run": self.mark.run_id, "samples": content},
                     run=self.mark,
                     threads=self.threads,
                 )
             )
-        return found
+        return shards
 
 
 def make_embeddings(
@@ -116,8 +116,13 @@ def make_embeddings(
     earlier = build.earlier(embed_samples, how)
     digests = dict(build.read("samples").select("sample_id", "digest").iter_rows())
     shards = {key: one.shards(splits, digests, earlier) for key, one in wanted.items()}
-    pieces = iter(build.run(embed_samples, [s for some in shards.values() for s in some], how))
-    parts = {key: tuple(next(pieces).part("outputs") for _ in some) for key, some in shards.items()}
+    pieces = iter(
+        build.run(embed_samples, [s for run_shards in shards.values() for s in run_shards], how)
+    )
+    parts = {
+        key: tuple(next(pieces).part("outputs") for _ in run_shards)
+        for key, run_shards in shards.items()
+    }
     frozen = [PassedRun(one.facts, one.mark, parts[key], (), ()) for key, one in wanted.items()]
     build.run(record_run, plan_records(frozen), Settings())
     return parts
@@ -139,13 +144,13 @@ def embed_samples(shard: Shard, settings: DeviceSettings) -> Produced:
 
 def embedded(parts: Sequence[Part], facts: RunFacts, ids: Sequence[str]) -> np.ndarray:
     """Features (N, D) of these samples, out of the parts of a frozen run."""
-    wanted = pl.DataFrame({"sample_id": list(ids)}, schema={"sample_id": pl.String})
+    order = pl.DataFrame({"sample_id": list(ids)}, schema={"sample_id": pl.String})
     columns = ["run_id", "sample_id", "features"]
-    own = pl.col("run_id") == run_id(facts)
-    rows = [part.read(columns).filter(own).drop("run_id") for part in parts]
+    of_run = pl.col("run_id") == run_id(facts)
+    rows = [part.read(columns).filter(of_run).drop("run_id") for part in parts]
     width = next(len(row) for part in rows for row in part["features"].head(1))
-    every = pl.concat([part.join(wanted, on="sample_id", how="semi") for part in rows])
-    found = wanted.join(every, on="sample_id", how="left", maintain_order="left")["features"]
-    if found.null_count():
-        raise LakeError(f"{found.null_count()} samples have no features of run {run_id(facts)}")
-    return found.explode().to_numpy().astype(np.float32).reshape(len(ids), width)
+    outputs = pl.concat([part.join(order, on="sample_id", how="semi") for part in rows])
+    features = order.join(outputs, on="sample_id", how="left", maintain_order="left")["features"]
+    if features.null_count():
+        raise LakeError(f"{features.null_count()} samples have no features of run {run_id(facts)}")
+    return features.explode().to_numpy().astype(np.float32).reshape(len(ids), width)

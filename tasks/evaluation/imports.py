@@ -1,9 +1,9 @@
 """Files of outputs, scores or predictions of any model become runs like all others.
 
 Enters: a file (`output_files.py`), a protocol of the lake. Leaves: `outputs` and `predictions` of
-an imported run, which `measure_runs` scores and evaluates. The digest of the file is in the run's
-key, so the same file is the same run; the rows of its protocol are too, so it stays as long as they
-do, as every run does.
+an imported run, which `measure_runs` scores and evaluates. The run's key holds the digest of the
+file, so the same file is the same run. It also holds the rows of the protocol: like every run, this
+one stays as long as they do.
 """
 
 import json
@@ -64,7 +64,7 @@ class Addition(Build):
 
     def parts(self, table: str) -> tuple[Part, ...]:
         """The parts of a table as the current snapshot has it."""
-        return tuple(piece.part(table) for piece in self._there([table]))
+        return tuple(piece.part(table) for piece in self._current_pieces([table]))
 
     def read_current(self, table: str) -> pl.DataFrame:
         return pl.concat([part.read() for part in self.parts(table)])
@@ -74,7 +74,7 @@ class Addition(Build):
         self._publish(self.pieces, partial=self.within_partial)
         refresh_catalog(self.lake)
 
-    def _there(self, tables: Sequence[str]) -> list[Piece]:
+    def _current_pieces(self, tables: Sequence[str]) -> list[Piece]:
         snapshot = current_snapshot(self.lake, self.benchmark)
         names = [name for name in tables if snapshot is not None and name in snapshot.tables]
         if snapshot is None or not names:
@@ -82,9 +82,9 @@ class Addition(Build):
                 f"no tables of {self.benchmark} in {self.lake}; `novelty build {self.benchmark}` "
                 "makes them"
             )
-        found = pieces_of(self.lake, versions_of(self.lake, snapshot, names))
+        pieces = pieces_of(self.lake, versions_of(self.lake, snapshot, names))
         return sorted(
-            (piece for piece in found if any(piece.has(name) for name in names)),
+            (piece for piece in pieces if any(piece.has(name) for name in names)),
             key=lambda piece: (piece.manifest.stage, piece.shard),
         )
 
@@ -119,36 +119,36 @@ def raw_file(path: Path, name: str) -> RawFile:
     return RawFile(name, path.stat().st_size, sha256_file(path), str(path.absolute()))
 
 
-def plan_import(build: Addition, asked: Import) -> Shard:
+def plan_import(build: Addition, request: Import) -> Shard:
     """The shard that makes the run; a protocol that is not there is refused."""
     protocols = build.read_current(PROTOCOLS.name)
     keys = {row["protocol"]: row for row in protocols.iter_rows(named=True)}
-    if asked.protocol not in keys:
-        listed = ", ".join(sorted(keys)[:20]) + (", …" if len(keys) > 20 else "")
-        meant = did_you_mean(asked.protocol, keys)
+    if request.protocol not in keys:
+        names = ", ".join(sorted(keys)[:20]) + (", …" if len(keys) > 20 else "")
+        hint = did_you_mean(request.protocol, keys)
         raise ConfigError(
-            f"{asked.benchmark} has no protocol {asked.protocol!r}; there are: {listed}{meant}"
+            f"{request.benchmark} has no protocol {request.protocol!r}; there are: {names}{hint}"
         )
-    files = [raw_file(asked.path, asked.kind)]
-    if asked.head is not None:
-        files.append(raw_file(asked.head, HEAD_FILE))
+    files = [raw_file(request.path, request.kind)]
+    if request.head is not None:
+        files.append(raw_file(request.head, HEAD_FILE))
     facts = RunFacts(
-        benchmark=asked.benchmark,
-        protocol=asked.protocol,
-        model=asked.name,
+        benchmark=request.benchmark,
+        protocol=request.protocol,
+        model=request.name,
         settings={
-            KIND: asked.kind,
+            KIND: request.kind,
             FILES: {file.name: file.digest for file in files},
-            PARTIAL: asked.partial,
+            PARTIAL: request.partial,
         },
-        changed={PARTIAL: True} if asked.partial else {},
-        seed=asked.seed,
+        changed={PARTIAL: True} if request.partial else {},
+        seed=request.seed,
         origin="imported",
         versions={"import": IMPORT_VERSION},
-        fit_key=keys[asked.protocol]["fit_key"],
+        fit_key=keys[request.protocol]["fit_key"],
     )
-    mark = run_mark(facts, keys[asked.protocol]["data_key"])
-    splits = _of_protocol(build.parts(SPLITS.name), asked.protocol)
+    mark = run_mark(facts, keys[request.protocol]["data_key"])
+    splits = _of_protocol(build.parts(SPLITS.name), request.protocol)
     return Shard(
         mark.run_id,
         files=tuple(files),
@@ -160,8 +160,8 @@ def plan_import(build: Addition, asked: Import) -> Shard:
 
 
 def _of_protocol(parts: Sequence[Part], protocol: str) -> tuple[Part, ...]:
-    named = tuple(part for part in parts if part.shard == protocol)
-    return named or tuple(
+    same_name = tuple(part for part in parts if part.shard == protocol)
+    return same_name or tuple(
         part for part in parts if (part.read(["protocol"])["protocol"] == protocol).any()
     )
 

@@ -91,10 +91,10 @@ def share_intervals(
     np.add.at(sums, units, np.column_stack([table, np.ones(len(table))])[order])
     has_novel = np.zeros(len(sums), dtype=np.bool_)
     has_novel[units[truth[order]]] = True
-    drawn = np.concatenate(
+    totals = np.concatenate(
         [counts @ sums for counts in _draws(has_novel, np.arange(len(sums)), seed, draws)]
     )
-    shares = drawn[:, :-1] / drawn[:, -1:]
+    shares = totals[:, :-1] / totals[:, -1:]
     bounds: Floats = np.percentile(shares, PERCENTILES, axis=0).T
     return bounds
 
@@ -211,15 +211,15 @@ def _draws(novel: Flags, units: Integers, seed: int, draws: int) -> Iterator[Int
     most = max(1, BLOCK // units.size)
     for start in range(0, draws, most):
         height = min(most, draws - start)
-        drawn = np.concatenate(
+        draw_units = np.concatenate(
             [
                 members[generator.integers(0, members.size, (height, members.size))]
                 for generator, members in strata
             ],
             axis=1,
         )
-        drawn += size * np.arange(height)[:, None]
-        counts = np.bincount(drawn.ravel(), minlength=height * size).reshape(height, size)
+        draw_units += size * np.arange(height)[:, None]
+        counts = np.bincount(draw_units.ravel(), minlength=height * size).reshape(height, size)
         yield counts if alone else counts[:, units]
 
 
@@ -237,15 +237,15 @@ class _Block:
     fps: Floats
     correct: Floats | None
 
-    def part(self, chosen: Flags) -> "_Block":
-        if chosen.all():
+    def part(self, draws: Flags) -> "_Block":
+        if draws.all():
             return self
-        correct = None if self.correct is None else self.correct[chosen]
+        correct = None if self.correct is None else self.correct[draws]
         return _Block(
-            positive=self.positive[chosen],
-            negative=self.negative[chosen],
-            tps=self.tps[chosen],
-            fps=self.fps[chosen],
+            positive=self.positive[draws],
+            negative=self.negative[draws],
+            tps=self.tps[draws],
+            fps=self.fps[draws],
             correct=correct,
         )
 
@@ -315,7 +315,7 @@ def _steps(sums: NDArray) -> Floats:
 
 
 def _repeated_sums(counts: Integers, weight: Floats) -> Floats:
-    """The weight of the draw added up so many times: not the last bit of a product."""
+    """The weight added up so many times. A product may differ from this sum in its last bit."""
     sums = np.empty(counts.shape)
     for value in np.unique(weight):
         same = weight == value
@@ -325,7 +325,7 @@ def _repeated_sums(counts: Integers, weight: Floats) -> Floats:
 
 
 def _weighted_block(rows: _Rows, weight: Floats, counts: Integers) -> _Block:
-    """As the weight differs from sample to sample, every draw is laid out once to add it up."""
+    """Weights differ from sample to sample, so each draw is written out in full and summed."""
     starts = np.append(0, rows.ends[:-1] + 1)
     masses = [weight * side for side in (rows.positive, ~rows.positive)]
     positive, negative = (np.add.reduceat(counts * mass, starts, axis=1) for mass in masses)
@@ -383,24 +383,24 @@ def _operating_points(block: _Block, convention: Convention) -> list[Floats]:
     width = block.tps.shape[1]
     draw = np.arange(block.tps.shape[0])
     tpr, fpr = block.tps / block.tps[:, -1:], block.fps / block.fps[:, -1:]
-    found = []
+    columns = []
     if convention.fpr_rule == "interpolated":
-        found.append(_interpolated(tpr, fpr, target))
+        columns.append(_interpolated(tpr, fpr, target))
         if ppv_target is None:
-            return found
+            return columns
 
     present = block.positive + block.negative > 0
     corners = _corners(block, present) if convention.roc_drop_intermediate else None
     at = _corner(corners, (tpr < target).sum(axis=1), width, "next")
     fpr_at, tpr_at = fpr[draw, at], tpr[draw, at]
     if convention.fpr_rule == "first_threshold":
-        found.append(fpr_at)
+        columns.append(fpr_at)
     if ppv_target is None:
-        return found
+        return columns
 
     precision = _precision(block.tps, block.fps, 0.0)
     everything = (tpr_at == 1) & (fpr_at == 1)
-    found += [np.where(everything, np.nan, value) for value in (1 - fpr_at, precision[draw, at])]
+    columns += [np.where(everything, np.nan, value) for value in (1 - fpr_at, precision[draw, at])]
 
     meets = precision >= ppv_target
     # The last score of a draw flags everything: if no other point reaches the target, none counts.
@@ -413,7 +413,7 @@ def _operating_points(block: _Block, convention: Convention) -> list[Floats]:
         at = width - 1 - precision[:, ::-1].argmin(axis=1)
     on_roc = _corner(corners, at, width, "previous")
     values = (1 - fpr[draw, on_roc], tpr[draw, at])
-    return [*found, *(np.where(undefined, np.nan, value) for value in values)]
+    return [*columns, *(np.where(undefined, np.nan, value) for value in values)]
 
 
 def _interpolated(tpr: Floats, fpr: Floats, target: float) -> Floats:
@@ -453,10 +453,10 @@ def _corner(corners: Integers | None, at: Integers, width: int, side: str) -> In
         return at
     base = width * np.arange(at.size)
     if side == "next":
-        found = np.searchsorted(corners, base + at)
+        index = np.searchsorted(corners, base + at)
     else:
-        found = np.searchsorted(corners, base + at, "right") - 1
-    nearest: Integers = corners[found] - base
+        index = np.searchsorted(corners, base + at, "right") - 1
+    nearest: Integers = corners[index] - base
     return nearest
 
 

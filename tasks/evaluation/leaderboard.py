@@ -49,12 +49,12 @@ class Board:
     def scope(self) -> str:
         """What the means are over, as words."""
         count = f"{self.rows.height} detector{'' if self.rows.height == 1 else 's'}"
-        named = ", ".join(self.protocols[:4]) + (", …" if len(self.protocols) > 4 else "")
+        names = ", ".join(self.protocols[:4]) + (", …" if len(self.protocols) > 4 else "")
         if self.rows["protocol"][0] != ALL_PROTOCOLS or self.of_protocols == 1:
-            words = f"protocol {named}, {count}"
+            words = f"protocol {names}, {count}"
         else:
             words = (
-                f"mean over {len(self.protocols)} of {self.of_protocols} protocols ({named}), "
+                f"mean over {len(self.protocols)} of {self.of_protocols} protocols ({names}), "
                 f"those that all {count} have"
             )
         if self.rows["samples"].n_unique() > 1:
@@ -72,19 +72,19 @@ def boards(
     by_protocol: bool = False,
 ) -> list[Board]:
     """What is shown of a ranking: one board for each benchmark, or one for each protocol."""
-    made = []
-    chosen = ranked.filter(metric=metric, convention=convention, split=split)
-    for (benchmark,), rows in chosen.group_by("benchmark", maintain_order=True):
+    results = []
+    board_rows = ranked.filter(metric=metric, convention=convention, split=split)
+    for (benchmark,), rows in board_rows.group_by("benchmark", maintain_order=True):
         single = rows.filter(pl.col("protocol") != ALL_PROTOCOLS)
-        every = rows.filter(protocol=ALL_PROTOCOLS)
+        overall = rows.filter(protocol=ALL_PROTOCOLS)
         names = single["protocol"].unique(maintain_order=True).to_list()
-        shared = single.filter(detectors=every.height)["protocol"].unique(maintain_order=True)
-        if by_protocol or every.is_empty():
+        shared = single.filter(detectors=overall.height)["protocol"].unique(maintain_order=True)
+        if by_protocol or overall.is_empty():
             parts = [((name,), single.filter(protocol=name)) for name in names]
         else:
-            parts = [(tuple(shared), every)]
-        made += [Board(str(benchmark), over, len(names), part) for over, part in parts]
-    return made
+            parts = [(tuple(shared), overall)]
+        results += [Board(str(benchmark), protocols, len(names), part) for protocols, part in parts]
+    return results
 
 
 def note() -> pl.Expr:

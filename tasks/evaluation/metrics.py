@@ -40,9 +40,9 @@ Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 Classes = tuple[ArrayLike | pl.Series, ArrayLike | pl.Series]
 """True and predicted class of each sample."""
-Found = tuple[float | None, float | None]  # value, threshold
+Measurement = tuple[float | None, float | None]  # value, threshold
 
-UNDEFINED: Found = (None, None)
+UNDEFINED: Measurement = (None, None)
 
 
 def evaluate(
@@ -62,8 +62,8 @@ def evaluate(
     n = samples.rank.size
     names = _metric_names(convention)
     both = samples.positive.any() and not samples.positive.all()
-    found = _detection(samples, convention) if both else [UNDEFINED] * len(names)
-    rows = [(name, *result, n) for name, result in zip(names, found, strict=True)]
+    results = _detection(samples, convention) if both else [UNDEFINED] * len(names)
+    rows = [(name, *result, n) for name, result in zip(names, results, strict=True)]
     rows.append(("skew", _share(samples.weight, samples.positive), None, n))
     if classes is not None:
         known = samples.positive == (convention.positive == "known")
@@ -206,7 +206,7 @@ def _metric_names(convention: Convention) -> list[str]:
     return names
 
 
-def _detection(samples: _Samples, convention: Convention) -> list[Found]:
+def _detection(samples: _Samples, convention: Convention) -> list[Measurement]:
     """Values in the order of `_metric_names`; both classes are present."""
     from sklearn.metrics import auc
 
@@ -224,35 +224,35 @@ def _detection(samples: _Samples, convention: Convention) -> list[Found]:
     inside, outside = (ours, theirs) if convention.inside == convention.positive else (theirs, ours)
     step_wise = areas["average_precision"][0]
     values = (float(auc(fpr, tpr)), ours, inside, outside, step_wise)
-    found: list[Found] = [(value, None) for value in values]
+    results: list[Measurement] = [(value, None) for value in values]
 
     at = int(np.argmax(tpr >= convention.tpr_target))
     threshold = float(samples.sign * roc_thresholds[at])
     if convention.fpr_rule == "interpolated":
         # On a plateau at exactly the target np.interp takes the right end, as 3DOS does.
-        found.append((float(np.interp(convention.tpr_target, tpr, fpr)), None))
+        results.append((float(np.interp(convention.tpr_target, tpr, fpr)), None))
     elif convention.fpr_rule == "first_threshold":
-        found.append((float(fpr[at]), threshold))
+        results.append((float(fpr[at]), threshold))
     if convention.ppv_target is None:
-        return found
+        return results
 
     if tpr[at] == 1 and fpr[at] == 1:
-        found += [UNDEFINED, UNDEFINED]
+        results += [UNDEFINED, UNDEFINED]
     else:
         ppv = precision[np.searchsorted(pr_thresholds, roc_thresholds[at])]
-        found += [(float(1 - fpr[at]), threshold), (float(ppv), threshold)]
+        results += [(float(1 - fpr[at]), threshold), (float(ppv), threshold)]
 
     # The last point of the curve is sklearn's artificial one, the first flags everything.
     meets = np.flatnonzero(precision[:-1] >= convention.ppv_target)
     if not (meets > 0).any():
-        return [*found, UNDEFINED, UNDEFINED]
+        return [*results, UNDEFINED, UNDEFINED]
     lowest = convention.ppv_rule == "lowest_threshold"
     at = meets[0] if lowest else meets[np.argmin(precision[meets])]
     # TNR is read from the ROC curve at the next threshold it still has: with collinear points
     # dropped this is not always the TNR at `threshold` (table 3, K=10: 56.00 for a true 53.33).
     on_roc = np.flatnonzero(roc_thresholds >= pr_thresholds[at])[-1]
     threshold = float(samples.sign * pr_thresholds[at])
-    return [*found, (float(1 - fpr[on_roc]), threshold), (float(recall[at]), threshold)]
+    return [*results, (float(1 - fpr[on_roc]), threshold), (float(recall[at]), threshold)]
 
 
 def _roc(samples: _Samples, convention: Convention) -> tuple[Floats, Floats, Floats]:

@@ -47,24 +47,24 @@ class OutputFile:
 
 def read_outputs(path: Path, kind: str) -> OutputFile:
     """The rows of a file of this kind; a file that is none is refused."""
-    found = _read_npz(path) if path.name.endswith(".npz") else _read_table(path)
-    wanted = KINDS[kind]
-    if not set(wanted) & set(found.rows.columns):
-        there = ", ".join(found.rows.columns)
+    content = _read_npz(path) if path.name.endswith(".npz") else _read_table(path)
+    required = KINDS[kind]
+    if not set(required) & set(content.rows.columns):
+        names = ", ".join(content.rows.columns)
         raise SourceError(
-            f"{path.name} has no {' or '.join(_as_written(name) for name in wanted)}, which a file "
-            f"of {kind} has; it has {there} (docs/importing.md shows the formats)"
+            f"{path.name} has no {' or '.join(_as_written(name) for name in required)}, which a "
+            f"file of {kind} has; it has {names} (docs/importing.md shows the formats)"
         )
-    used = [*WORDS, *NUMBERS] if kind == "predictions" else [*WORDS, *MATRICES, "novelty"]
-    used = [name for name in used if kind != "scores" or name not in MATRICES]
-    if unused := [name for name in found.rows.columns if name not in used]:
+    columns = [*WORDS, *NUMBERS] if kind == "predictions" else [*WORDS, *MATRICES, "novelty"]
+    columns = [name for name in columns if kind != "scores" or name not in MATRICES]
+    if unused := [name for name in content.rows.columns if name not in columns]:
         print(f"  {path.name}: not used: {', '.join(unused)}", file=sys.stderr)
-    rows = found.rows.select(name for name in used if name in found.rows.columns)
+    rows = content.rows.select(name for name in columns if name in content.rows.columns)
     if "view" not in rows.columns:
         rows = rows.with_columns(pl.lit(PLAIN).alias("view"))
     for name in rows.columns:
         _refuse_gaps(path.name, rows, name)
-    return OutputFile(path.name, rows, found.classes)
+    return OutputFile(path.name, rows, content.classes)
 
 
 def _as_written(name: str) -> str:
@@ -147,11 +147,11 @@ def _read_table(path: Path) -> OutputFile:
 
 
 def _numbered(file: str, parts: Sequence[str]) -> list[str]:
-    wanted = [f"{FEATURE}{place}" for place in range(len(parts))]
-    if set(parts) != set(wanted):
-        lacking = next(name for name in wanted if name not in parts)
-        raise SourceError(f"{file}: features are counted from 0, but {lacking} is not there")
-    return wanted
+    names = [f"{FEATURE}{place}" for place in range(len(parts))]
+    if set(parts) != set(names):
+        missing = next(name for name in names if name not in parts)
+        raise SourceError(f"{file}: features are counted from 0, but {missing} is not there")
+    return names
 
 
 def _numbers(file: str, column: pl.Series) -> pl.Series:
@@ -196,7 +196,7 @@ def _read_npz(path: Path) -> OutputFile:
     for name, array in arrays.items():
         dimensions = 2 if name in MATRICES else 1
         if name not in (*WORDS, *NUMBERS, *MATRICES):
-            columns.append(pl.Series(name, [None] * count))  # told as not used
+            columns.append(pl.Series(name, [None] * count))  # reported as not used
             continue
         if array.ndim != dimensions or len(array) != count:
             shape = f"({count}, …)" if dimensions == 2 else f"({count},)"

@@ -83,11 +83,13 @@ def key_protocols(shard: Shard, settings: Settings) -> Produced:
     """Name the rows of each protocol by keys."""
     splits = shard.read("splits")
     columns = ["sample_id", "digest", "sequence"]
-    wanted = pl.col("sample_id").is_in(splits["sample_id"].unique().implode())
-    parts = [part.read(columns).filter(wanted) for part in shard.parts if part.table == "samples"]
+    in_splits = pl.col("sample_id").is_in(splits["sample_id"].unique().implode())
+    parts = [
+        part.read(columns).filter(in_splits) for part in shard.parts if part.table == "samples"
+    ]
     samples = pl.concat([SAMPLES.empty().select(columns), *parts])
-    only = bool(shard.about.get("with_content"))
-    rows = protocol_rows(splits, samples, shard.about["definitions"], with_content=only)
+    with_content = bool(shard.about.get("with_content"))
+    rows = protocol_rows(splits, samples, shard.about["definitions"], with_content=with_content)
     return Produced({"protocols": rows}, rows.height)
 
 

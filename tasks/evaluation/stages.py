@@ -92,9 +92,9 @@ class PassedRun:
     def gives(self) -> frozenset[str]:
         """What a score may ask of it."""
         filled = set().union(*(filled_columns(part.path) for part in self.outputs))
-        given = filled & {"logits", "features", "novelty"}
+        columns = filled & {"logits", "features", "novelty"}
         fitted_on = {"train", "valid"} if self.reference else set()
-        return frozenset(given | fitted_on | ({"head"} if self.head else set()))
+        return frozenset(columns | fitted_on | ({"head"} if self.head else set()))
 
 
 class ScoreChoice(Settings):
@@ -145,9 +145,9 @@ def plan_scores(
     """
     shards, fitting = [], set()
     for run in runs:
-        given = run.gives()
+        available = run.gives()
         for choice in choices:
-            if not fits(choice.name, given, run.foreign_logits):
+            if not fits(choice.name, available, run.foreign_logits):
                 continue
             fitting.add(choice.name)
             shards.append(
@@ -174,11 +174,14 @@ def plan_scores(
     return shards
 
 
-def fits(score: str, given: frozenset[str], foreign_logits: bool = False) -> bool:
-    """Whether a score finds what it needs. Of foreign logits none that learns what logits the
-    training samples of a class have."""
+def fits(score: str, available: frozenset[str], foreign_logits: bool = False) -> bool:
+    """Whether a score finds all that it needs.
+
+    Foreign logits are of other classes than the protocol's. No score fits them that learns which
+    logits the training samples of each class have.
+    """
     needs = score_files.find(score).needs
-    return needs <= given and not (foreign_logits and {"logits", "train"} <= needs)
+    return needs <= available and not (foreign_logits and {"logits", "train"} <= needs)
 
 
 def check_scores(
@@ -213,8 +216,8 @@ def measure_runs(
     record_failures(build)
     failed = {mark.run_id for failure in build.failures if (mark := failure.shard.run)}
     runs = [run for run in runs if run.mark.run_id not in failed]
-    every = {choice.score_id: choice for choice in (*choices, *described)}
-    build.run(describe_scores, plan_score_settings(list(every.values())), Settings())
+    by_id = {choice.score_id: choice for choice in (*choices, *described)}
+    build.run(describe_scores, plan_score_settings(list(by_id.values())), Settings())
     pieces = [*score_runs(build, plan_scores(runs, choices, asked)), *scored]
     build.run(evaluate_scores, plan_evaluation(runs, pieces, conventions), EvaluationSettings())
 
@@ -253,15 +256,15 @@ def plan_evaluation(
 
 
 def record_failures(build: Build) -> None:
-    """Say in `runs` which runs failed; one that lacks a score only has not."""
-    done = {p.shard for p in build.pieces if p.manifest.stage == record_failure.name}
+    """Say in `runs` which runs failed; a run that only lacks a score did not."""
+    recorded = {p.shard for p in build.pieces if p.manifest.stage == record_failure.name}
     shards: dict[str, Shard] = {}
     for failure in build.failures:
         mark, about = failure.shard.run, failure.shard.about
-        if mark is None or failure.stage == score_outputs.name or mark.run_id in done:
+        if mark is None or failure.stage == score_outputs.name or mark.run_id in recorded:
             continue
-        told = {"facts": about.get("facts", about), "reason": failure.reason}
-        shards.setdefault(mark.run_id, Shard(mark.run_id, about=told, run=mark))
+        record = {"facts": about.get("facts", about), "reason": failure.reason}
+        shards.setdefault(mark.run_id, Shard(mark.run_id, about=record, run=mark))
     build.run(record_failure, list(shards.values()), Settings())
 
 
@@ -336,42 +339,42 @@ def scored_rows(
     with_train = set(rows.filter(split="train")["view"])
     fitted: tuple[tuple[str, int], Any] | None = None
     frames = [SCORES.empty()]
-    for view, step, tested in evaluated_groups(rows):
+    for view, step, group in evaluated_groups(rows):
         fit_view = view if view in with_train else PLAIN
-        train = rows.filter(
+        fit_rows = rows.filter(
             (pl.col("view") == fit_view)
             & (pl.col("step") < max(step, 1))
             & pl.col("split").is_in(FITTED)
         )
-        if fitted is None or fitted[0] != (fit_view, train.height):
+        if fitted is None or fitted[0] != (fit_view, fit_rows.height):
             score = kind(kind.resolve(None, choice.settings))
-            learnt = train.filter(pl.col("split") == "train")
-            known = train.filter((pl.col("split") == "valid") & (pl.col("role") == "known"))
-            if known.is_empty():
+            train_rows = fit_rows.filter(pl.col("split") == "train")
+            valid_rows = fit_rows.filter((pl.col("split") == "valid") & (pl.col("role") == "known"))
+            if valid_rows.is_empty():
                 if "valid" in kind.needs:
                     what = f"{choice.name} of {about['run_id']}"
                     print(f"  {what}: training rows stand in for validation", file=sys.stderr)
-                known = learnt
+                valid_rows = train_rows
             score.fit(
                 Reference(
-                    _given(learnt, kind.needs & {"train", "head"}),
-                    _labels(learnt, kind.needs & {"train"}),
-                    _given(known, kind.needs & {"valid"}),
+                    _outputs_of(train_rows, kind.needs & {"train", "head"}),
+                    _labels(train_rows, kind.needs & {"train"}),
+                    _outputs_of(valid_rows, kind.needs & {"valid"}),
                     head if "head" in kind.needs else None,
-                    _labels(known, kind.needs & {"valid"}),
+                    _labels(valid_rows, kind.needs & {"valid"}),
                 )
             )
-            fitted = ((fit_view, train.height), score)
+            fitted = ((fit_view, fit_rows.height), score)
         score = fitted[1]
-        outputs = arrays(tested)
-        named = replace(outputs, logits=None) if about.get("foreign_logits") else outputs
-        labels = score.labels_of(named)
-        predicted = tested["predicted"]  # what the model says, unless the score names a class
+        outputs = arrays(group)
+        class_outputs = replace(outputs, logits=None) if about.get("foreign_logits") else outputs
+        labels = score.labels_of(class_outputs)
+        predicted = group["predicted"]  # what the model says, unless the score names a class
         if labels is not None and classes:
             predicted = pl.Series([classes[int(label)] for label in labels], dtype=pl.String)
         frames.append(
             SCORES.conform(
-                tested.select(
+                group.select(
                     pl.lit(about["run_id"]).alias("run_id"),
                     pl.lit(choice.score_id).alias("score_id"),
                     pl.lit(choice.name).alias("score"),
@@ -390,7 +393,7 @@ def scored_rows(
     return pl.concat(frames)
 
 
-def _given(rows: pl.DataFrame, needed: Iterable[str]) -> Any:
+def _outputs_of(rows: pl.DataFrame, needed: Iterable[str]) -> Any:
     return arrays(rows) if needed and rows.height else None
 
 
@@ -402,7 +405,7 @@ def _labels(rows: pl.DataFrame, needed: Iterable[str]) -> np.ndarray | None:
 
 
 def numbered_labels(rows: pl.DataFrame) -> tuple[pl.DataFrame, dict[int, str]]:
-    """Labels as places among those with training rows, as logits have them, and their classes."""
+    """Labels counted as logits count them, only those with training rows; and the class of each."""
     train = rows.filter(pl.col("split") == "train").drop_nulls("label")
     names = train.group_by("label").agg(pl.col("class").min()).sort("label")
     places = {label: place for place, label in enumerate(names["label"])}
@@ -420,13 +423,13 @@ def run_rows(shard: Shard) -> pl.DataFrame:
 
 def evaluated_groups(rows: pl.DataFrame) -> Iterator[tuple[str, int, pl.DataFrame]]:
     """Valid and test rows by view and step."""
-    chosen = rows.filter(pl.col("split").is_in(EVALUATED))
-    for (view, step), part in chosen.group_by("view", "step", maintain_order=True):
+    evaluated_rows = rows.filter(pl.col("split").is_in(EVALUATED))
+    for (view, step), part in evaluated_rows.group_by("view", "step", maintain_order=True):
         yield str(view), int(step), part
 
 
 def arrays(rows: pl.DataFrame) -> Any:
-    """`Outputs` of these rows: whatever no row lacks."""
+    """`Outputs` of these rows; what one of the rows lacks is left out."""
     from tasks.scores.base import Outputs
 
     def matrix(name: str) -> np.ndarray | None:
@@ -435,8 +438,8 @@ def arrays(rows: pl.DataFrame) -> Any:
             return None
         return column.list.to_array(column.list.len()[0]).to_numpy()
 
-    own = rows["novelty"]
-    novelty = None if own.null_count() else own.to_numpy()
+    scores = rows["novelty"]
+    novelty = None if scores.null_count() else scores.to_numpy()
     return Outputs(matrix("logits"), matrix("features"), novelty)
 
 
@@ -462,10 +465,10 @@ def evaluate_scores(shard: Shard, settings: EvaluationSettings) -> Produced:
     for group, subset, part in measured_groups(rows):
         place = {**_place(about), **group, "subset": subset}
         for name in about["conventions"]:
-            found, drawn = measure(part, name, settings.draws, seed_of(group["score_id"]))
-            named = [pl.lit(value).alias(key) for key, value in place.items()]
-            metrics.append(METRICS.conform(found.select(*named, pl.all())))
-            lines.append(CURVES.conform(drawn.select(*named, pl.all())))
+            values, points = measure(part, name, settings.draws, seed_of(group["score_id"]))
+            keys = [pl.lit(value).alias(key) for key, value in place.items()]
+            metrics.append(METRICS.conform(values.select(*keys, pl.all())))
+            lines.append(CURVES.conform(points.select(*keys, pl.all())))
     table = pl.concat(metrics)
     return Produced({METRICS.name: table, CURVES.name: pl.concat(lines)}, table.height)
 
@@ -479,8 +482,8 @@ def with_sequences(rows: pl.DataFrame, shard: Shard) -> pl.DataFrame:
     parts = [part for part in shard.parts if part.table == "samples"]
     if not parts:
         return rows.with_columns(pl.lit(None, pl.String).alias("sequence"))
-    wanted = pl.col("sample_id").is_in(rows["sample_id"].unique().implode())
-    known = pl.concat(part.read(["sample_id", "sequence"]).filter(wanted) for part in parts)
+    in_rows = pl.col("sample_id").is_in(rows["sample_id"].unique().implode())
+    known = pl.concat(part.read(["sample_id", "sequence"]).filter(in_rows) for part in parts)
     return rows.join(known, on="sample_id", how="left", maintain_order="left")
 
 
@@ -489,10 +492,10 @@ def measured_groups(rows: pl.DataFrame) -> Iterator[tuple[dict[str, Any], str, p
 
     Where novel samples are of several subsets, each subset against all known ones too.
     """
-    every = [rows]
+    frames = [rows]
     if rows["step"].n_unique() > 1:
-        every.append(rows.with_columns(pl.lit(ALL_STEPS, pl.Int32).alias("step")))
-    for frame in every:
+        frames.append(rows.with_columns(pl.lit(ALL_STEPS, pl.Int32).alias("step")))
+    for frame in frames:
         for key, part in frame.group_by(GROUP, maintain_order=True):
             group = dict(zip(GROUP, key, strict=True))
             yield group, "all", part
@@ -508,11 +511,11 @@ def measure(
     rule = find_convention(convention)
     predicted = rows["predicted"]
     classes = None if predicted.is_null().any() else (rows["class"], predicted)
-    found = evaluate(rows["value"], rows["novel"], rule, classes=classes)
+    metrics = evaluate(rows["value"], rows["novel"], rule, classes=classes)
     bounds = pl.lit(None, pl.Float64).alias("low"), pl.lit(None, pl.Float64).alias("high")
     if draws:
         sequences = None if rows["sequence"].is_null().all() else rows["sequence"].to_list()
-        made = intervals(
+        lows_and_highs = intervals(
             rows["value"],
             rows["novel"],
             rule,
@@ -521,11 +524,10 @@ def measure(
             seed=seed,
             draws=draws,
         )
-        found = found.join(made, on="metric", how="left", maintain_order="left")
+        metrics = metrics.join(lows_and_highs, on="metric", how="left", maintain_order="left")
         bounds = pl.col("low"), pl.col("high")
-    named = found.select("convention", "metric", "value", *bounds, "n")
-    drawn = curves(rows["value"], rows["novel"], rule, points=CURVE_POINTS)
-    return named, drawn
+    metrics = metrics.select("convention", "metric", "value", *bounds, "n")
+    return metrics, curves(rows["value"], rows["novel"], rule, points=CURVE_POINTS)
 
 
 def seed_of(score_id: str) -> int:
@@ -537,14 +539,14 @@ def prediction_rows(
     facts: RunFacts, rows: pl.DataFrame, classes: Mapping[int, str], *, phase: str = "none"
 ) -> pl.DataFrame:
     """`predictions` of valid and test rows (as `run_rows` gives them) out of their logits."""
-    tested = rows.filter(pl.col("split").is_in(EVALUATED))
-    logits = arrays(tested).logits
+    evaluated_rows = rows.filter(pl.col("split").is_in(EVALUATED))
+    logits = arrays(evaluated_rows).logits
     if logits is None:
         return pl.DataFrame()
     odds = np.exp(logits.astype(np.float64) - logits.max(1, keepdims=True))
     best = logits.argmax(1)
     probability = odds[np.arange(len(best)), best] / odds.sum(1)
-    return tested.select(
+    return evaluated_rows.select(
         pl.lit(run_id(facts)).alias("run_id"),
         pl.lit(phase).alias("phase"),
         "step",

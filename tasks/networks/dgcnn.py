@@ -94,9 +94,9 @@ def edge_convolution(
     """(B, P, C) to (B, P, D) with `weight` (D, 2C) and `neighbours` (B, P, k)."""
     from torch.nn import functional
 
-    near, own = weight.chunk(2, 1)
+    near, center = weight.chunk(2, 1)
     u = functional.linear(values, near).float()
-    v = functional.linear(values, own - near).float()
+    v = functional.linear(values, center - near).float()
     if norm.training:
         mean, variance = _edge_moments(u, v, neighbours)
         _remember(norm, mean, variance, neighbours.numel())
@@ -105,8 +105,8 @@ def edge_convolution(
         variance = cast("torch.Tensor", norm.running_var)
     scale = norm.weight * (variance + norm.eps).rsqrt()
     best = _best_neighbour(u.detach() * norm.weight.detach().sign(), neighbours)
-    chosen = u.gather(1, best) + v
-    return functional.leaky_relu((chosen - mean) * scale + norm.bias, SLOPE)
+    edges = u.gather(1, best) + v
+    return functional.leaky_relu((edges - mean) * scale + norm.bias, SLOPE)
 
 
 def _best_neighbour(u: torch.Tensor, neighbours: torch.Tensor) -> torch.Tensor:

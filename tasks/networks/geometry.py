@@ -74,16 +74,16 @@ def farthest_points(points: torch.Tensor, count: int, *, skip_origin: bool = Tru
         raise ValueError(f"{count} of {points.shape[1]} points cannot be chosen")
     with torch.no_grad():
         clouds = torch.arange(len(points), device=points.device)
-        chosen = torch.zeros(len(points), count, dtype=torch.int64, device=points.device)
+        indices = torch.zeros(len(points), count, dtype=torch.int64, device=points.device)
         distances = points.new_full(points.shape[:2], torch.inf)
         if skip_origin:
             distances[points.square().sum(2) <= NEAR_ORIGIN] = -1
         for number in range(1, count):
-            here = points[clouds, chosen[:, number - 1]]
-            moved = (points - here[:, None]).square_().sum(2)
-            distances = torch.minimum(distances, moved)
-            chosen[:, number] = distances.argmax(1)
-    return chosen
+            last = points[clouds, indices[:, number - 1]]
+            squares = (points - last[:, None]).square_().sum(2)
+            distances = torch.minimum(distances, squares)
+            indices[:, number] = distances.argmax(1)
+    return indices
 
 
 def in_ball(points: torch.Tensor, centers: torch.Tensor, radius: float, count: int) -> torch.Tensor:
@@ -101,10 +101,10 @@ def in_ball(points: torch.Tensor, centers: torch.Tensor, radius: float, count: i
         mode = "donot_use_mm_for_euclid_dist"
         inside = torch.cdist(centers, points, compute_mode=mode) < radius
         ranked = torch.where(inside, order, total)
-        found = ranked.topk(min(count, total), largest=False, sorted=True).values.long()
-        first = found[..., :1] % total
-        found = torch.where(found == total, first, found)
-        return torch.cat([found, first.expand(-1, -1, count - found.shape[2])], 2)
+        indices = ranked.topk(min(count, total), largest=False, sorted=True).values.long()
+        first = indices[..., :1] % total
+        indices = torch.where(indices == total, first, indices)
+        return torch.cat([indices, first.expand(-1, -1, count - indices.shape[2])], 2)
 
     with torch.no_grad():
         return _by_parts(members, total * centers.shape[1], points.float(), centers.float())

@@ -44,9 +44,9 @@ def data_dictionary() -> str:
     for name, table in SHARED.items():
         lines += describe_table(name, table)
     for benchmark in benchmark_names():
-        own = {n: t for n, t in tables_of(benchmark).items() if SHARED.get(n) is not t}
-        if own:
+        tables = {n: t for n, t in tables_of(benchmark).items() if SHARED.get(n) is not t}
+        if tables:
             lines += [f"## {benchmark}", ""]
-            for name, table in own.items():
+            for name, table in tables.items():
                 lines += describe_table(f"{benchmark}/{name}", table)
     return "\n".join(lines).rstrip() + "\n"

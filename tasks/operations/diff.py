@@ -140,25 +140,25 @@ class _Comparison:
         self._require_unique({"a": before, "b": after})
 
     def _view(self, view: str, files: list[Path], any_file: Path) -> dict[str, str]:
-        listed = ", ".join(_literal(str(file)) for file in files or [any_file])
+        paths = ", ".join(_literal(str(file)) for file in files or [any_file])
         nothing = "" if files else " WHERE false"
         self.sql.execute(
             f"CREATE VIEW {view} AS SELECT *, true AS novelty_side "
-            f"FROM read_parquet([{listed}]){nothing}"
+            f"FROM read_parquet([{paths}]){nothing}"
         )
         described = self.sql.execute(f"DESCRIBE {view}").fetchall()
         return {name: kind for name, kind, *_ in described if name != "novelty_side"}
 
-    def _key(self, given: tuple[str, ...], before: Side, after: Side) -> tuple[str, ...]:
-        key = given or after.key or before.key
+    def _key(self, columns: tuple[str, ...], before: Side, after: Side) -> tuple[str, ...]:
+        key = columns or after.key or before.key
         if not key:
             raise ConfigError(
                 f"neither {before.name} nor {after.name} declares the key of its rows; name its "
                 "columns with --key a,b"
             )
-        if lacking := [name for name in key if name not in self.shared]:
+        if missing := [name for name in key if name not in self.shared]:
             raise ConfigError(
-                f"the key {','.join(key)} needs {', '.join(lacking)}, which is not in both sides; "
+                f"the key {','.join(key)} needs {', '.join(missing)}, which is not in both sides; "
                 f"name another with --key, of: {', '.join(self.shared)}"
             )
         return key
@@ -222,8 +222,8 @@ class _Comparison:
         return pl.DataFrame(rows, schema=schema, orient="row")
 
     def row_counts(self) -> dict[str, int]:
-        found = self.sql.execute("SELECT change, count(*) FROM marks GROUP BY change").fetchall()
-        return {"added": 0, "removed": 0, "changed": 0} | dict(found)
+        counts = self.sql.execute("SELECT change, count(*) FROM marks GROUP BY change").fetchall()
+        return {"added": 0, "removed": 0, "changed": 0} | dict(counts)
 
     def counts_by_column(self) -> pl.DataFrame:
         sums = ", ".join(f"count_if(c{i})" for i in range(len(self.values)))
@@ -246,7 +246,7 @@ class _Comparison:
         ]
         whole = "{'column': NULL::VARCHAR, 'before': NULL::VARCHAR, 'after': NULL::VARCHAR}"
         whole = f"CASE WHEN m.change <> 'changed' THEN {whole} END"
-        listed = ", ".join([whole, *values])
+        changes = ", ".join([whole, *values])
 
         def meets(view: str) -> str:
             tests = (
@@ -259,7 +259,7 @@ class _Comparison:
         order = ", ".join(f"{_name(name)} NULLS FIRST" for name in names)
         return (
             f"SELECT {shown}, change, u.column, u.before, u.after FROM (SELECT {keys}, m.change, "
-            f"unnest(list_filter([{listed}], lambda x: x IS NOT NULL)) AS u "
+            f"unnest(list_filter([{changes}], lambda x: x IS NOT NULL)) AS u "
             f"FROM ({marks}) m {meets('a')} {meets('b')}) ORDER BY {order}, u.column"
         )
 
@@ -268,10 +268,10 @@ class _Comparison:
         order = ", ".join(f"k{i} NULLS FIRST" for i in range(len(self.key)))
         kinds = ["change = 'added'", "change = 'removed'"]
         kinds += [f"c{i}" for i in range(len(self.values))]
-        chosen = " UNION ".join(
+        rows = " UNION ".join(
             f"(SELECT * FROM marks WHERE {kind} ORDER BY {order} LIMIT {most})" for kind in kinds
         )
-        frame = self.sql.sql(self._long_form(chosen)).pl()
+        frame = self.sql.sql(self._long_form(rows)).pl()
         return frame.filter(pl.int_range(pl.len()).over("change", "column") < most)
 
     def write(self, out: Path) -> None:
@@ -303,8 +303,8 @@ def show_diff(diff: TableDiff) -> None:
     if diff.examples.height:
         print("\nthe first changes")
         show_frame(diff.examples.with_columns(_cut(name) for name in ("before", "after")))
-    said = ", ".join(f"{count:,} {change}" for change, count in diff.rows.items())
-    verdict = "same" if diff.same else f"rows by {','.join(diff.key)}: {said}"
+    counts = ", ".join(f"{count:,} {change}" for change, count in diff.rows.items())
+    verdict = "same" if diff.same else f"rows by {','.join(diff.key)}: {counts}"
     print(f"\n{verdict}; {diff.files_read} files read, {diff.files_skipped} equal ones skipped")
     if diff.out is not None:
         print(f"every change: {diff.out}")

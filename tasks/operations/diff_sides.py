@@ -44,13 +44,13 @@ def find_side(text: str, lake: Path) -> Side:
     The path of a version, or of a table's folder in any lake, is that version or the current one.
     A name that is both a table of the lake and a path is the table; write `./name` for the path.
     """
-    named = _NAMED.fullmatch(text)
+    match = _NAMED.fullmatch(text)
     path = Path(text).expanduser()
-    if named is not None:
-        home = lake_root(named["lake"]) if named["lake"] else lake
-        known = versions_path(home, named["benchmark"], named["table"]).is_dir()
+    if match is not None:
+        home = lake_root(match["lake"]) if match["lake"] else lake
+        known = versions_path(home, match["benchmark"], match["table"]).is_dir()
         if known or not path.exists():
-            return _version_side(_version(home, named["benchmark"], named["table"], named["key"]))
+            return _version_side(_version(home, match["benchmark"], match["table"], match["key"]))
     for folder in (path, path / "current"):
         if (folder / MANIFEST).exists():
             version = folder.resolve()
@@ -60,16 +60,16 @@ def find_side(text: str, lake: Path) -> Side:
 
 def previous_side(text: str, lake: Path) -> Side:
     """The version that was made last before the current one, by the age of its manifest."""
-    named = _NAMED.fullmatch(text)
-    if named is None or named["key"]:
+    match = _NAMED.fullmatch(text)
+    if match is None or match["key"]:
         raise ConfigError(
             f"one side alone must be a table of the lake, not {text!r}; name a second side"
         )
-    home = lake_root(named["lake"]) if named["lake"] else lake
-    current = current_version(home, named["benchmark"], named["table"])
+    home = lake_root(match["lake"]) if match["lake"] else lake
+    current = current_version(home, match["benchmark"], match["table"])
     older = [
         version
-        for version in all_versions(home, named["benchmark"], named["table"])
+        for version in all_versions(home, match["benchmark"], match["table"])
         if version.manifest.key != current.manifest.key
     ]
     if not older:
@@ -90,18 +90,18 @@ def _version(lake: Path, benchmark: str, table: str, key: str | None) -> TableVe
             raise ConfigError(f"{snapshot.name} of {benchmark} has no table {table!r}")
         return versions_of(lake, snapshot, [table])[0]
     versions = all_versions(lake, benchmark, table)
-    found = [version for version in versions if version.manifest.key.startswith(key)]
-    if len(found) != 1:
-        listed = ", ".join(
+    matches = [version for version in versions if version.manifest.key.startswith(key)]
+    if len(matches) != 1:
+        lines = ", ".join(
             f"{version.manifest.key} ({version.manifest.rows:,} rows"
             f"{', current' if version.manifest.key == current.manifest.key else ''})"
             for version in versions
         )
         raise ConfigError(
-            f"{len(found)} versions of {benchmark}/{table} begin with {key!r}; there are, the "
-            f"newest first: {listed}"
+            f"{len(matches)} versions of {benchmark}/{table} begin with {key!r}; there are, the "
+            f"newest first: {lines}"
         )
-    return found[0]
+    return matches[0]
 
 
 def _version_side(version: TableVersion) -> Side:

@@ -22,11 +22,11 @@ def export_outputs(lake: Path, name: str, path: Path, head: Path | None = None) 
         shutil.copyfile(_head_of(lake, benchmark, run_id), head)
     if protocol is None:
         raise ConfigError(f"run {run_id} serves all protocols; export a run that builds on it")
-    every = current_version(lake, benchmark, OUTPUTS.name).read()
-    rows = every.filter(run_id=run_id)
+    outputs = current_version(lake, benchmark, OUTPUTS.name).read()
+    rows = outputs.filter(run_id=run_id)
     if rows.is_empty() and run["origin"][0] == "frozen":
         # On one protocol it has the outputs that it has for all.
-        rows = every.filter(pl.col("run_id").is_in(bases))
+        rows = outputs.filter(pl.col("run_id").is_in(bases))
     splits = current_version(lake, benchmark, SPLITS.name).read().filter(protocol=protocol)
     rows = rows.join(splits, on="sample_id", how="semi").drop("run_id").sort("view", "sample_id")
     if rows.is_empty():

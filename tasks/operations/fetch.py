@@ -87,7 +87,7 @@ def fetch(
 ) -> Path:
     """The checked file: in the folder `into`, or where it lies if `remote` is local.
 
-    With a `cache` a file that was found good is not read again to find it good once more.
+    With a `cache`, a file that was checked before is not read again.
     """
     if urlsplit(remote.url).scheme not in ("http", "https"):
         return _checked_local(remote, cache)
@@ -135,8 +135,8 @@ def _fault(remote: Remote, path: Path, cache: HashCache | None = None) -> str | 
         return f"found {size} bytes, expected {remote.size}"
     if remote.sha256 is None:
         return None
-    found = sha256_file(path) if cache is None else cache.sha256(path)
-    return None if found == remote.sha256 else f"found sha256 {found}, expected {remote.sha256}"
+    digest = sha256_file(path) if cache is None else cache.sha256(path)
+    return None if digest == remote.sha256 else f"found sha256 {digest}, expected {remote.sha256}"
 
 
 def _download(remote: Remote, target: Path, retries: int, report: Progress) -> None:
@@ -160,14 +160,14 @@ def _download(remote: Remote, target: Path, retries: int, report: Progress) -> N
 
 
 def _accept(remote: Remote, target: Path) -> None:
-    part, kept = _beside(target, ".part"), _beside(target, ".part.json")
+    part, note = _beside(target, ".part"), _beside(target, ".part.json")
     fault = _fault(remote, part)
     if fault is not None:
         bad = _beside(target, ".bad")
         with open(part, "rb") as file:
             is_page = file.read(64).lstrip()[:1] == b"<"
         part.replace(bad)
-        kept.unlink(missing_ok=True)
+        note.unlink(missing_ok=True)
         raise SourceError(
             f"{remote.url} is not the file that was asked for: {fault}. "
             + ("It looks like a web page (a login or an error). " if is_page else "")
@@ -176,7 +176,7 @@ def _accept(remote: Remote, target: Path) -> None:
     fsync_path(part)
     part.replace(target)
     fsync_path(target.parent)
-    kept.unlink(missing_ok=True)
+    note.unlink(missing_ok=True)
 
 
 def _size(path: Path) -> int:
@@ -187,48 +187,50 @@ def _transfer(remote: Remote, target: Path, report: Progress) -> None:
     """One request: appends to the .part file what it lacks, or fills it anew."""
     part = _beside(target, ".part")
     limit = UNKNOWN_SIZE_LIMIT if remote.size is None else remote.size
-    wanted = (
+    expectation = (
         f"expected {'at most ' if remote.size is None else ''}{limit}; check the URL or the size"
     )
-    have = _size(part)
+    part_size = _size(part)
     validator = None
-    if have:
-        kept = _kept(target, remote.url)
-        if have == remote.size and (kept is not None or remote.sha256 is not None):
+    if part_size:
+        version = _part_version(target, remote.url)
+        if part_size == remote.size and (version is not None or remote.sha256 is not None):
             return
         # Bytes of two versions must not be joined unless the hash is there to tell.
-        if kept is None or (not kept and remote.sha256 is None) or have > limit:
+        if version is None or (not version and remote.sha256 is None) or part_size > limit:
             raise _Restart
-        validator = kept or None
-    with _response(remote.url, have, validator) as response:
-        start, total = _announced(response, have, validator)
+        validator = version or None
+    with _response(remote.url, part_size, validator) as response:
+        start, total = _announced(response, part_size, validator)
         if total is not None and (total > limit or remote.size not in (None, total)):
             if start:
                 raise _Restart
-            raise SourceError(f"{remote.url}: the server announces {total} bytes, {wanted}.")
+            raise SourceError(f"{remote.url}: the server announces {total} bytes, {expectation}.")
         with open(part, "r+b" if start else "wb") as file:
             if not start:
                 note = {"url": remote.url, "validator": _validator(response.headers)}
                 write_bytes(_beside(target, ".part.json"), json.dumps(note).encode())
             file.seek(start)
-            done = start
-            report(target.name, done, total)
-            while total is None or done < total:
-                data = _next_bytes(response, min(BLOCK, BLOCK if total is None else total - done))
+            position = start
+            report(target.name, position, total)
+            while total is None or position < total:
+                data = _next_bytes(
+                    response, min(BLOCK, BLOCK if total is None else total - position)
+                )
                 if not data:
                     break
-                if done + len(data) > limit:
+                if position + len(data) > limit:
                     file.truncate(0)
-                    raise SourceError(f"{remote.url}: the server sends more bytes, {wanted}.")
+                    raise SourceError(f"{remote.url}: the server sends more bytes, {expectation}.")
                 file.write(data)
-                done += len(data)
-                report(target.name, done, total)
+                position += len(data)
+                report(target.name, position, total)
     expected = remote.size if total is None else total
-    if expected is not None and done < expected:
-        raise _Retry(f"the connection ended after {done} of {expected} bytes")
+    if expected is not None and position < expected:
+        raise _Retry(f"the connection ended after {position} of {expected} bytes")
 
 
-def _kept(target: Path, url: str) -> str | None:
+def _part_version(target: Path, url: str) -> str | None:
     """What the server called the version that the .part file is of; "" if it gave no name."""
     try:
         note = json.loads(_beside(target, ".part.json").read_bytes())
@@ -242,10 +244,10 @@ def _validator(headers: Message) -> str:
     return etag if etag and not etag.startswith("W/") else headers.get("Last-Modified", "")
 
 
-def _response(url: str, have: int, validator: str | None) -> http.client.HTTPResponse:
+def _response(url: str, part_size: int, validator: str | None) -> http.client.HTTPResponse:
     headers = {"User-Agent": "novelty-pipeline", "Accept-Encoding": "identity"}
-    if have:
-        headers["Range"] = f"bytes={have}-"
+    if part_size:
+        headers["Range"] = f"bytes={part_size}-"
         if validator:
             headers["If-Range"] = validator
     opener = urllib.request.OpenerDirector()
@@ -265,7 +267,7 @@ def _response(url: str, have: int, validator: str | None) -> http.client.HTTPRes
         return response
     except urllib.error.HTTPError as error:
         error.close()
-        if error.code == 416 and have:
+        if error.code == 416 and part_size:
             raise _Restart from None
         if error.code >= 500:
             raise _Retry(f"the server answered {error.code} {error.reason}") from None
@@ -285,17 +287,17 @@ def _response(url: str, have: int, validator: str | None) -> http.client.HTTPRes
 
 
 def _announced(
-    response: http.client.HTTPResponse, have: int, validator: str | None
+    response: http.client.HTTPResponse, part_size: int, validator: str | None
 ) -> tuple[int, int | None]:
     """Where the body begins and how long the whole file is, by the server's word."""
     if response.status == 206:
-        found = re.fullmatch(
+        span = re.fullmatch(
             r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", "").strip()
         )
         changed = validator and _validator(response.headers) not in ("", validator)
-        if found is None or int(found[1]) != have or changed:
+        if span is None or int(span[1]) != part_size or changed:
             raise _Restart
-        return have, None if found[2] == "*" else int(found[2])
+        return part_size, None if span[2] == "*" else int(span[2])
     if response.status != 200:
         raise SourceError(f"{response.url}: the server answered {response.status}, expected 200.")
     length = response.headers.get("Content-Length", "")

@@ -81,9 +81,9 @@ def restore(lake: Path, text: str) -> Snapshot:
 
 def folder_of(lake: Path, text: str) -> Path:
     """The folder of a snapshot, or of one table in it; of a bucket its files are fetched."""
-    name, _, wanted = text.partition("@")
+    name, _, label = text.partition("@")
     benchmark, _, table = name.partition("/")
-    snapshot = find_snapshot(lake, f"{benchmark}@{wanted}" if wanted else benchmark)
+    snapshot = find_snapshot(lake, f"{benchmark}@{label}" if label else benchmark)
     if table and table not in snapshot.tables:
         raise ConfigError(
             f"{snapshot.name} of {benchmark} has no table {table!r}; it has: "

@@ -28,12 +28,12 @@ def _plugins(kind: str) -> Plugins[Any]:
 
 def benchmarks_by_modality() -> dict[str, list[str]]:
     """Benchmarks that have samples of each modality, as their schemas say."""
-    found: dict[str, list[str]] = {}
+    names: dict[str, list[str]] = {}
     for module in sorted(info.name for info in pkgutil.iter_modules(schemas.__path__)):
         declared = importlib.import_module(f"schemas.{module}")
         for modality in declared.MODALITIES if hasattr(declared, "Config") else ():
-            found.setdefault(modality, []).append(module)
-    return found
+            names.setdefault(modality, []).append(module)
+    return names
 
 
 def plugin_rows(kind: str) -> pl.DataFrame:
@@ -60,19 +60,19 @@ def setting_rows(kind: str, name: str, preset: str | None = None) -> pl.DataFram
     """Every setting of a plug-in, with its value and what it means."""
     plugins = _plugins(kind)
     if name not in plugins.names():
-        there = f"{', '.join(plugins.names())}{did_you_mean(name, plugins.names())}"
-        raise ConfigError(f"{kind}: no {name!r}; there are: {there}")
+        names = f"{', '.join(plugins.names())}{did_you_mean(name, plugins.names())}"
+        raise ConfigError(f"{kind}: no {name!r}; there are: {names}")
     plugin = plugins.find(name)
     if preset is not None and preset not in plugin.presets:
-        there = ", ".join(plugin.presets) or "none"
-        raise ConfigError(f"{name} has no preset {preset!r}; there are: {there}")
-    shown = preset or next(iter(plugin.presets), None)
-    values = plugin.resolve(shown, **_on_network(kind, plugin))
+        names = ", ".join(plugin.presets) or "none"
+        raise ConfigError(f"{name} has no preset {preset!r}; there are: {names}")
+    preset_name = preset or next(iter(plugin.presets), None)
+    values = plugin.resolve(preset_name, **_on_network(kind, plugin))
     rows = [
         {
             "setting": setting,
             "value": str(getattr(values, setting)),
-            "preset": shown,
+            "preset": preset_name,
             "about": (field.description or "").replace("\n", " "),
         }
         for setting, field in plugin.configuration.model_fields.items()

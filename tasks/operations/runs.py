@@ -46,11 +46,11 @@ def list_runs(lake: Path, benchmark: str | None = None) -> pl.DataFrame:
 def find_run(lake: Path, name: str) -> tuple[str, str]:
     """Benchmark and id of the one run whose id begins like that."""
     runs = read_shared(lake, RUNS.name, RUNS.version)
-    found = runs.filter(pl.col("run_id").str.starts_with(name)) if not runs.is_empty() else runs
-    if found.height != 1:
-        counted = "no run" if found.is_empty() else f"{found.height} runs"
-        raise ConfigError(f"{counted} with an id like {name!r}; `novelty runs list` shows them")
-    return found["benchmark"][0], found["run_id"][0]
+    matches = runs.filter(pl.col("run_id").str.starts_with(name)) if not runs.is_empty() else runs
+    if matches.height != 1:
+        count = "no run" if matches.is_empty() else f"{matches.height} runs"
+        raise ConfigError(f"{count} with an id like {name!r}; `novelty runs list` shows them")
+    return matches["benchmark"][0], matches["run_id"][0]
 
 
 def show_run(lake: Path, name: str) -> tuple[dict[str, object], pl.DataFrame]:
@@ -81,9 +81,9 @@ def _numbers(lake: Path, benchmark: str, run_ids: Sequence[str]) -> pl.DataFrame
 
 def compare_runs(lake: Path, names: Sequence[str]) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Settings in which the runs differ, and their numbers on test side by side."""
-    found = [find_run(lake, name) for name in names]
+    pairs = [find_run(lake, name) for name in names]
     facts = []
-    for benchmark, run_id in found:
+    for benchmark, run_id in pairs:
         row = read_shared(lake, RUNS.name, RUNS.version, benchmark).filter(run_id=run_id)
         values = row.row(0, named=True)
         flat = {key: str(values[key]) for key in ("benchmark", "protocol", "model", "network")}
@@ -92,14 +92,14 @@ def compare_runs(lake: Path, names: Sequence[str]) -> tuple[pl.DataFrame, pl.Dat
         facts.append(flat)
     keys = list(dict.fromkeys(key for flat in facts for key in flat))
     differing = [key for key in keys if len({flat.get(key) for flat in facts}) > 1]
-    ids = [run_id for _, run_id in found]
+    ids = [run_id for _, run_id in pairs]
     settings = pl.DataFrame(
         [(key, *(flat.get(key) for flat in facts)) for key in differing],
         schema={"what": pl.String, **dict.fromkeys(ids, pl.String)},
         orient="row",
     )
     numbers = pl.concat(
-        [_numbers(lake, benchmark, [run_id]) for benchmark, run_id in found], how="vertical"
+        [_numbers(lake, benchmark, [run_id]) for benchmark, run_id in pairs], how="vertical"
     )
     if numbers.is_empty():
         return settings, numbers
@@ -110,22 +110,22 @@ def compare_runs(lake: Path, names: Sequence[str]) -> tuple[pl.DataFrame, pl.Dat
 
 def drop_runs(lake: Path, names: Sequence[str], wait: float = 60.0) -> list[str]:
     """Take runs, and all runs that build on them, out of the tables."""
-    chosen = [find_run(lake, name) for name in names]
+    pairs = [find_run(lake, name) for name in names]
     dropped = []
-    for benchmark in sorted({benchmark for benchmark, _ in chosen}):
+    for benchmark in sorted({benchmark for benchmark, _ in pairs}):
         with locked(lake, benchmark, wait):
             runs = read_shared(lake, RUNS.name, RUNS.version, benchmark)
-            gone = {run_id for of, run_id in chosen if of == benchmark}
+            run_ids = {run_id for of, run_id in pairs if of == benchmark}
             while True:
                 building = runs.filter(
-                    pl.col("base_runs").list.eval(pl.element().is_in(sorted(gone))).list.any()
+                    pl.col("base_runs").list.eval(pl.element().is_in(sorted(run_ids))).list.any()
                 )
-                more = set(building["run_id"]) - gone
+                more = set(building["run_id"]) - run_ids
                 if not more:
                     break
-                gone |= more
-            _publish_without(lake, benchmark, gone)
-            dropped += sorted(gone)
+                run_ids |= more
+            _publish_without(lake, benchmark, run_ids)
+            dropped += sorted(run_ids)
     refresh_catalog(lake)
     return dropped
 
@@ -137,11 +137,13 @@ def _publish_without(lake: Path, benchmark: str, run_ids: set[str]) -> None:
         tables: list[Table] = []
         pieces: dict[str, Piece] = {}
         for version in versions_of(lake, old) if old is not None else []:
-            found = pieces_of(lake, [version])
-            left = [p for p in found if not p.manifest.run or p.manifest.run.run_id not in run_ids]
-            if len(left) < len(found) and version.manifest.table in declared:
+            gathered = pieces_of(lake, [version])
+            remaining = [
+                p for p in gathered if not p.manifest.run or p.manifest.run.run_id not in run_ids
+            ]
+            if len(remaining) < len(gathered) and version.manifest.table in declared:
                 tables.append(declared[version.manifest.table])
-                pieces |= {piece.manifest.address: piece for piece in left}
+                pieces |= {piece.manifest.address: piece for piece in remaining}
         kept, runs = (old.tables, old.runs) if old is not None else ({}, {})
         runs = {run: addresses for run, addresses in runs.items() if run not in run_ids}
         return Contents(tables, list(pieces.values()), kept, runs)

@@ -70,21 +70,21 @@ def evaluate_file(
     rows = read_scores(path)
     for name in (*columns, truth):
         if name not in rows.columns:
-            there = ", ".join(rows.columns)
-            raise ConfigError(f"{path} has no column {name!r}; there are: {there}")
+            names = ", ".join(rows.columns)
+            raise ConfigError(f"{path} has no column {name!r}; there are: {names}")
     rule = with_weight(find_convention(convention), weight)
     novel = truth_of(rows[truth])
-    found, drawn = [], []
+    frames, curve_frames = [], []
     for name in columns:
         score = pl.lit(name).alias("score")
-        found.append(evaluate(rows[name], novel, rule).select(score, pl.all()))
+        frames.append(evaluate(rows[name], novel, rule).select(score, pl.all()))
         if out is not None:
-            drawn.append(curves(rows[name], novel, rule).select(score, pl.all()))
-    metrics = pl.concat(found)
+            curve_frames.append(curves(rows[name], novel, rule).select(score, pl.all()))
+    metrics = pl.concat(frames)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         metrics.write_parquet(out / "metrics.parquet")
-        points = pl.concat(drawn)
+        points = pl.concat(curve_frames)
         points.write_parquet(out / "curves.parquet")
         _draw(points, out / "curves.png")
     return metrics
@@ -96,8 +96,8 @@ def _draw(points: pl.DataFrame, path: Path) -> None:
     figure = Figure(figsize=(10, 4.8), layout="constrained")
     titles = {"roc": ("False positive rate", "True positive rate"), "pr": ("Recall", "Precision")}
     for axes, (curve, (across, up)) in zip(figure.subplots(1, 2), titles.items(), strict=True):
-        chosen = points.filter(pl.col("curve") == curve)
-        for (name,), part in chosen.group_by("score", maintain_order=True):
+        curve_points = points.filter(pl.col("curve") == curve)
+        for (name,), part in curve_points.group_by("score", maintain_order=True):
             axes.plot(part["x"], part["y"], label=name)
         axes.set(xlabel=across, ylabel=up, xlim=(0, 1), ylim=(0, 1.02))
         axes.grid(alpha=0.3)

@@ -62,9 +62,9 @@ def upgrade(lake: Path, older: Older) -> None:
 def _upgraded(lake: Path, older: Older) -> Piece:
     manifest, table = older.version.manifest, older.table
     key = content_key({"from": manifest.key, "table": table.name, "to": table.version})
-    found = find_piece(lake, manifest.benchmark, STAGE, key)
-    if found is not None:
-        return found
+    earlier = find_piece(lake, manifest.benchmark, STAGE, key)
+    if earlier is not None:
+        return earlier
     rows, bad = table.check(_converted(older))
     if bad.height:
         first = bad.row(0, named=True)

@@ -65,11 +65,11 @@ def pretty_name(benchmark: str) -> str:
 def citation(publication: Publication) -> str:
     """How to name exactly these bytes, and the paper behind the benchmark where it is known."""
     version = f"version {publication.version}, " if publication.version else ""
-    own = (
+    sentence = (
         f"{pretty_name(publication.benchmark)}, tables made by the open-world novelty pipeline, "
         f"{version}key {publication.key}."
     )
-    return " ".join([own, PAPERS.get(publication.benchmark, "")]).strip()
+    return " ".join([sentence, PAPERS.get(publication.benchmark, "")]).strip()
 
 
 def size_category(rows: int) -> str:
@@ -201,11 +201,11 @@ def _origin(publication: Publication) -> list[str]:
 
 
 def _licence(publication: Publication) -> list[str]:
-    given = f"Licence: {publication.licence}." if publication.licence else "No licence was given."
+    terms = f"Licence: {publication.licence}." if publication.licence else "No licence was given."
     return [
         "## Licence",
         "",
-        f"{given} The tables hold or derive from the sources above. This project does not know "
+        f"{terms} The tables hold or derive from the sources above. This project does not know "
         "the terms of those sources: check them before you use or pass on the tables.",
         "",
     ]

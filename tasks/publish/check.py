@@ -29,46 +29,50 @@ class Checked:
 
 
 def check_published(folder: Path) -> Checked:
-    """One sentence per problem; those of a later kind only if there is none of an earlier."""
+    """One sentence per problem. Contents are checked only if the sums are right."""
     installed = importlib.util.find_spec("mlcroissant") is not None
     publication = published_in(folder)
     if publication is None:
         raise SourceError(f"there is nothing in {folder}; name a published folder")
-    if found := differences(str(folder)):
-        return Checked(publication, found, installed)
-    described = json.loads((folder / CROISSANT).read_bytes())
-    record_sets = {one["@id"]: one for one in described["recordSet"]}
-    sums = {one["@id"]: one["sha256"] for one in described["distribution"] if "sha256" in one}
-    listed = {file.path: file.sha256 for table in publication.tables for file in table.files}
-    if sums != listed:
-        found.append(f"{CROISSANT} and manifest.json list other files or digests")
+    if problems := differences(str(folder)):
+        return Checked(publication, problems, installed)
+    croissant = json.loads((folder / CROISSANT).read_bytes())
+    record_sets = {one["@id"]: one for one in croissant["recordSet"]}
+    sums = {one["@id"]: one["sha256"] for one in croissant["distribution"] if "sha256" in one}
+    digests = {file.path: file.sha256 for table in publication.tables for file in table.files}
+    if sums != digests:
+        problems.append(f"{CROISSANT} and manifest.json list other files or digests")
     for table in publication.tables:
-        found += _table_problems(folder, table, record_sets.get(table.name))
-    if installed and not found:
-        found = _croissant_problems(folder)
-    return Checked(publication, found, installed)
+        problems += _table_problems(folder, table, record_sets.get(table.name))
+    if installed and not problems:
+        problems = _croissant_problems(folder)
+    return Checked(publication, problems, installed)
 
 
 def _table_problems(
     folder: Path, table: PublishedTable, record_set: dict[str, Any] | None
 ) -> list[str]:
-    found = []
+    problems = []
     schemas = []
     for file in table.files:
         parquet = pq.read_metadata(folder / file.path)
         schemas.append(parquet.schema.to_arrow_schema())
         if parquet.num_rows != file.rows:
-            found.append(f"{file.path} has {parquet.num_rows} rows, expected {file.rows}")
+            problems.append(f"{file.path} has {parquet.num_rows} rows, expected {file.rows}")
     if any(not schema.equals(schemas[0]) for schema in schemas):
-        found.append(f"files of {table.name} have different columns")
+        problems.append(f"files of {table.name} have different columns")
     if record_set is None:
-        return [*found, f"{CROISSANT} does not describe the table {table.name}"]
-    said = {field["name"]: _said(field) for field in record_set["field"]}
-    are = {field.name: _is(field, said) for field in schemas[0]}
-    if said != are:
-        wrong = sorted(name for name in said.keys() | are.keys() if said.get(name) != are.get(name))
-        found.append(f"{CROISSANT} is wrong about column {wrong[0]} of {table.name}")
-    return found
+        return [*problems, f"{CROISSANT} does not describe the table {table.name}"]
+    types_described = {field["name"]: _said(field) for field in record_set["field"]}
+    types_stored = {field.name: _is(field, types_described) for field in schemas[0]}
+    if types_described != types_stored:
+        wrong = sorted(
+            name
+            for name in types_described.keys() | types_stored.keys()
+            if types_described.get(name) != types_stored.get(name)
+        )
+        problems.append(f"{CROISSANT} is wrong about column {wrong[0]} of {table.name}")
+    return problems
 
 
 def _said(field: dict[str, Any]) -> tuple[str, list[int]]:
@@ -76,8 +80,8 @@ def _said(field: dict[str, Any]) -> tuple[str, list[int]]:
     return field["dataType"], [int(length) for length in shape.split(",") if length]
 
 
-def _is(field: pa.Field, said: dict[str, tuple[str, list[int]]]) -> tuple[str, list[int]]:
-    picture = is_bytes(field.type) and said.get(field.name, ("",))[0] == "sc:ImageObject"
+def _is(field: pa.Field, described: dict[str, tuple[str, list[int]]]) -> tuple[str, list[int]]:
+    picture = is_bytes(field.type) and described.get(field.name, ("",))[0] == "sc:ImageObject"
     return data_type(field.type, picture)
 
 

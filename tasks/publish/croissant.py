@@ -113,16 +113,16 @@ def data_type(kind: pa.DataType, picture: bool = False) -> tuple[str, list[int]]
 
 
 def _meaning(column: Column, picture: bool) -> str:
-    said = [column.description.rstrip(".")]
+    phrases = [column.description.rstrip(".")]
     if column.unit:
-        said.append(f"Unit: {column.unit}")
+        phrases.append(f"Unit: {column.unit}")
     if column.allowed:
-        said.append(f"One of: {', '.join(column.allowed)}")
+        phrases.append(f"One of: {', '.join(column.allowed)}")
     if is_bytes(column.type) and not picture:
-        said.append("Raw bytes")
+        phrases.append("Raw bytes")
     if column.nullable:
-        said.append("May be null")
-    return ". ".join(part for part in said if part) + "."
+        phrases.append("May be null")
+    return ". ".join(part for part in phrases if part) + "."
 
 
 def _field(table: Table, column: Column, picture: bool) -> dict[str, Any]:
@@ -144,9 +144,9 @@ def _field(table: Table, column: Column, picture: bool) -> dict[str, Any]:
 
 
 def _record_set(table: Table, pictures: set[str]) -> dict[str, Any]:
-    described = table.description
+    description = table.description
     for reference in table.references:
-        described += (
+        description += (
             f" {', '.join(reference.columns)} stands for {', '.join(reference.to)} of the table "
             f"{reference.table}."
         )
@@ -154,7 +154,7 @@ def _record_set(table: Table, pictures: set[str]) -> dict[str, Any]:
         "@type": "cr:RecordSet",
         "@id": table.name,
         "name": table.name,
-        "description": described,
+        "description": description,
         "field": [_field(table, column, column.name in pictures) for column in table.columns],
     }
     if table.key:

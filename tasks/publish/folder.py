@@ -33,7 +33,7 @@ from storage.damage import verify_version
 from storage.locks import benchmark_locked
 from storage.parquet import opened_parquet
 from storage.tables import TableVersion
-from storage.upkeep import require_lake
+from storage.upkeep import ancestors_of, require_lake
 from tasks.publish.card import card
 from tasks.publish.croissant import croissant, is_bytes
 from tasks.publish.record import (
@@ -42,7 +42,6 @@ from tasks.publish.record import (
     gather,
     leak_pattern,
     leaks,
-    pieces_behind,
     table_of,
 )
 from tasks.publish.verify import MANIFEST, SUMS, differences, sha256_of
@@ -81,7 +80,7 @@ def publish(
     old = published_in(folder)
     with _unchanging(lake, benchmark):
         versions = chosen_versions(lake, benchmark, tables)
-        pieces = pieces_behind(lake, versions)
+        pieces = {piece.address: piece for piece in ancestors_of(lake, *versions)}
         new = gather(lake, versions, pieces, date, version, licence)
         if old is not None:
             _refuse_damaged(folder)
@@ -134,16 +133,16 @@ def published_in(folder: Path) -> Publication | None:
 
 
 def _refuse_damaged(folder: Path) -> None:
-    if found := differences(str(folder)):
-        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    if problems := differences(str(folder)):
+        more = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
         raise LakeError(
-            f"{folder} is no longer what was published: {found[0]}{more}; move it away and publish "
-            "again"
+            f"{folder} is no longer what was published: {problems[0]}{more}; move it away and "
+            "publish again"
         )
 
 
 def _says_the_same(old: Publication, new: Publication) -> bool:
-    """A version or licence that is not named now may be any."""
+    """The same content; a version or licence that is not named now agrees with any."""
     return (
         old.content == new.content
         and new.version in (None, old.version)
@@ -154,14 +153,14 @@ def _says_the_same(old: Publication, new: Publication) -> bool:
 def _refuse_replacing(folder: Path, old: Publication, new: Publication) -> None:
     if new.version in (None, old.version):
         what = "tables" if old.content != new.content else "licence"
-        named = f"version {old.version}" if old.version else "no version name"
+        label = f"version {old.version}" if old.version else "no version name"
         raise ConfigError(
-            f"{folder} holds another publication ({old.benchmark}, key {old.key}, {named}) with "
+            f"{folder} holds another publication ({old.benchmark}, key {old.key}, {label}) with "
             f"other {what}; name a new folder, or another --version to replace it"
         )
-    if hidden := sorted(path.name for path in folder.glob(".*")):
+    if names := sorted(path.name for path in folder.glob(".*")):
         raise ConfigError(
-            f"{folder} also holds {hidden[0]}, which replacing would remove; publish to a new "
+            f"{folder} also holds {names[0]}, which replacing would remove; publish to a new "
             "folder and copy from there"
         )
 
@@ -173,9 +172,9 @@ def _refuse_unfit(versions: list[TableVersion], pattern: str) -> None:
                 f"table {version.name} is damaged: {damage[0].file.name} {damage[0].problem}; "
                 "`novelty verify --drop` and a build make it again"
             )
-    if found := leaks(versions, pattern):
+    if columns := leaks(versions, pattern):
         raise ConfigError(
-            f"folders of this machine stand in {found[0]}; leave the table out with --tables, or "
+            f"folders of this machine stand in {columns[0]}; leave the table out with --tables, or "
             "build it from a source elsewhere"
         )
 
@@ -183,15 +182,15 @@ def _refuse_unfit(versions: list[TableVersion], pattern: str) -> None:
 def picture_columns(version: TableVersion, table: Table) -> set[str]:
     """Binary columns whose first value begins like a PNG, JPEG, GIF or WebP file."""
     names = [column.name for column in table.columns if is_bytes(column.type)]
-    found = set()
+    pictures = set()
     for name in names:
         with opened_parquet(version.files[0]) as file:
             for batch in file.iter_batches(batch_size=16, columns=[name]):
                 first = next((value for value in batch.column(0).to_pylist() if value), None)
                 if first is not None:
-                    found |= {name} if _PICTURE.match(first) else set()
+                    pictures |= {name} if _PICTURE.match(first) else set()
                     break
-    return found
+    return pictures
 
 
 def _write(
@@ -235,10 +234,10 @@ def _fill(
         table.name: picture_columns(version, table)
         for version, table in zip(versions, tables, strict=True)
     }
-    described = croissant(publication, tables, pictures)
+    description = croissant(publication, tables, pictures)
     texts = {
         CARD: card(publication, tables, pictures),
-        CROISSANT: json.dumps(described, indent=1, ensure_ascii=False) + "\n",
+        CROISSANT: json.dumps(description, indent=1, ensure_ascii=False) + "\n",
         MANIFEST: publication.model_dump_json(indent=1) + "\n",
         VERIFY: Path(__file__).with_name(VERIFY).read_text(),
     }

@@ -18,7 +18,6 @@ from schemas.errors import ConfigError, LakeError
 from schemas.manifest import PieceManifest, Record
 from schemas.table import Column, Table
 from schemas.tables import find_table
-from storage.pieces import find_piece
 from storage.tables import TableVersion, current_versions
 from storage.upkeep import read_build_record
 from tasks.publish.verify import data_key
@@ -86,19 +85,19 @@ def chosen_versions(lake: Path, benchmark: str, names: list[str] | None) -> list
     """Current versions to publish, by name: all of the benchmark's, or those named."""
     # A name with other characters would be taken for a pattern, and mean several benchmarks.
     plain = re.fullmatch(r"\w+", benchmark)
-    found = current_versions(lake, benchmark) if plain else []
-    there = {version.manifest.table: version for version in found}
-    if not there:
+    versions = current_versions(lake, benchmark) if plain else []
+    by_table = {version.manifest.table: version for version in versions}
+    if not by_table:
         raise LakeError(
             f"no tables of {benchmark!r} in {lake}; `novelty status` lists what there is"
         )
     if names is None:
-        return list(there.values())
-    if unknown := sorted(set(names) - there.keys()):
+        return list(by_table.values())
+    if unknown := sorted(set(names) - by_table.keys()):
         raise ConfigError(
-            f"no table {', '.join(unknown)} of {benchmark}; there are: {', '.join(there)}"
+            f"no table {', '.join(unknown)} of {benchmark}; there are: {', '.join(by_table)}"
         )
-    return [there[name] for name in sorted(set(names))]
+    return [by_table[name] for name in sorted(set(names))]
 
 
 def table_of(version: TableVersion) -> Table:
@@ -107,30 +106,32 @@ def table_of(version: TableVersion) -> Table:
     declared = find_table(version.manifest.benchmark, version.manifest.table)
     if declared is not None and _same_declaration(declared.arrow_schema, schema):
         return declared
-    said = {key.decode(): value.decode() for key, value in (schema.metadata or {}).items()}
+    table_facts = {key.decode(): value.decode() for key, value in (schema.metadata or {}).items()}
     columns = []
     for field in schema:
-        own = {key.decode(): value.decode() for key, value in (field.metadata or {}).items()}
+        column_facts = {
+            key.decode(): value.decode() for key, value in (field.metadata or {}).items()
+        }
         columns.append(
             Column(
                 field.name,
                 field.type,
-                own.get("description", ""),
-                own.get("unit", ""),
+                column_facts.get("description", ""),
+                column_facts.get("unit", ""),
                 field.nullable,
             )
         )
     return Table(
         name=version.manifest.table,
-        description=said.get("description", ""),
+        description=table_facts.get("description", ""),
         columns=tuple(columns),
-        key=tuple(name for name in said.get("sort_key", "").split(",") if name),
+        key=tuple(name for name in table_facts.get("sort_key", "").split(",") if name),
         version=version.manifest.schema_version,
     )
 
 
 def _same_declaration(one: pa.Schema, other: pa.Schema) -> bool:
-    """Types, descriptions and units agree; Parquet calls the inside of a list otherwise."""
+    """Types, descriptions and units agree; Parquet gives the inside of a list another name."""
     return (
         one.equals(other)
         and one.metadata == other.metadata
@@ -195,21 +196,9 @@ def _published(version: TableVersion, pieces: Mapping[str, PieceManifest]) -> Pu
     )
 
 
-def pieces_behind(lake: Path, versions: list[TableVersion]) -> dict[str, PieceManifest]:
-    """Manifests by address of all pieces the versions were made from, each read once."""
-    found: dict[str, PieceManifest] = {}
-    waiting = {part.piece for version in versions for part in version.manifest.parts if part.piece}
-    while waiting:
-        address = waiting.pop()
-        if (piece := find_piece(lake, *address.split("/"))) is not None:
-            found[address] = piece.manifest
-            waiting |= {i.piece for i in piece.manifest.inputs if i.piece} - found.keys()
-    return found
-
-
 def _refuse_mixture(versions: list[TableVersion], pieces: Mapping[str, PieceManifest]) -> None:
-    """A table made from parts of another one must have been made from those that stand there."""
-    held = {
+    """Refuse a table made from parts that another table to be published no longer has."""
+    addresses = {
         version.manifest.table: {part.piece for part in version.manifest.parts}
         for version in versions
     }
@@ -218,11 +207,11 @@ def _refuse_mixture(versions: list[TableVersion], pieces: Mapping[str, PieceMani
         for part in version.manifest.parts:
             maker = pieces.get(part.piece or "")
             for source in maker.inputs if maker else []:
-                made = pieces.get(source.piece or "")
-                if made is None or made.benchmark != benchmark or source.name not in held:
+                origin = pieces.get(source.piece or "")
+                if origin is None or origin.benchmark != benchmark or source.name not in addresses:
                     continue
-                rows = sum(file.rows for file in made.parts if file.table == source.name)
-                if rows and made.address not in held[source.name]:
+                rows = sum(file.rows for file in origin.parts if file.table == source.name)
+                if rows and origin.address not in addresses[source.name]:
                     raise LakeError(
                         f"table {version.name} was made from parts that {source.name} no longer "
                         f"has, so the two come from different builds; run `novelty build "
@@ -235,14 +224,14 @@ def _stages(pieces: Iterable[PieceManifest]) -> list[PublishedStage]:
     for piece in pieces:
         by_stage.setdefault((piece.stage, piece.code, piece.stage_version), []).append(piece)
     stages = []
-    for (stage, code, number), made in sorted(by_stage.items()):
+    for (stage, code, number), stage_pieces in sorted(by_stage.items()):
         settings: list[dict[str, Any]] = []
-        for piece in sorted(made, key=lambda piece: piece.address):
+        for piece in sorted(stage_pieces, key=lambda piece: piece.address):
             if (cleaned := without_places(piece.settings)) not in settings:
                 settings.append(cleaned)
         stages.append(
             PublishedStage(
-                stage=stage, code=code, version=number, pieces=len(made), settings=settings
+                stage=stage, code=code, version=number, pieces=len(stage_pieces), settings=settings
             )
         )
     return stages
@@ -281,7 +270,7 @@ def leak_pattern(lake: Path, benchmark: str, pieces: Mapping[str, PieceManifest]
 
 def leaks(versions: list[TableVersion], pattern: str) -> list[str]:
     """Text columns that hold a folder of this machine: `table.column (first value)`."""
-    found = []
+    columns = []
     for version in versions:
         frame = pl.scan_parquet(version.files, glob=False)
         texts = [name for name, kind in frame.collect_schema().items() if kind == pl.String]
@@ -290,9 +279,9 @@ def leaks(versions: list[TableVersion], pattern: str) -> list[str]:
         hits = frame.select(
             pl.col(name).filter(pl.col(name).str.contains(pattern)).first() for name in texts
         ).collect(engine="streaming")
-        found += [
+        columns += [
             f"{version.manifest.table}.{name} ({hits[name][0]!r})"
             for name in texts
             if hits[name][0] is not None
         ]
-    return found
+    return columns

@@ -44,12 +44,12 @@ class PictureCache:
         side: int | None = None,
     ) -> "PictureCache":
         """Those pictures of the files, in that order."""
-        wanted = pl.DataFrame({"sample_id": sample_ids}, schema={"sample_id": pl.String})
+        ids = pl.DataFrame({"sample_id": sample_ids}, schema={"sample_id": pl.String})
         rows = pl.scan_parquet(list(files), glob=False).select(
             "sample_id", "width", "height", "data"
         )
-        found = rows.join(wanted.lazy(), on="sample_id", how="semi").collect()
-        frame = wanted.join(found, on="sample_id", how="left", maintain_order="left")
+        pictures = rows.join(ids.lazy(), on="sample_id", how="semi").collect()
+        frame = ids.join(pictures, on="sample_id", how="left", maintain_order="left")
         if frame["data"].null_count():
             first = frame.filter(pl.col("data").is_null())["sample_id"][0]
             raise LakeError(
@@ -75,8 +75,8 @@ class PictureCache:
             self.hold()
         if self._held is not None:
             return self._held[rows]
-        chosen = np.arange(len(self))[rows]
-        return self.decode(chosen) if chosen.ndim else self.decode([int(chosen)])[0]
+        numbers = np.arange(len(self))[rows]
+        return self.decode(numbers) if numbers.ndim else self.decode([int(numbers)])[0]
 
     def size(self) -> tuple[int, int]:
         """(width, height), which all pictures must share unless there is a side."""
@@ -84,9 +84,9 @@ class PictureCache:
             return self.side, self.side
         distinct = np.unique(self.sizes, axis=0)
         if len(distinct) != 1:
-            shown = ", ".join(f"{w} x {h}" for w, h in distinct[:3])
+            sizes = ", ".join(f"{w} x {h}" for w, h in distinct[:3])
             raise ConfigError(
-                f"pictures have {len(distinct)} sizes ({shown}, ...), expected one; leave the data "
+                f"pictures have {len(distinct)} sizes ({sizes}, ...), expected one; leave the data "
                 "set out of pictures.keep so that they are cut to one"
             )
         width, height = distinct[0]
@@ -107,15 +107,15 @@ class PictureCache:
         """uint8 RGB (N, H, W, 3) of some rows, or of all."""
         import cv2
 
-        chosen = np.arange(len(self)) if rows is None else np.asarray(list(rows), np.int64)
+        numbers = np.arange(len(self)) if rows is None else np.asarray(list(rows), np.int64)
         if self._held is not None:
-            return self._held[chosen]
+            return self._held[numbers]
         width, height = self.size()
-        out = np.empty((len(chosen), height, width, 3), np.uint8)
+        out = np.empty((len(numbers), height, width, 3), np.uint8)
 
         def fill(places: range) -> None:
             for place in places:
-                row = chosen[place]
+                row = numbers[place]
                 encoded = self._bytes[self._edges[row] : self._edges[row + 1]]
                 pixels = cv2.imdecode(encoded, cv2.IMREAD_COLOR_RGB)
                 if pixels is not None and self.side is not None:
@@ -126,10 +126,10 @@ class PictureCache:
                     )
                 out[place] = pixels
 
-        every = range(len(chosen))
-        step = max(1, -(-len(chosen) // threads))
+        positions = range(len(numbers))
+        step = max(1, -(-len(numbers) // threads))
         with ThreadPoolExecutor(threads) as pool:
-            for _ in pool.map(fill, [every[i : i + step] for i in every[::step]]):
+            for _ in pool.map(fill, [positions[i : i + step] for i in positions[::step]]):
                 pass  # an error comes out here
         return out
 

@@ -49,7 +49,11 @@ COLUMNS = {
     "odin": (ODIN_STEP, "average_precision", "ODIN"),
     "accuracy": ("msp", "acc", "accuracy"),
 }
-SAID = {"msp": "average precision of MSP:", "odin": "that of ODIN:", "accuracy": "accuracy:"}
+MEASURE_NAMES = {
+    "msp": "average precision of MSP:",
+    "odin": "that of ODIN:",
+    "accuracy": "accuracy:",
+}
 CONFIDENCE = 0.95
 FEWEST_PAIRS = 3
 
@@ -63,15 +67,15 @@ def sections(read: Read) -> list[Section]:
         return []
     if runs is None or protocols is None:
         return []
-    named = named_runs(runs, protocols)
-    numbers = measured(metrics, named)
-    found = [
+    run_names = named_runs(runs, protocols)
+    numbers = measured(metrics, run_names)
+    parts = [
         _beside(numbers, training),
         _changed(numbers),
         _ranking(numbers),
-        training_report.section(training.join(named, on="run_id")),
+        training_report.section(training.join(run_names, on="run_id")),
     ]
-    return [section for section in found if section is not None]
+    return [section for section in parts if section is not None]
 
 
 def named_runs(runs: pl.DataFrame, protocols: pl.DataFrame) -> pl.DataFrame:
@@ -90,22 +94,28 @@ def named_runs(runs: pl.DataFrame, protocols: pl.DataFrame) -> pl.DataFrame:
         score = None
         if run["model"] == Odin.name:
             base = by_id.get(run["base_runs"][0])
-            own = {n: v for n, v in json.loads(run["changed"]).items() if n != "base"}
-            score = ", ".join([ODIN_STEP, *_told(own)])
+            odin_changes = {n: v for n, v in json.loads(run["changed"]).items() if n != "base"}
+            score = ", ".join([ODIN_STEP, *_setting_texts(odin_changes)])
         if base is None:
             continue
         changed = json.loads(base["changed"])
-        every = {*PictureTraining.model_fields, NETWORK}
-        shared = {name: value for name, value in changed.items() if name in every}
-        own = {name: value for name, value in changed.items() if name not in shared}
+        training_settings = {*PictureTraining.model_fields, NETWORK}
+        network_changes = {
+            name: value for name, value in changed.items() if name in training_settings
+        }
+        model_changes = {
+            name: value for name, value in changed.items() if name not in network_changes
+        }
         trial = trials[run["protocol"]]
         rows.append(
             (
                 key,
                 trial["subset"],
                 trial["member"],
-                ", ".join([f"{base['network']} {base['preset']}", *_told(shared)]),
-                ", ".join([base["model"], *_told(own)]),
+                ", ".join(
+                    [f"{base['network']} {base['preset']}", *_setting_texts(network_changes)]
+                ),
+                ", ".join([base["model"], *_setting_texts(model_changes)]),
                 score,
                 run["seed"],
             )
@@ -115,19 +125,19 @@ def named_runs(runs: pl.DataFrame, protocols: pl.DataFrame) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=schema, orient="row")
 
 
-def _told(changed: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def _setting_texts(changed: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     for name, value in changed.items():
         if isinstance(value, dict):
-            yield from _told(value, f"{prefix}{name}.")
+            yield from _setting_texts(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name} {value}"
 
 
-def measured(metrics: pl.DataFrame, named: pl.DataFrame) -> pl.DataFrame:
+def measured(metrics: pl.DataFrame, run_names: pl.DataFrame) -> pl.DataFrame:
     """subset, member, network, model, seed, score, metric, value in percent."""
     return (
         metrics.select("run_id", pl.col("score").alias("score_file"), "metric", "value")
-        .join(named, on="run_id")
+        .join(run_names, on="run_id")
         .select(
             "subset",
             "member",
@@ -168,9 +178,9 @@ def _columns(runs: pl.DataFrame, suffix: str) -> pl.DataFrame:
     return pl.concat(parts).drop("score", "metric")
 
 
-def _said(mean: str = "mean", deviation: str = "deviation") -> pl.Expr:
-    both = pl.concat_str(_digits(mean), pl.lit(" ± "), _digits(deviation))
-    return pl.when(pl.col(deviation).is_null()).then(_digits(mean)).otherwise(both)
+def _mean_text(mean: str = "mean", deviation: str = "deviation") -> pl.Expr:
+    text = pl.concat_str(_digits(mean), pl.lit(" ± "), _digits(deviation))
+    return pl.when(pl.col(deviation).is_null()).then(_digits(mean)).otherwise(text)
 
 
 def _digits(name: str) -> pl.Expr:
@@ -199,15 +209,15 @@ def _beside(runs: pl.DataFrame, training: pl.DataFrame) -> Section | None:
     ]
     skew = runs.filter(metric="skew").group_by("subset", "member").agg(pl.col("value").first())
     last, final = _columns(runs, LAST_EPOCHS), _columns(runs, "")
-    for (subset, network), own in last.group_by("subset", "network", maintain_order=True):
+    for (subset, network), of_network in last.group_by("subset", "network", maintain_order=True):
         parts.append(heading(f"{subset}, network {network}"))
-        there = skew.filter(subset=subset)
-        for pair in _pairs(own["model"].unique().to_list()):
-            parts.append(paper_table(own, there, pair))
-            alike = final.filter(subset=subset, network=network)
-            if evaluations != "1" and not alike.is_empty():
-                shown = paper_table(alike, there, pair)
-                parts.append(folded("The same of the final networks alone", shown))
+        subset_skew = skew.filter(subset=subset)
+        for pair in _pairs(of_network["model"].unique().to_list()):
+            parts.append(paper_table(of_network, subset_skew, pair))
+            final_numbers = final.filter(subset=subset, network=network)
+            if evaluations != "1" and not final_numbers.is_empty():
+                final_table = paper_table(final_numbers, subset_skew, pair)
+                parts.append(folded("The same of the final networks alone", final_table))
     return Section("Networks beside the paper", parts) if len(parts) > 1 else None
 
 
@@ -227,9 +237,9 @@ def _pairs(names: Sequence[str]) -> list[tuple[str, ...]]:
     """Each model beside the one without its task, as the paper's tables have them."""
     others = sorted(set(names) - set(WITHOUT_TASK))
     paired = {partner_of(name) for name in others}
-    alone = [name for name in WITHOUT_TASK if name in names and name not in paired]
+    unpaired = [name for name in WITHOUT_TASK if name in names and name not in paired]
     pairs = [tuple(n for n in (partner_of(name), name) if n in names) for name in others]
-    return pairs + [(name,) for name in alone]
+    return pairs + [(name,) for name in unpaired]
 
 
 def partner_of(model: str) -> str:
@@ -253,10 +263,10 @@ def paper_table(runs: pl.DataFrame, skew: pl.DataFrame, pair: Sequence[str]) -> 
     }
     shares = {member: f"{share:.2f}" for member, share in skew.select("member", "value").rows()}
     shares[AVERAGE] = f"{cast(float, skew['value'].mean()):.2f}"
-    there = set(ours["member"])
+    members = set(ours["member"])
     rows = [
         (member, shares[member], *cells) if kind == "ours" else ("paper", "", *cells)
-        for member in sorted(there, key=lambda name: (name == AVERAGE, _place(order, name), name))
+        for member in sorted(members, key=lambda name: (name == AVERAGE, _place(order, name), name))
         for kind, wide in kinds.items()
         if (cells := wide.get(member)) is not None
     ]
@@ -273,13 +283,15 @@ def _place(order: Sequence[str], name: str) -> int:
 
 def _wide(cells: pl.DataFrame, tasks: Mapping[str, str]) -> dict[str, tuple[str | None, ...]]:
     """For each member the texts of its cells, task by task; `tasks` are their names in `cells`."""
-    said: dict[str, dict[tuple[str, str], str]] = {}
-    shown = cells.select("member", "model", "column", _said().alias("said"))
-    for member, task, column, text in shown.iter_rows():
-        said.setdefault(member, {})[task, column] = text
+    texts: dict[str, dict[tuple[str, str], str]] = {}
+    rows = cells.select("member", "model", "column", _mean_text().alias("text"))
+    for member, task, column, text in rows.iter_rows():
+        texts.setdefault(member, {})[task, column] = text
     return {
-        member: tuple(own.get((task, column)) for task in tasks.values() for column in COLUMNS)
-        for member, own in said.items()
+        member: tuple(
+            cell_texts.get((task, column)) for task in tasks.values() for column in COLUMNS
+        )
+        for member, cell_texts in texts.items()
     }
 
 
@@ -310,7 +322,7 @@ def changes(runs: pl.DataFrame) -> pl.DataFrame:
             (pl.col("change") > 0).sum().cast(pl.Int64).alias("gained"),
         )
     )
-    found = (
+    means = (
         pairs.sort("subset", "network", "model", _in_order("column"), "member", "seed")
         .group_by(*key, "model", maintain_order=True)
         .agg(
@@ -320,7 +332,7 @@ def changes(runs: pl.DataFrame) -> pl.DataFrame:
         )
         .join(gained, on=[*key, "model"], how="left", maintain_order="left")
     )
-    count = found["pairs"].to_numpy()
+    count = means["pairs"].to_numpy()
     reach = t.ppf((1 + CONFIDENCE) / 2, np.maximum(count - 1, 1)) / np.sqrt(count)
     half = pl.col("deviation") * pl.Series(reach)
     enough = pl.col("pairs") >= FEWEST_PAIRS
@@ -334,7 +346,7 @@ def changes(runs: pl.DataFrame) -> pl.DataFrame:
         .otherwise(pl.lit("no clear change"))
     )
     return (
-        found.with_columns(
+        means.with_columns(
             (pl.col("mean") - half).alias("low"), (pl.col("mean") + half).alias("high")
         )
         .with_columns(verdict.alias("verdict"))
@@ -352,25 +364,25 @@ def _in_order(column: str) -> pl.Expr:
     )
 
 
-def sentences(found: pl.DataFrame) -> Iterator[str]:
+def sentences(changed: pl.DataFrame) -> Iterator[str]:
     """What changed, in words, a sentence for each subset and model."""
-    for (subset, _, task), rows in found.group_by(
+    for (subset, _, task), rows in changed.group_by(
         "subset", "network", "model", maintain_order=True
     ):
-        said = []
+        phrases = []
         for row in rows.iter_rows(named=True):
-            said.append(
-                f"{SAID[row['column']]} {row['verdict']} ({row['mean']:+.2f} points, "
+            phrases.append(
+                f"{MEASURE_NAMES[row['column']]} {row['verdict']} ({row['mean']:+.2f} points, "
                 f"{counted(row['pairs'], 'pair')})"
             )
-        yield f"{task} against {partner_of(task)} on {subset}: {'; '.join(said)}."
+        yield f"{task} against {partner_of(task)} on {subset}: {'; '.join(phrases)}."
 
 
 def _changed(runs: pl.DataFrame) -> Section | None:
-    found = changes(runs)
-    if found.is_empty():
+    differences = changes(runs)
+    if differences.is_empty():
         return None
-    shown = found.select(
+    frame = differences.select(
         *("subset", "model"),
         pl.col("column").replace({name: title for name, (*_, title) in COLUMNS.items()}),
         *("verdict", "pairs", "mean", "deviation"),
@@ -388,8 +400,8 @@ def _changed(runs: pl.DataFrame) -> Section | None:
                 "of a member share their pictures, so the interval speaks of these members, not "
                 "of others."
             ),
-            *(paragraph(said) for said in sentences(found)),
-            table(shown, names={"column": "measure"}, right=["interval"]),
+            *(paragraph(sentence) for sentence in sentences(differences)),
+            table(frame, names={"column": "measure"}, right=["interval"]),
         ],
     )
 
@@ -401,8 +413,8 @@ def ranking(runs: pl.DataFrame) -> pl.DataFrame:
     """Mean AP over members by subset, score and model (columns), best mean over models first."""
     average = with_average(runs.filter(metric="average_precision")).filter(member=AVERAGE)
     key = ["subset", "network", "score"]
-    wide = average.with_columns(_said().alias("said")).pivot(
-        "model", index=key, values="said", sort_columns=True
+    wide = average.with_columns(_mean_text().alias("text")).pivot(
+        "model", index=key, values="text", sort_columns=True
     )
     means = average.group_by(key).agg(pl.col("mean").mean().alias("over all models"))
     return (
@@ -415,8 +427,8 @@ def ranking(runs: pl.DataFrame) -> pl.DataFrame:
 
 
 def _ranking(runs: pl.DataFrame) -> Section | None:
-    found = ranking(runs)
-    if found.is_empty():
+    means = ranking(runs)
+    if means.is_empty():
         return None
     parts: list[Html] = [
         paragraph(
@@ -425,11 +437,13 @@ def _ranking(runs: pl.DataFrame) -> Section | None:
             "other scores come from the outputs of one forward pass."
         )
     ]
-    tasks = found.columns[3:-1]
-    for (subset, network), own in found.group_by("subset", "network", maintain_order=True):
+    tasks = means.columns[3:-1]
+    for (subset, network), scores in means.group_by("subset", "network", maintain_order=True):
         skew = runs.filter(subset=subset, metric="skew").group_by("member").first()["value"]
         guessing = cast(float, skew.mean())
         caption = f"{subset}, network {network}; guessing gets {guessing:.2f}"
-        here = [name for name in tasks if own[name].null_count() < own.height]
-        parts.append(table(own.select("score", *here, "over all models"), caption, right=here))
+        columns = [name for name in tasks if scores[name].null_count() < scores.height]
+        parts.append(
+            table(scores.select("score", *columns, "over all models"), caption, right=columns)
+        )
     return Section("Every score of the networks", parts)

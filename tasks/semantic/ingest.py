@@ -63,15 +63,15 @@ def plan_image_shards(listings: Sequence[Listing], whole: Sequence[str] = ()) ->
     shards: list[Shard] = []
     for listing in listings:
         refused = [tuple(row) for row in listing.refused]
-        own = []
+        entries = []
         for entry in listing.entries:
             if entry.sample_id in owner:
                 message = f"{entry.file}: source {owner[entry.sample_id]} has this image already"
                 refused.append((entry.sample_id, "duplicate_id", message))
             else:
-                own.append(entry)
-        owner |= {entry.sample_id: listing.name for entry in own}
-        shards += _picture_shards(listing, own)
+                entries.append(entry)
+        owner |= {entry.sample_id: listing.name for entry in entries}
+        shards += _picture_shards(listing, entries)
         for record in listing.records:
             stem = f"{listing.dataset}/{record.stem}"
             if stem in owner:
@@ -160,15 +160,17 @@ class _Rows:
         self.thumbnails: list[tuple[Any, ...]] = []
         self.rejects: list[Reject] = []
 
-    def add(self, image: dict[str, Any], kept: Mapping[str, Any]) -> None:
+    def add(self, image: dict[str, Any], encoded_images: Mapping[str, Any]) -> None:
         """`kept`: size and bytes of picture and thumbnail, as `encoded` gives them."""
         key = image["sample_id"]
         self.images.append({**image, "source": self.source, "dataset": self.dataset})
         # What models get to see: the stored bytes, which change with the side and the encoding.
-        seen = hashlib.sha256(kept["data"]).hexdigest()
-        self.samples.append((key, image["class"], None, None, image["file"], seen, "image"))
-        self.pictures.append((key, *kept["size"], self.encoding, kept["data"]))
-        self.thumbnails.append((key, *kept["thumbnail_size"], kept["thumbnail"]))
+        digest = hashlib.sha256(encoded_images["data"]).hexdigest()
+        self.samples.append((key, image["class"], None, None, image["file"], digest, "image"))
+        self.pictures.append((key, *encoded_images["size"], self.encoding, encoded_images["data"]))
+        self.thumbnails.append(
+            (key, *encoded_images["thumbnail_size"], encoded_images["thumbnail"])
+        )
 
     def produced(self) -> Produced:
         images = pl.DataFrame(self.images, schema=IMAGES.polars_schema)
@@ -190,9 +192,9 @@ def _limits(settings: PictureSettings) -> Limits:
 def _read_files(shard: Shard, rows: _Rows) -> None:
     settings = rows.settings
     entries = {row[-1]: Entry(*row) for row in shard.about["images"]}
-    for found in on_disk(shard.source or "", shard.files, settings.max_file_bytes):
+    for paths in on_disk(shard.source or "", shard.files, settings.max_file_bytes):
         readable = []
-        for name, path in found.items():
+        for name, path in paths.items():
             if isinstance(path, RecordError):
                 message = f"{name}: {path.message}"
                 rows.rejects.append(Reject(entries[name].sample_id, path.rule, message))
@@ -223,8 +225,8 @@ def _read_files(shard: Shard, rows: _Rows) -> None:
                 "file": entry.file,
                 "row": None,
             }
-            kept = {name: value.pop(name) for name in KEPT}
-            rows.add(about | value, kept)
+            encoded_images = {name: value.pop(name) for name in KEPT}
+            rows.add(about | value, encoded_images)
 
 
 def _decoded(items: list[dict[str, Any]], settings: PictureSettings) -> Iterator[dict[str, Any]]:
@@ -256,12 +258,12 @@ def _in_child(chunks: list[list[dict[str, Any]]], settings: PictureSettings) -> 
 
 def _unpacked(value: dict[str, Any]) -> Iterator[dict[str, Any]]:
     start = 0
-    for found in value["found"]:
-        if "rule" not in found:
-            for name, length in zip(ENCODED, found.pop("bytes"), strict=True):
-                found[name] = value["data"][start : start + length]
+    for result in value["results"]:
+        if "rule" not in result:
+            for name, length in zip(ENCODED, result.pop("bytes"), strict=True):
+                result[name] = value["data"][start : start + length]
                 start += length
-        yield found
+        yield result
 
 
 def _read_records(shard: Shard, rows: _Rows) -> None:
@@ -325,12 +327,12 @@ def _records_of(shard: Shard, record: RecordFile, settings: PictureSettings) -> 
 
 def _unpickled(shard: Shard, settings: PictureSettings) -> Records:
     """A python batch, read in a child process."""
-    for found in on_disk(shard.source or "", shard.files, settings.max_file_bytes):
-        (path,) = found.values()
+    for paths in on_disk(shard.source or "", shard.files, settings.max_file_bytes):
+        (path,) = paths.values()
         if isinstance(path, RecordError):
             raise path
-        read = "tasks.semantic.records:read_python_batch"
-        (outcome,) = run_batch(read, [{"path": str(path)}], limits=_limits(settings))
+        function = "tasks.semantic.records:read_python_batch"
+        (outcome,) = run_batch(function, [{"path": str(path)}], limits=_limits(settings))
         if outcome.value is None:
             raise RecordError(outcome.rule or "", outcome.message or "")
         return Records(outcome.value["labels"], outcome.value["pixels"])

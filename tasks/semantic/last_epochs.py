@@ -33,7 +33,7 @@ KEPT = re.compile(r"epoch-(\d+)\.safetensors")
 
 
 def described_scores() -> list[ScoreChoice]:
-    """The scores that numbers over the last epochs are of: msp and own."""
+    """The scores that are measured over the last epochs: msp, and the novelty of ODIN itself."""
     return chosen_scores({"msp": {}, "own": {}})
 
 
@@ -46,23 +46,27 @@ def plan_epochs(
         for piece in build.pieces
         if piece.manifest.stage == train_model.name and piece.manifest.run is not None
     }
-    msp, own = described_scores()
+    msp, odin = described_scores()
     shards = []
     for run in planned:
         if run.mark.run_id not in fitted:
             continue
         piece = fitted[run.mark.run_id]
-        score, measures, kept = msp, TEST_MEASURES, kept_epochs(piece)
+        score, measures, epoch_files = msp, TEST_MEASURES, kept_epochs(piece)
         if run.bases:
             base = fitted[run.bases[0].mark.run_id]
-            score, measures, kept = own, ODIN_MEASURES, kept_epochs(base)
-            kept = (piece.file(MODEL), replace(base.file(MODEL), table=BASE), *kept) if kept else ()
-        if not kept:
+            score, measures, epoch_files = odin, ODIN_MEASURES, kept_epochs(base)
+            epoch_files = (
+                (piece.file(MODEL), replace(base.file(MODEL), table=BASE), *epoch_files)
+                if epoch_files
+                else ()
+            )
+        if not epoch_files:
             continue
         shards.append(
             Shard(
                 f"{run.name}/epochs",
-                parts=(*parts[run.run.offer.protocol], *kept),
+                parts=(*parts[run.run.offer.protocol], *epoch_files),
                 about={
                     "facts": run.facts.model_dump(mode="json"),
                     "score": score.name,
@@ -110,13 +114,13 @@ def measure_epochs(shard: Shard, settings: DeviceSettings) -> Produced:
         "high": None,
     }
     means = frame.group_by("measure", maintain_order=True).agg(pl.col("value").mean())
-    named = pl.col("measure").replace_strict(about["measures"])
+    metric = pl.col("measure").replace_strict(about["measures"])
     metrics = means.select(
         run_id,
         *(pl.lit(value).alias(name) for name, value in place.items()),
-        (named + LAST_EPOCHS).alias("metric"),
+        (metric + LAST_EPOCHS).alias("metric"),
         "value",
-        pl.when(named == "acc").then(known).otherwise(count).alias("n"),
+        pl.when(metric == "acc").then(known).otherwise(count).alias("n"),
     )
     tables = {
         METRICS.name: METRICS.conform(metrics),
@@ -128,20 +132,20 @@ def measure_epochs(shard: Shard, settings: DeviceSettings) -> Produced:
 def _models_by_epoch(shard: Shard, settings: DeviceSettings) -> Iterator[tuple[int, Model]]:
     """The run's model, or what it builds on, as each kept epoch left it."""
     names = [part.table for part in shard.parts]
-    over = fitted_model(shard, settings) if MODEL in names else None
+    top_model = fitted_model(shard, settings) if MODEL in names else None
     for name in names:
-        kept = KEPT.match(name)
-        if kept is None:
+        match = KEPT.match(name)
+        if match is None:
             continue
-        if over is None:
-            yield int(kept[1]), fitted_model(shard, settings, name)
+        if top_model is None:
+            yield int(match[1]), fitted_model(shard, settings, name)
         else:
-            over.bases = (models.load_model(shard.part(name).path, device=settings.device),)
-            yield int(kept[1]), over
+            top_model.bases = (models.load_model(shard.part(name).path, device=settings.device),)
+            yield int(match[1]), top_model
 
 
 def measured(model: Model, test: Samples) -> dict[str, float]:
-    """Of a classifier test_accuracy (known classes) and ap_msp, of one over it ap_odin."""
+    """test_accuracy (known classes) and ap_msp of a classifier; ap_odin of a model over one."""
     assert test.labels is not None
     outputs, novel = model.outputs(test), test.labels == NOVEL
     if outputs.logits is None:

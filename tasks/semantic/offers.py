@@ -38,36 +38,39 @@ AUTO = "auto"
 
 
 def with_own_models(config: Config) -> Config:
-    """With what comes unasked: the trivial baseline, and a network for ODIN alone."""
-    asked = dict(config.models)
+    """Add what nobody has to name: the trivial baseline, and a network for ODIN alone."""
+    choices = dict(config.models)
     if config.trivial_baseline:
-        asked.setdefault(PixelGaussian.name, {})
-    if set(asked) - {PixelGaussian.name} == {Odin.name} and "base" not in asked[Odin.name]:
-        asked[Classifier.name] = {}
-    return config.model_copy(update={"models": asked})
+        choices.setdefault(PixelGaussian.name, {})
+    if set(choices) - {PixelGaussian.name} == {Odin.name} and "base" not in choices[Odin.name]:
+        choices[Classifier.name] = {}
+    return config.model_copy(update={"models": choices})
 
 
 def check_choice(config: Config, declared: Sequence[Subset]) -> None:
     """Names and settings that can be known to be wrong before anything is read."""
     datasets = [source.partition(".")[0] for source in config.source]
-    there = list(dict.fromkeys([*(subset.name for subset in declared), *datasets]))
+    subset_names = list(dict.fromkeys([*(subset.name for subset in declared), *datasets]))
     for option, names in (("subsets", config.subsets), ("known", (config.known,))):
         for name in names:
-            if name is not None and name not in there:
-                raise ConfigError(f"{option}: {name!r} is unknown; there are {', '.join(there)}")
-    built = list(config.subsets) or there
+            if name is not None and name not in subset_names:
+                raise ConfigError(
+                    f"{option}: {name!r} is unknown; there are {', '.join(subset_names)}"
+                )
+    available = list(config.subsets) or subset_names
     if config.known is not None:
-        built = [*config.subsets, f"{KNOWN}{config.known}"]
+        available = [*config.subsets, f"{KNOWN}{config.known}"]
     for name in config.protocols:
         subset, slash, _ = name.partition("/")
-        if slash and subset not in built:
+        if slash and subset not in available:
             raise ConfigError(
-                f"protocols: {name!r} is of no subset that is built; there are {', '.join(built)}"
+                f"protocols: {name!r} is of no subset that is built; there are "
+                f"{', '.join(available)}"
             )
     if config.predictors:
         raise ConfigError("semantic has no predictors, as nothing in it goes over time")
-    named = [name for name in chosen_networks(config.networks) if name != AUTO]
-    offer = Offer("any trial", MODALITY, tuple(named) or networks.names_of(MODALITY))
+    network_names = [name for name in chosen_networks(config.networks) if name != AUTO]
+    offer = Offer("any trial", MODALITY, tuple(network_names) or networks.names_of(MODALITY))
     runs = plan_models(BENCHMARK, with_own_models(config), [offer])
     if config.device != "auto":
         choose_device(config.device)
@@ -76,15 +79,15 @@ def check_choice(config: Config, declared: Sequence[Subset]) -> None:
 
 
 def chosen_networks(choice: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Networks by name; `auto`, which is also what nothing and `all` mean, goes by the pictures."""
+    """Networks by name. `auto` goes by the size of the pictures; nothing and `all` mean `auto`."""
     names = networks.names_of(MODALITY)
     for name, changes in choice.items():
         if name not in (*names, AUTO, ALL):
             raise ConfigError(f"no network {name!r}; there are: {', '.join((AUTO, *names))}")
         if changes and name in (AUTO, ALL):
             raise ConfigError(f"networks.{name} has no settings; name one of {', '.join(names)}")
-    wanted = [AUTO if name == ALL else name for name in choice]
-    return list(dict.fromkeys(wanted)) or [AUTO]
+    chosen_names = [AUTO if name == ALL else name for name in choice]
+    return list(dict.fromkeys(chosen_names)) or [AUTO]
 
 
 def network_for(name: str, side: int) -> str:
@@ -118,35 +121,35 @@ def all_trials(
 ) -> list[Trial]:
     """Every trial of this build; `known_side` is that of trials with novel sets."""
     splits = {part.shard: part for part in build.table("splits")}
-    used = build.read("splits")["sample_id"].unique()
+    sample_ids = build.read("splits")["sample_id"].unique()
     tables = build.table("pictures")
     sides = {
-        dataset: picture_sides(parts_of((dataset,), tables), used)
+        dataset: picture_sides(parts_of((dataset,), tables), sample_ids)
         for dataset in {subset.dataset for subset in subsets}
     }
     trials = []
     for subset in subsets:
-        own = sides[subset.dataset]
+        limits = sides[subset.dataset]
         if isinstance(subset, KnownSet):
-            side = known_side or own[0]
-            if known_side is None and own[0] != own[1]:
+            side = known_side or limits[0]
+            if known_side is None and limits[0] != limits[1]:
                 raise ConfigError(
-                    f"pictures of {subset.dataset} have sides from {own[0]} to {own[1]}; name the "
-                    "one that models are to see with --known-side"
+                    f"pictures of {subset.dataset} have sides from {limits[0]} to {limits[1]}; "
+                    "name the one that models are to see with --known-side"
                 )
-            own = side, side
+            limits = side, side
         for name in subset.trials:
             protocol = protocol_of(subset, name)
             parts = parts_of(subset.datasets(name), tables)
-            trials.append(Trial(protocol, subset, name, splits[protocol], parts, own))
+            trials.append(Trial(protocol, subset, name, splits[protocol], parts, limits))
     return trials
 
 
-def picture_sides(pictures: Iterable[Part], used: pl.Series) -> tuple[int, int]:
+def picture_sides(pictures: Iterable[Part], sample_ids: pl.Series) -> tuple[int, int]:
     """The shortest and the longest side of those pictures that are in a trial."""
     sizes = pl.concat(
         part.read(["sample_id", "width", "height"]).filter(
-            pl.col("sample_id").is_in(used.implode())
+            pl.col("sample_id").is_in(sample_ids.implode())
         )
         for part in pictures
     )
@@ -162,11 +165,15 @@ def chosen_trials(names: Sequence[str], trials: Sequence[Trial]) -> list[Trial]:
     """Trials by protocol, subset or held-out member; ConfigError names one that is not there."""
     words = [{trial.protocol, trial.subset.name, trial.member} for trial in trials]
     for name in names:
-        if not any(name in every for every in words):
-            there = ", ".join(trial.protocol for trial in trials)
-            raise ConfigError(f"protocols: no trial {name!r}; there are {there}")
-    wanted = set(names)
-    return [t for t, every in zip(trials, words, strict=True) if not wanted or every & wanted]
+        if not any(name in trial_words for trial_words in words):
+            protocols = ", ".join(trial.protocol for trial in trials)
+            raise ConfigError(f"protocols: no trial {name!r}; there are {protocols}")
+    name_set = set(names)
+    return [
+        t
+        for t, trial_words in zip(trials, words, strict=True)
+        if not name_set or trial_words & name_set
+    ]
 
 
 def trainable(trials: Sequence[Trial], splits: pl.DataFrame) -> list[Trial]:
@@ -188,10 +195,10 @@ def trainable(trials: Sequence[Trial], splits: pl.DataFrame) -> list[Trial]:
                 "known or no novel one",
                 file=sys.stderr,
             )
-    found = [trial for trial in trials if ready.get(trial.protocol)]
-    if not found:
+    usable = [trial for trial in trials if ready.get(trial.protocol)]
+    if not usable:
         raise SourceError("no trial has pictures enough for a network; name more sources")
-    return found
+    return usable
 
 
 # ---------------------------------------------------------------- offers
@@ -200,9 +207,10 @@ def trainable(trials: Sequence[Trial], splits: pl.DataFrame) -> list[Trial]:
 def offers_of(config: Config, trials: Sequence[Trial], splits: pl.DataFrame) -> list[Offer]:
     """What models there may be of each trial; `config` is `with_own_models`.
 
-    The baseline is made of every trial, or where it is only named of those that are named.
+    `trivial_baseline` makes the baseline for every trial. If it is only named among the models, it
+    is made for the trials that are named.
     """
-    chosen = chosen_trials(config.protocols, trials)
+    selection = chosen_trials(config.protocols, trials)
     train, test = (image_counts(splits, split) for split in ("train", "test"))
     ready = [t for t in trials if train.get(t.protocol, 0) >= 2 and test.get(t.protocol, 0) >= 1]
     fewest: dict[str, int] = {}
@@ -211,11 +219,11 @@ def offers_of(config: Config, trials: Sequence[Trial], splits: pl.DataFrame) -> 
         fewest[trial.subset.name] = min(count, fewest.get(trial.subset.name, count))
     baseline, others = set(), set()
     if config.models.keys() & {PixelGaussian.name, ALL}:
-        wanted = trials if config.trivial_baseline else chosen
-        baseline = {trial.protocol for trial in wanted if trial in ready}
-        _say_lacking([trial.protocol for trial in wanted if trial not in ready])
+        baseline_trials = trials if config.trivial_baseline else selection
+        baseline = {trial.protocol for trial in baseline_trials if trial in ready}
+        _say_lacking([trial.protocol for trial in baseline_trials if trial not in ready])
     if config.models.keys() - {PixelGaussian.name}:
-        others = {trial.protocol for trial in trainable(chosen, splits)}
+        others = {trial.protocol for trial in trainable(selection, splits)}
     names = chosen_networks(config.networks)
     return [
         Offer(
@@ -251,7 +259,7 @@ def _say_lacking(protocols: Sequence[str]) -> None:
 
 
 def unfit_models(config: Config, trial: Trial) -> Iterator[str]:
-    """Those of `all` that cannot learn from the pictures; one that is named must, see `_adapt`."""
+    """Models of `all` that cannot learn from the pictures; `_adapt` refuses those named."""
     for name in set(models.chosen(config.models)) - set(config.models):
         kind = models.find(name)
         if not issubclass(kind, PictureClassifier):

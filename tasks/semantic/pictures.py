@@ -48,11 +48,11 @@ def read_picture(item: dict[str, Any], out: Path) -> dict[str, Any]:
         raise RecordError("unreadable", f"cannot be read: {error.strerror}") from None
     if not raw:
         raise RecordError("empty_file", "the file is empty")
-    image, found, deep = _opened(raw, item["max_pixels"])
+    image, image_format, deep = _opened(raw, item["max_pixels"])
     width, height = image.size
     notes = []
-    if (named := SUFFIXES.get(item["suffix"])) != found:
-        notes.append(f"{found} under the suffix of {named or 'no image'}")
+    if (expected := SUFFIXES.get(item["suffix"])) != image_format:
+        notes.append(f"{image_format} under the suffix of {expected or 'no image'}")
     mode = image.mode
     picture, more = _as_rgb(image, deep)
     if item["side"] is not None:
@@ -60,7 +60,7 @@ def read_picture(item: dict[str, Any], out: Path) -> dict[str, Any]:
     return {
         "width": width,
         "height": height,
-        "format": found,
+        "format": image_format,
         "mode": mode,
         "converted": "; ".join(notes + more) or None,
         "digest": hashlib.sha256(raw).hexdigest(),
@@ -69,23 +69,23 @@ def read_picture(item: dict[str, Any], out: Path) -> dict[str, Any]:
 
 
 def read_pictures(item: dict[str, Any], out: Path) -> dict[str, Any]:
-    """`read_picture` of each of `item["images"]`: one result for many spares most of its cost.
+    """`read_picture` of each of `item["images"]`: one answer for many images costs much less.
 
-    `found` has what was read, or rule and message; `data` each picture that was read and its
-    thumbnail, in turn.
+    `results` has the facts of each image, or the rule it broke and a message. `data` has each
+    picture that was read, followed by its thumbnail.
     """
-    found: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
     data: list[bytes] = []
     for image in item["images"]:
         try:
             value = read_picture(image, out)
         except RecordError as error:
-            found.append({"rule": error.rule, "message": error.message})
+            results.append({"rule": error.rule, "message": error.message})
             continue
-        both = [value.pop(name) for name in ENCODED]
-        data += both
-        found.append(value | {"bytes": [len(one) for one in both]})
-    return {"found": found, "data": b"".join(data)}
+        encodings = [value.pop(name) for name in ENCODED]
+        data += encodings
+        results.append(value | {"bytes": [len(one) for one in encodings]})
+    return {"results": results, "data": b"".join(data)}
 
 
 def _opened(raw: bytes, max_pixels: int) -> tuple["Image", str, bool]:
@@ -111,23 +111,23 @@ def _opened(raw: bytes, max_pixels: int) -> tuple["Image", str, bool]:
             image.load()
         except (OSError, SyntaxError, ValueError, EOFError) as error:
             raise RecordError("damaged_image", f"cannot be decoded: {error}") from None
-    found = (image.format or "").lower()
-    if found == "mpo":  # a JPEG followed by others
-        found = "jpeg"
-    return image, found, deep
+    image_format = (image.format or "").lower()
+    if image_format == "mpo":  # a JPEG followed by others
+        image_format = "jpeg"
+    return image, image_format, deep
 
 
 def _is_deep(image: "Image") -> bool:
-    """Pillow cuts colours of 16 bits to 8 and tells it only before it decodes: in `tile`."""
-    told = [(tile[0], tile[3]) for tile in getattr(image, "tile", ())]
+    """Pillow cuts 16 bits to 8 when it decodes; only before that does `tile` show it."""
+    tiles = [(tile[0], tile[3]) for tile in getattr(image, "tile", ())]
     if image.format == "PPM":  # ("ppm", (channels, largest value))
-        return any(codec.startswith("ppm") and args[-1] > 255 for codec, args in told)
-    return image.format in ("PNG", "TIFF") and any(";16" in str(args) for _, args in told)
+        return any(codec.startswith("ppm") and args[-1] > 255 for codec, args in tiles)
+    return image.format in ("PNG", "TIFF") and any(";16" in str(args) for _, args in tiles)
 
 
 @contextmanager
 def _own_limit() -> Iterator[Callable[..., "Image"]]:
-    """Pillow's limit and warnings off: ours has a reason of its own for the quarantine."""
+    """Without Pillow's limit and warnings: our own limit names its rule for the quarantine."""
     from PIL import Image
 
     before = Image.MAX_IMAGE_PIXELS

@@ -54,8 +54,8 @@ def read_stl(pixels: bytes, labels: bytes) -> Records:
         message = f"{len(pixels)} bytes of pixels for {len(labels)} labels, expected {STL_PIXELS}"
         raise RecordError("label_length", f"{message} bytes for each; fetch both files again")
     columns = np.frombuffer(pixels, np.uint8).reshape(count, 3, STL_SIDE, STL_SIDE)
-    found = np.frombuffer(labels, np.uint8).astype(np.int64) - 1
-    return Records(found, columns.transpose(0, 3, 2, 1))
+    classes = np.frombuffer(labels, np.uint8).astype(np.int64) - 1
+    return Records(classes, columns.transpose(0, 3, 2, 1))
 
 
 def _channels_last(rows: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
@@ -128,16 +128,16 @@ class _PlainUnpickler(pickle.Unpickler):
 def read_cifar_python(data: bytes) -> Records:
     """A dict with `data` (N, 3072) and `labels`, keys as text or bytes."""
     try:
-        found = _PlainUnpickler(io.BytesIO(data), encoding="bytes").load()
+        batch = _PlainUnpickler(io.BytesIO(data), encoding="bytes").load()
     except RecordError:
         raise
     except Exception as error:  # a damaged pickle may raise anything
         message = f"not a whole pickle: {type(error).__name__}: {error}"
         raise RecordError("damaged_pickle", message) from None
-    if not isinstance(found, dict):
-        raise RecordError("not_a_batch", f"holds a {type(found).__name__}, expected a dict")
-    pixels = found.get(b"data", found.get("data"))
-    labels = found.get(b"labels", found.get("labels"))
+    if not isinstance(batch, dict):
+        raise RecordError("not_a_batch", f"holds a {type(batch).__name__}, expected a dict")
+    pixels = batch.get(b"data", batch.get("data"))
+    labels = batch.get(b"labels", batch.get("labels"))
     if not isinstance(pixels, _Array) or pixels.values is None:
         raise RecordError("not_a_batch", "has no array `data` of bytes")
     values = pixels.values

@@ -49,9 +49,8 @@ def sections(read: Read) -> list[Section]:
     images = read("images")
     if images is None or images.is_empty():
         return []
-    found = [_read(images), _classes(read, images), _trials(read), _baseline(read)]
-    there = [section for section in found if section is not None]
-    return there + detection_report.sections(read)
+    parts = [_read(images), _classes(read, images), _trials(read), _baseline(read)]
+    return [part for part in parts if part is not None] + detection_report.sections(read)
 
 
 def _read(images: pl.DataFrame) -> Section:
@@ -98,41 +97,45 @@ def _read(images: pl.DataFrame) -> Section:
 
 def _classes(read: Read, images: pl.DataFrame) -> Section:
     parts: list[Html] = []
-    for (dataset,), own in images.sort("sample_id").group_by("dataset", maintain_order=True):
+    for (dataset,), rows in images.sort("sample_id").group_by("dataset", maintain_order=True):
         parts.append(heading(str(dataset)))
-        if own["class"].n_unique() > MOST_CLASSES:
+        if rows["class"].n_unique() > MOST_CLASSES:
             parts.append(paragraph(f"The {MOST_CLASSES} largest of its classes."))
-            largest = own["class"].value_counts().sort(["count", "class"], descending=[True, False])
-            own = own.filter(pl.col("class").is_in(largest.head(MOST_CLASSES)["class"].implode()))
-        named = own.with_columns(pl.coalesce("class_name", "class").alias("name"))
-        parts.append(shown_figure(_counts(named), f"Images of {dataset} by class and split"))
-        parts.append(_contact_sheet(read, named))
+            largest = (
+                rows["class"].value_counts().sort(["count", "class"], descending=[True, False])
+            )
+            rows = rows.filter(pl.col("class").is_in(largest.head(MOST_CLASSES)["class"].implode()))
+        rows = rows.with_columns(pl.coalesce("class_name", "class").alias("name"))
+        parts.append(shown_figure(_counts(rows), f"Images of {dataset} by class and split"))
+        parts.append(_contact_sheet(read, rows))
     return Section("Classes", parts)
 
 
-def _counts(named: pl.DataFrame) -> bytes:
+def _counts(images: pl.DataFrame) -> bytes:
     split = pl.col("split").fill_null(NO_SPLIT)
-    counts = named.group_by("name", split).len().pivot("split", index="name", values="len")
+    counts = images.group_by("name", split).len().pivot("split", index="name", values="len")
     order = [name for name in (*COLOURS, NO_SPLIT) if name in counts.columns]
     counts = counts.select("name", *order).fill_null(0).sort("name")
     return plots.stacked_bars(counts, "Images", COLOURS | {NO_SPLIT: plots.GREY})
 
 
-def _contact_sheet(read: Read, named: pl.DataFrame) -> Html:
+def _contact_sheet(read: Read, images: pl.DataFrame) -> Html:
     """A strip for each class: some pictures evenly along its ids."""
     ids = {
-        str(name): own["sample_id"].gather(
-            np.unique(np.linspace(0, own.height - 1, SHOWN).round().astype(np.int64))
+        str(name): rows["sample_id"].gather(
+            np.unique(np.linspace(0, rows.height - 1, SHOWN).round().astype(np.int64))
         )
-        for (name,), own in named.sort("name", "sample_id").group_by("name", maintain_order=True)
+        for (name,), rows in images.sort("name", "sample_id").group_by("name", maintain_order=True)
     }
-    wanted = pl.concat(list(ids.values()))
-    found = read("thumbnails", ["sample_id", "data"], pl.col("sample_id").is_in(wanted.implode()))
-    data = dict(found.iter_rows()) if found is not None else {}
+    sample_ids = pl.concat(list(ids.values()))
+    thumbnails = read(
+        "thumbnails", ["sample_id", "data"], pl.col("sample_id").is_in(sample_ids.implode())
+    )
+    data = dict(thumbnails.iter_rows()) if thumbnails is not None else {}
     return gallery(
         [
-            Picture(_strip([data[i] for i in some if i in data]), name, (SHOWN * TILE, TILE))
-            for name, some in ids.items()
+            Picture(_strip([data[i] for i in class_ids if i in data]), name, (SHOWN * TILE, TILE))
+            for name, class_ids in ids.items()
         ],
         wide=True,
     )
@@ -190,7 +193,7 @@ def _trials(read: Read) -> Section | None:
         schema=["subset", "official_members", "official_train", "official_test"],
         orient="row",
     )
-    both = totals.join(official, on="subset", how="left").sort("subset")
+    counts = totals.join(official, on="subset", how="left").sort("subset")
     parts = [
         paragraph(
             "Each member of a subset is held out in turn: a detector learns from the training "
@@ -198,7 +201,7 @@ def _trials(read: Read) -> Section | None:
             "Beside our counts those of the complete data sets. The skew, the share of anomalies "
             "in test, is the average precision of a detector that guesses."
         ),
-        table(both),
+        table(counts),
         folded("Every trial", table(trial_counts(splits))),
     ]
     return Section("Trials", parts)

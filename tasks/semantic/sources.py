@@ -88,18 +88,18 @@ class Listing:
     files: Mapping[str, RawFile] = field(default_factory=dict, repr=False)
 
 
-class _Found:
+class _Scan:
     """What is gathered of one source, and the files not yet accounted for."""
 
     def __init__(
         self,
         name: str,
         source: RawSource,
-        wanted: Collection[str] | None,
+        classes: Collection[str] | None,
         class_names: Mapping[str, str],
     ):
         self.name, self.source = name, source
-        self.wanted, self.class_names = wanted, class_names
+        self.classes, self.class_names = classes, class_names
         self.dataset = name.partition(".")[0]
         self.files = {file.name: file for file in source.files()}
         self.entries: list[Entry] = []
@@ -155,8 +155,8 @@ class _Found:
                 f"no image found in {self.source.root}: expected {expected}; name the folder or "
                 f"archive that holds them, or another source than {self.name}"
             )
-        used = {entry.file for entry in first.values()}
-        used |= {name for record in self.records for name in (record.file, record.labels) if name}
+        names = {entry.file for entry in first.values()}
+        names |= {name for record in self.records for name in (record.file, record.labels) if name}
         return Listing(
             self.name,
             self.dataset,
@@ -166,7 +166,7 @@ class _Found:
             tuple(sorted(self.refused)),
             self.left_out,
             self.unlabelled,
-            {name: self.files[name] for name in sorted(used)},
+            {name: self.files[name] for name in sorted(names)},
         )
 
 
@@ -181,95 +181,95 @@ def list_images(
 
     `class_names` are names of wnids that a list in the source does not name.
     """
-    found = _Found(name, source, wanted, class_names or {})
-    return KINDS.get(found.dataset, _list_folder)(found)
+    scan = _Scan(name, source, wanted, class_names or {})
+    return KINDS.get(scan.dataset, _list_folder)(scan)
 
 
 # ---------------------------------------------------------------- layouts
 
 
-def _list_cifar(found: _Found) -> Listing:
+def _list_cifar(scan: _Scan) -> Listing:
     """Binary batches, python batches, or a tree of images."""
     stems: dict[str, str] = {}
-    for name in sorted(found.files, key=lambda name: (not name.endswith(".bin"), name)):
+    for name in sorted(scan.files, key=lambda name: (not name.endswith(".bin"), name)):
         match = CIFAR_BATCH.fullmatch(name)
         if match is None:
             continue
         stem = match["stem"]
         if stem in stems:
             message = f"{stems[stem]} is the same batch; keep one of them in the source"
-            found.refuse(name, "duplicate_id", message)
+            scan.refuse(name, "duplicate_id", message)
             continue
         stems[stem] = name
         reader = "cifar_binary" if match["binary"] else "cifar_python"
         split = "test" if stem == "test_batch" else "train"
-        found.add_records(RecordFile(stem, reader, split, CIFAR_CLASSES, name))
+        scan.add_records(RecordFile(stem, reader, split, CIFAR_CLASSES, name))
     if not stems:
-        return _list_folder(found)
-    return found.listing("data_batch_1 to 5 and test_batch, binary or python")
+        return _list_folder(scan)
+    return scan.listing("data_batch_1 to 5 and test_batch, binary or python")
 
 
-def _list_stl(found: _Found) -> Listing:
+def _list_stl(scan: _Scan) -> Listing:
     """The binary files, or a tree of images."""
-    for name in list(found.files):
+    for name in list(scan.files):
         if match := STL_PIXEL_FILE.fullmatch(name):
             labels = f"{match['stem']}_y.bin"
-            if labels in found.files:
+            if labels in scan.files:
                 split = match["split"]
-                found.add_records(RecordFile(split, "stl", split, STL_CLASSES, name, labels))
+                scan.add_records(RecordFile(split, "stl", split, STL_CLASSES, name, labels))
             else:
-                found.refuse(name, "missing_labels", f"{labels} is not beside it")
-    if not found.records and not found.refused:
-        return _list_folder(found)
-    return found.listing("train_X.bin, train_y.bin, test_X.bin and test_y.bin")
+                scan.refuse(name, "missing_labels", f"{labels} is not beside it")
+    if not scan.records and not scan.refused:
+        return _list_folder(scan)
+    return scan.listing("train_X.bin, train_y.bin, test_X.bin and test_y.bin")
 
 
-def _list_imagenet(found: _Found) -> Listing:
+def _list_imagenet(scan: _Scan) -> Listing:
     """The wnid is a folder's name, the beginning of the file's, or stands in a list beside val."""
-    listed = {base: found.lines(base, pattern) for base, pattern in VAL_LISTS.items()}
-    names = dict(found.class_names)
+    wnids = {base: scan.lines(base, pattern) for base, pattern in VAL_LISTS.items()}
+    names = dict(scan.class_names)
     for base in NAME_LISTS:
-        names |= found.lines(base, NAME_LINE)
-    for path in found.images():
+        names |= scan.lines(base, NAME_LINE)
+    for path in scan.images():
         folders = path.parts[:-1]
         wnid = next((part for part in reversed(folders) if WNID.fullmatch(part)), None)
         if wnid is None and (match := re.match(r"(n\d{8})_", path.name)):
             wnid = match[1]
         if wnid is None:
-            tiny, official = listed.values()
+            tiny, official = wnids.values()
             wnid = tiny.get(path.name) or official.get(path.stem)
         splits = [IMAGENET_SPLITS[p.lower()] for p in folders if p.lower() in IMAGENET_SPLITS]
         if wnid is None and "test" in (part.lower() for part in folders):
-            found.seen.add(str(path))
-            found.unlabelled += 1
+            scan.seen.add(str(path))
+            scan.unlabelled += 1
         elif wnid is None:
             message = "no folder, file name or list (val_annotations.txt, LOC_val_solution.csv)"
-            found.refuse(str(path), "no_class", f"{message} tells its wnid")
-        elif found.wanted is not None and not {wnid, names.get(wnid, wnid)} & set(found.wanted):
-            found.seen.add(str(path))
-            found.left_out += 1
+            scan.refuse(str(path), "no_class", f"{message} tells its wnid")
+        elif scan.classes is not None and not {wnid, names.get(wnid, wnid)} & set(scan.classes):
+            scan.seen.add(str(path))
+            scan.left_out += 1
         else:
-            found.add(path, wnid, names.get(wnid), splits[0] if splits else None)
-    return found.listing("<train|val>/<wnid>/<image>")
+            scan.add(path, wnid, names.get(wnid), splits[0] if splits else None)
+    return scan.listing("<train|val>/<wnid>/<image>")
 
 
-def _list_folder(found: _Found) -> Listing:
+def _list_folder(scan: _Scan) -> Listing:
     """`<class>/<file>`, or most files as `<split>/<class>/<file>` or `<class>/<split>/<file>`."""
-    paths = found.images()
+    paths = scan.images()
     level = _split_level([path.parts[:-1] for path in paths])
     for path in paths:
         folders = path.parts[:-1]
         if level is not None and not _has_split(folders, level):
             message = "most images lie in folders of splits, this one does not; move it there"
-            found.refuse(str(path), "no_split", message)
+            scan.refuse(str(path), "no_split", message)
         elif not folders:
             message = "the file lies in no class folder; put it into one"
-            found.refuse(str(path), "no_class", message)
+            scan.refuse(str(path), "no_class", message)
         elif level is None:
-            found.add(path, folders[-1], None, None)
+            scan.add(path, folders[-1], None, None)
         else:
-            found.add(path, folders[-3 - level], None, OFFICIAL[folders[level].lower()])
-    return found.listing(f"<class>/<name> with one of the suffixes {', '.join(SUFFIXES)}")
+            scan.add(path, folders[-3 - level], None, OFFICIAL[folders[level].lower()])
+    return scan.listing(f"<class>/<name> with one of the suffixes {', '.join(SUFFIXES)}")
 
 
 def _has_split(folders: tuple[str, ...], level: int) -> bool:
@@ -277,14 +277,14 @@ def _has_split(folders: tuple[str, ...], level: int) -> bool:
 
 
 def _split_level(folders: list[tuple[str, ...]]) -> int | None:
-    """-1 or -2 if that folder of most files is called like a split; a class may be called train."""
+    """-1 or -2: the folder level at which most files have the name of a split; else None."""
     for level in (-1, -2):
         if 2 * sum(_has_split(parts, level) for parts in folders) > len(folders):
             return level
     return None
 
 
-KINDS: dict[str, Callable[[_Found], Listing]] = {
+KINDS: dict[str, Callable[[_Scan], Listing]] = {
     "cifar10": _list_cifar,
     "stl10": _list_stl,
     "imagenet": _list_imagenet,

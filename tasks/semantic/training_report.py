@@ -57,35 +57,39 @@ def section(training: pl.DataFrame) -> Section | None:
             "Test is scored in the last epochs only: `--train.evaluations` says in how many."
         )
     ]
-    for (subset, network), own in curves.group_by("subset", "network", maintain_order=True):
+    for (subset, network), network_curves in curves.group_by(
+        "subset", "network", maintain_order=True
+    ):
         title = f"Training on the trials of {subset}, network {network}"
-        parts.append(figure(band_panels(own, colours), title))
+        parts.append(figure(band_panels(network_curves, colours), title))
     return Section("Training of the networks", parts)
 
 
 def band_panels(curves: pl.DataFrame, colours: Mapping[str, str], columns: int = 3) -> bytes:
     """A panel for each measure: a line for each model, with a band over seeds."""
-    shown = [measure for measure in PANELS if measure in set(curves["measure"])]
-    rows = -(-len(shown) // columns)
+    measures = [measure for measure in PANELS if measure in set(curves["measure"])]
+    rows = -(-len(measures) // columns)
 
     def paint(figure: "Figure") -> None:
         from matplotlib.ticker import MaxNLocator
 
-        grid = figure.subplots(rows, min(columns, len(shown)), squeeze=False)
-        for axes, measure in zip(grid.ravel(), shown, strict=False):
+        grid = figure.subplots(rows, min(columns, len(measures)), squeeze=False)
+        for axes, measure in zip(grid.ravel(), measures, strict=False):
             for model, colour in colours.items():
-                own = curves.filter(measure=measure, model=model).sort("epoch")
-                if own.is_empty():
+                points = curves.filter(measure=measure, model=model).sort("epoch")
+                if points.is_empty():
                     continue
-                label = model if measure == shown[0] else None
+                label = model if measure == measures[0] else None
                 axes.fill_between(
-                    own["epoch"], own["low"], own["high"], color=colour, alpha=0.2, lw=0
+                    points["epoch"], points["low"], points["high"], color=colour, alpha=0.2, lw=0
                 )
-                axes.plot(own["epoch"], own["mean"], "o-", ms=3, color=colour, lw=1.3, label=label)
+                axes.plot(
+                    points["epoch"], points["mean"], "o-", ms=3, color=colour, lw=1.3, label=label
+                )
             axes.set_title(PANELS[measure], fontsize=9)
             axes.set_xlabel("epoch")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        for axes in grid.ravel()[len(shown) :]:
+        for axes in grid.ravel()[len(measures) :]:
             axes.set_axis_off()
         figure.legend(loc="outside lower left", ncols=5)
 

@@ -101,10 +101,10 @@ def read_subsets(path: Path) -> tuple[Subset, ...]:
 
 def declared_subsets(path: Path | None) -> tuple[Subset, ...]:
     """Built-in subsets and those of a user's file, which take the place of one of the same name."""
-    found = {subset.name: subset for subset in read_subsets(BUILT_IN)}
+    by_name = {subset.name: subset for subset in read_subsets(BUILT_IN)}
     if path is not None:
-        found |= {subset.name: subset for subset in read_subsets(path)}
-    return tuple(found.values())
+        by_name |= {subset.name: subset for subset in read_subsets(path)}
+    return tuple(by_name.values())
 
 
 def imagenet_names(declared: Sequence[Subset]) -> dict[str, str]:
@@ -126,18 +126,18 @@ def resolve_subsets(
 ) -> list[Subset]:
     """The subsets that have images, members as classes of the table; ConfigError names mistakes.
 
-    Each data set is also a subset of all its classes, which is taken if it is chosen by name, or
-    if nothing is chosen and no declared subset speaks of that data set. `known` is a further one
-    with `novel` data sets; where there is one, only what is chosen is held out beside it.
+    Each data set is also a subset of all its classes. That one is taken if it is chosen by name, or
+    if nothing is chosen and no declared subset is of the same data set. `known` names a subset that
+    is known as a whole, against the `novel` data sets; then only chosen subsets are held out too.
     """
-    there = images["dataset"].unique().sort().to_list()
-    by_name = {name: _all_classes(name, images) for name in there}
+    datasets = images["dataset"].unique().sort().to_list()
+    by_name = {name: _all_classes(name, images) for name in datasets}
     by_name |= {subset.name: subset for subset in declared}
     if unknown := [name for name in chosen if name not in by_name]:
         raise ConfigError(f"subset {unknown[0]!r} is unknown; there are {', '.join(by_name)}")
-    spoken_of = {subset.dataset for subset in declared}
-    default = {subset.name for subset in declared if subset.dataset in there}
-    default |= {name for name in there if name not in spoken_of}
+    declared_datasets = {subset.dataset for subset in declared}
+    default = {subset.name for subset in declared if subset.dataset in datasets}
+    default |= {name for name in datasets if name not in declared_datasets}
     if known is not None:
         if known not in by_name:
             raise ConfigError(f"known set {known!r} is unknown; there are {', '.join(by_name)}")
@@ -146,16 +146,16 @@ def resolve_subsets(
         subset = by_name[known].model_copy(update={"name": f"{KNOWN}{known}"})
         by_name[subset.name] = KnownSet.model_construct(**dict(subset), novel=tuple(novel))
         chosen = [*chosen, subset.name]
-    found = []
+    subsets = []
     for name, subset in by_name.items():
         if name in (chosen or default) and (resolved := _resolved(subset, images)) is not None:
-            found.append(resolved)
-    if not found:
+            subsets.append(resolved)
+    if not subsets:
         raise SourceError(
             "no subset has images of two members or more; name more sources, or declare a subset "
             "with --subset-file"
         )
-    return found
+    return subsets
 
 
 def _all_classes(dataset: str, images: pl.DataFrame) -> Subset:
@@ -168,19 +168,21 @@ def _all_classes(dataset: str, images: pl.DataFrame) -> Subset:
 
 
 def _resolved(subset: Subset, images: pl.DataFrame) -> Subset | None:
-    own = images.filter(pl.col("dataset") == subset.dataset)
-    classes = set(own["class"])
-    named = dict(own.select("class_name", "class").drop_nulls().unique().sort("class").iter_rows())
+    rows = images.filter(pl.col("dataset") == subset.dataset)
+    classes = set(rows["class"])
+    by_name = dict(
+        rows.select("class_name", "class").drop_nulls().unique().sort("class").iter_rows()
+    )
     members: dict[str, str] = {}
     absent = []
     for member, name in subset.members.items():
-        class_ = member if member in classes else named.get(member)
+        class_ = member if member in classes else by_name.get(member)
         if class_ is None:
             absent.append(member)
         else:
             members[class_] = name
     if absent and not subset.partial:
-        close = get_close_matches(absent[0], [*classes, *named], 3)
+        close = get_close_matches(absent[0], [*classes, *by_name], 3)
         hint = f"; did you mean {' or '.join(close)}" if close else ""
         raise ConfigError(
             f"subset {subset.name}: {subset.dataset} has no image of {absent[0]!r}{hint}; name "
@@ -247,8 +249,8 @@ def plan_keys(
             if isinstance(subset, KnownSet):
                 definition["novel"] = name
             protocol = protocol_of(subset, name)
-            own = parts_of(subset.datasets(name), samples)
-            shards += plan_protocols([by_name[protocol]], own, {protocol: definition})
+            parts = parts_of(subset.datasets(name), samples)
+            shards += plan_protocols([by_name[protocol]], parts, {protocol: definition})
     return shards
 
 
@@ -294,11 +296,13 @@ def hold_out(
 def all_known(
     images: pl.DataFrame, members: Mapping[str, str], novel: pl.DataFrame, settings: TrialSettings
 ) -> pl.DataFrame:
-    """A trial of known images against a data set that is novel: its test images, else valid, else
-    those without a split."""
+    """A trial of known images against a novel data set.
+
+    Of the novel one the test images are used, else the valid ones, else those without a split.
+    """
     splits = [split for split in ("test", "valid") if split in set(novel["split"])]
-    shown = novel.filter(pl.col("split") == splits[0] if splits else pl.col("split").is_null())
-    rows = shown.select(
+    novel_rows = novel.filter(pl.col("split") == splits[0] if splits else pl.col("split").is_null())
+    rows = novel_rows.select(
         "sample_id",
         pl.lit("test").alias("split"),
         "class",
@@ -331,8 +335,8 @@ def with_splits(images: pl.DataFrame, settings: TrialSettings) -> pl.DataFrame:
     rows = images.sort("sample_id")
     if rows["split"].is_null().all():
         test = _drawn(rows, settings.test_share, settings.seed)
-        named = pl.when(pl.lit(test)).then(pl.lit("test")).otherwise(pl.lit("train"))
-        rows = rows.with_columns(named.alias("split"))
+        split = pl.when(pl.lit(test)).then(pl.lit("test")).otherwise(pl.lit("train"))
+        rows = rows.with_columns(split.alias("split"))
     rows = rows.drop_nulls("split")
     if settings.validation == "none":
         return rows
@@ -342,12 +346,12 @@ def with_splits(images: pl.DataFrame, settings: TrialSettings) -> pl.DataFrame:
         valid = train & in_batch
     else:
         candidates = rows.filter(train)
-        taken = candidates.filter(
+        valid_rows = candidates.filter(
             pl.lit(_drawn(candidates, settings.validation_share, settings.seed))
         )
-        valid = pl.col("sample_id").is_in(taken["sample_id"].implode())
-    named = pl.when(valid).then(pl.lit("valid")).otherwise(pl.col("split"))
-    return rows.with_columns(named.alias("split"))
+        valid = pl.col("sample_id").is_in(valid_rows["sample_id"].implode())
+    split = pl.when(valid).then(pl.lit("valid")).otherwise(pl.col("split"))
+    return rows.with_columns(split.alias("split"))
 
 
 def _drawn(rows: pl.DataFrame, share: float, seed: int) -> pl.Series:
