@@ -41,8 +41,7 @@ from tasks.condda.lookup import (
     session_metadata,
     unknown_test,
 )
-from tasks.condda.posting import take_results
-from tasks.condda.posts import check_name
+from tasks.condda.posts import check_name, take_results
 from tasks.condda.rules import Limits, Policy, ProtocolRefusal
 from tasks.condda.serving import round_count, serve
 from tasks.condda.session import Event, SessionState
