@@ -25,11 +25,11 @@ from tasks.condda.commands import Decision, Post
 from tasks.condda.domains import DOMAINS, Values
 from tasks.condda.lookup import (
     Rules,
+    find_test,
     known_classes,
     lenient_metadata,
     load_test,
     open_test,
-    read_test,
     round_size,
 )
 from tasks.condda.rules import Limits, ProtocolRefusal
@@ -90,11 +90,8 @@ def _posted_test(
     if rules.strict:
         test, metadata = load_test(state, name, rules)
         return test, {**metadata, "round_size": round_size(metadata, name)}
-    library, place = rules.library, (name, state.protocol, state.domain)
-    if not (library.has_truth(*place) and library.has_metadata(*place)):
-        return None, {}
-    test = read_test(state, name, rules)
-    return test, lenient_metadata(state, test)
+    file = find_test(state, name, rules)
+    return file, {} if file is None else lenient_metadata(state, file)
 
 
 def _expected_names(
