@@ -14,7 +14,7 @@ import io
 import math
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,7 +133,7 @@ class ResultFile:
     ids: list[str]
     widths: np.ndarray
     """Values on each line."""
-    texts: list[str]
+    texts: Callable[[], list[str]]
     """First value of each line as it was posted."""
     first: np.ndarray
     second: np.ndarray
@@ -152,7 +152,7 @@ def parse(body: bytes, limits: Limits) -> ResultFile:
         result = ResultFile(
             ids,
             cells.list.len().to_numpy(),
-            cells.list.first().fill_null("").to_list(),
+            lambda: cells.list.first().fill_null("").to_list(),
             numbers.list.first().fill_null(math.nan).to_numpy(),
             numbers.list.get(1, null_on_oob=True).fill_null(math.nan).to_numpy(),
             _choices(numbers),
@@ -170,20 +170,20 @@ def _parse_plain(body: bytes) -> ResultFile | None:
         return None
     try:
         lines = [line.partition(",") for line in body.decode().split("\n") if line]
-        values = ",".join([rest for _, _, rest in lines])
-        if values.encode().translate(None, _NUMERALS):
+        rests = [rest for _, _, rest in lines]
+        values = ",".join(rests)
+        widths = {rest.count(",") for rest in rests}
+        if values.encode().translate(None, _NUMERALS) or len(widths) != 1:
             return None
-        numbers = np.array([float(value) for value in values.split(",")])
-        table = numbers.reshape(len(lines), -1)
+        table = np.array(list(map(float, values.split(",")))).reshape(len(lines), -1)
     except ValueError:
         return None
-    widths = np.array([rest.count(",") + 1 for _, _, rest in lines])
-    if not (np.isfinite(numbers).all() and (widths == table.shape[1]).all()):
+    if not np.isfinite(table).all():
         return None
     return ResultFile(
         [name for name, _, _ in lines],
-        widths,
-        [rest.partition(",")[0] for _, _, rest in lines],
+        np.full(len(lines), table.shape[1]),
+        lambda: [rest.partition(",")[0] for rest in rests],
         table[:, 0],
         table[:, 1] if table.shape[1] > 1 else np.full(len(lines), math.nan),
         table.argmax(axis=1),
@@ -297,7 +297,7 @@ def _marks(result: ResultFile, values: Values, test: TestFile, rows: np.ndarray)
         truth = test.truth["text"]
         return [
             -1 if row < 0 else edit_distance(plain(truth[row] or ""), plain(text))
-            for row, text in zip(rows.tolist(), result.texts, strict=True)
+            for row, text in zip(rows.tolist(), result.texts(), strict=True)
         ]
     if values == "detection":
         novel = np.append(test.truth[test.domain.novel].to_numpy(), -1)[rows]
@@ -312,7 +312,7 @@ def _marks(result: ResultFile, values: Values, test: TestFile, rows: np.ndarray)
     marks = (chosen == truth_labels).astype(int)
     if values == "labels":
         # The flag says that the reported writer is the real one.
-        flags = np.array(result.texts, dtype=object)
+        flags = np.array(result.texts(), dtype=object)
         reported = test.truth["reported_writer_id"].cast(pl.Float64, strict=False).to_numpy()
         honest = np.append(reported, math.nan)[rows] == truth_labels
         marks += 2 * ((flags == "1") == honest)

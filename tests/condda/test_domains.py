@@ -136,7 +136,7 @@ def assert_read_alike(body: bytes) -> None:
             except ProtocolRefusal as refusal:
                 answers.append((refusal.reason, refusal.message))
                 continue
-        lists = (result.ids, result.widths.tolist(), result.texts, result.choices.tolist())
+        lists = (result.ids, result.widths.tolist(), result.texts(), result.choices.tolist())
         bits = [column.astype(float).tobytes() for column in (result.first, result.second)]
         answers.append((*lists, bits, result.fault))
     assert answers[0] == answers[1]
