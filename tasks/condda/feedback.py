@@ -18,7 +18,6 @@ from tasks.condda.lookup import (
     load_test,
     open_test,
     round_size,
-    session_metadata,
     whole,
 )
 from tasks.condda.rules import ProtocolRefusal
@@ -156,7 +155,7 @@ def give_feedback(state: SessionState, command: Feedback, rules: Rules) -> Decis
         raise ProtocolRefusal(
             400, "TooLarge", f"{len(command.ids)} ids asked, limit {rules.limits.feedback_ids}"
         )
-    metadata = session_metadata(state, command.test, rules)
+    test, metadata = load_test(state, command.test, rules, truth_first=False)
     progress = open_test(state, command.test)
     kind = DOMAINS[state.domain].feedback.get(command.type)
     if kind is None:
@@ -169,7 +168,6 @@ def give_feedback(state: SessionState, command: Feedback, rules: Rules) -> Decis
     _check_feedback_round(command, current, metadata, rules)
     spent = progress.spent.get((current, command.type), 0)
     left = ids_left(command, spent, state, metadata, rules)
-    test = load_test(state, command.test, rules)[0]
     if not gate(kind, state, progress, rules):
         return Decision(answer=b"")
     if command.ids:

@@ -54,25 +54,32 @@ def overrides(hints: tuple[str, ...]) -> dict[str, int]:
     return replaced
 
 
-def session_metadata(state: SessionState, test: str, rules: Rules) -> dict[str, Any]:
-    if not rules.library.has_metadata(test, state.protocol, state.domain):
-        raise ProtocolRefusal(500, "metadata_not_found", f"test {test} has no metadata")
-    metadata = read_test(state, test, rules).metadata
-    return {**metadata, **overrides(state.hints), **state.fixed}
-
-
-def load_test(state: SessionState, test: str, rules: Rules) -> tuple[TestFile, dict[str, Any]]:
-    if not rules.library.has_truth(test, state.protocol, state.domain):
-        raise unknown_test(test)
-    metadata = session_metadata(state, test, rules)
-    return read_test(state, test, rules), metadata
-
-
-def read_test(state: SessionState, test: str, rules: Rules) -> TestFile:
+def find_test(state: SessionState, test: str, rules: Rules) -> TestFile | None:
+    """The test, if it has ground truth and metadata; refused if they cannot be read."""
+    place = (test, state.protocol, state.domain)
     try:
-        return rules.library.load(test, state.protocol, state.domain)
+        return rules.library.load(*place)
     except SourceError as error:
-        raise ProtocolRefusal(500, "SourceError", str(error)) from error
+        if rules.library.has_truth(*place) and rules.library.has_metadata(*place):
+            raise ProtocolRefusal(500, "SourceError", str(error)) from error
+        return None
+
+
+def load_test(
+    state: SessionState, test: str, rules: Rules, *, truth_first: bool = True
+) -> tuple[TestFile, dict[str, Any]]:
+    """A test that must be there, and its metadata as the session sees it.
+
+    As published some calls look for the truth first, others for the metadata.
+    """
+    file = find_test(state, test, rules)
+    if file is None:
+        has_truth = rules.library.has_truth(test, state.protocol, state.domain)
+        has_metadata = rules.library.has_metadata(test, state.protocol, state.domain)
+        if has_truth or not (truth_first or has_metadata):
+            raise ProtocolRefusal(500, "metadata_not_found", f"test {test} has no metadata")
+        raise unknown_test(test)
+    return file, {**file.metadata, **overrides(state.hints), **state.fixed}
 
 
 def lenient_metadata(state: SessionState, test: TestFile) -> dict[str, Any]:

@@ -1,49 +1,198 @@
-"""One posted result file: CSV bytes in, what the protocol must remember of it out.
+"""Posted result files (docs/condda.md, rules 3 and 10): CSV bytes in, events with their facts out.
 
-A result file has no header; the instance id comes first, then values (CONDDA rule 3). `parse`
-reads any number of values on a line; `remember` reduces a file to whole numbers per row, so that a
-session can be rebuilt without its files; `check_strict` refuses what the protocol forbids.
+`take_results` takes all files of a post or none; the same file again, for the same round and type,
+is a repeated request and makes no event. A result file has no header; the instance id comes first,
+then values. `parse` reduces it to a few numbers a line, `remember` to what later decisions need, so
+that a session can be rebuilt without its files; `check_strict` refuses what the protocol forbids.
+
+Small files of plain numbers, which is what agents post, are read by hand; `read_cells` reads all.
 """
 
 import csv
+import hashlib
 import io
 import math
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import polars as pl
 
-from tasks.condda.domains import Values
-from tasks.condda.lookup import known_classes
+from tasks.condda.commands import Decision, Post
+from tasks.condda.domains import DOMAINS, Values
+from tasks.condda.lookup import (
+    Rules,
+    find_test,
+    known_classes,
+    lenient_metadata,
+    load_test,
+    open_test,
+    round_size,
+)
 from tasks.condda.rules import Limits, ProtocolRefusal
+from tasks.condda.serving import round_count, round_rows
+from tasks.condda.session import Event, SessionState, TestState
 from tasks.condda.test_files import CELL_EDGES, TestFile
 
 # A second value of detection above it calls the instance novel, as published.
 _NOVEL = 0.5
 # Names that end up as members of an archive: no separators, no leading dot.
 _NAME = re.compile(r"[\w-][\w.\-]*")
+# Files of up to so many bytes are read by hand if their values have only these characters.
+_SMALL_BYTES = 256 * 1024
+_NUMERALS = b"0123456789.,+-eE"
+
+
+def take_results(state: SessionState, command: Post, rules: Rules) -> Decision:
+    progress = open_test(state, command.test)
+    if not command.results:
+        raise ProtocolRefusal(400, "MissingParamsError", "no result file was given")
+    test, metadata = _posted_test(state, command.test, rules)
+    before = progress.posted.get(command.round, {})
+    events = []
+    for kind, body in command.results.items():
+        check_name(kind, "result type", rules.limits)
+        sha256 = hashlib.sha256(body).hexdigest()
+        if sha256 in before.get(kind, ()):
+            continue
+        if kind in before and (rules.strict or kind == "detection"):
+            raise ProtocolRefusal(
+                400,
+                "DetectionRepost" if kind == "detection" else "ResultRepost",
+                f"{kind} of round {command.round} was posted before with other content",
+            )
+        result = parse(body, rules.limits)
+        values = DOMAINS[state.domain].results.get(kind)
+        if rules.strict:
+            assert test is not None
+            if values is None:
+                raise ProtocolRefusal(
+                    400, "UnknownResultType", f"{kind} is no result type of {state.domain}"
+                )
+            expected = _expected_names(state, command, kind, progress, test, metadata)
+            check_strict(
+                kind, values, result, expected, state, metadata, progress.columns.get(kind)
+            )
+        facts = remember(result, values, test)
+        facts["round_size"] = metadata.get("round_size", 0)
+        place = (command.test, progress.attempt, command.round, kind)
+        events.append(Event("posted", rules.now, *place, sha256, facts, body))
+    return Decision(tuple(events))
+
+
+def _posted_test(
+    state: SessionState, name: str, rules: Rules
+) -> tuple[TestFile | None, Mapping[str, Any]]:
+    """The test of a post; none is known, and nothing of it, where anything may be posted."""
+    if rules.strict:
+        test, metadata = load_test(state, name, rules)
+        return test, {**metadata, "round_size": round_size(metadata, name)}
+    file = find_test(state, name, rules)
+    return file, {} if file is None else lenient_metadata(state, file)
+
+
+def _expected_names(
+    state: SessionState,
+    command: Post,
+    kind: str,
+    progress: TestState,
+    test: TestFile,
+    metadata: Mapping[str, Any],
+) -> tuple[str, ...]:
+    """Names that a strict post must hold: those of the round just served.
+
+    OND characterization is posted once, after the last round, as round 0 for the whole test.
+    """
+    size, served = metadata["round_size"], len(progress.served)
+    if state.protocol == "OND" and kind == "characterization":
+        if command.round != 0 or served < round_count(test, size):
+            raise ProtocolRefusal(
+                400,
+                "RoundOrder",
+                "OND characterization is posted as round 0 when all rounds have been served",
+            )
+        return test.names
+    if command.round not in progress.served:
+        raise ProtocolRefusal(
+            400, "RoundNotServed", f"ask for the data of round {command.round} before posting"
+        )
+    if command.round != served - 1:
+        raise ProtocolRefusal(
+            400, "RoundOrder", f"round {command.round} is over, {served - 1} is open"
+        )
+    return test.names[round_rows(test, command.round, size)]
 
 
 @dataclass(frozen=True)
 class ResultFile:
-    """Lines of a posted file: ids, cells after the id as text, and as numbers (null: not one)."""
+    """What is asked of the lines of a posted file; NaN where there is no such number."""
 
     ids: list[str]
-    cells: pl.Series
-    numbers: pl.Series
-
-    @property
-    def widths(self) -> pl.Series:
-        """Values on each line."""
-        return self.cells.list.len()
+    widths: np.ndarray
+    """Values on each line."""
+    texts: Callable[[], list[str]]
+    """First value of each line as it was posted."""
+    first: np.ndarray
+    second: np.ndarray
+    choices: np.ndarray
+    """Place of the largest value of each line, the first of equals; -1 where there is none."""
+    fault: tuple[str, str] | None
+    """Why the values are no probabilities."""
 
 
 def parse(body: bytes, limits: Limits) -> ResultFile:
     """Read a result file; only its size and its encoding can be refused here."""
+    small = len(body) <= min(_SMALL_BYTES, limits.post_bytes)
+    result = _parse_plain(body) if small else None
+    if result is None:
+        ids, cells, numbers = read_cells(body, limits)
+        result = ResultFile(
+            ids,
+            cells.list.len().to_numpy(),
+            lambda: cells.list.first().fill_null("").to_list(),
+            numbers.list.first().fill_null(math.nan).to_numpy(),
+            numbers.list.get(1, null_on_oob=True).fill_null(math.nan).to_numpy(),
+            _choices(numbers),
+            _fault(numbers.explode()),
+        )
+    _check_size(len(result.ids), result.widths.max(initial=0), limits)
+    if (longest := max(map(len, result.ids), default=0)) > limits.id_length:
+        raise _too_large(longest, "characters in an id", limits.id_length)
+    return result
+
+
+def _parse_plain(body: bytes) -> ResultFile | None:
+    """A file of ids and finite numbers, as many on each line; None for any other."""
+    if body.translate(None, b" \"'\r\t\xef") != body:
+        return None
+    try:
+        lines = [line.partition(",") for line in body.decode().split("\n") if line]
+        rests = [rest for _, _, rest in lines]
+        values = ",".join(rests)
+        widths = {rest.count(",") for rest in rests}
+        if values.encode().translate(None, _NUMERALS) or len(widths) != 1:
+            return None
+        table = np.array(list(map(float, values.split(",")))).reshape(len(lines), -1)
+    except ValueError:
+        return None
+    if not np.isfinite(table).all():
+        return None
+    return ResultFile(
+        [name for name, _, _ in lines],
+        np.full(len(lines), table.shape[1]),
+        lambda: [rest.partition(",")[0] for rest in rests],
+        table[:, 0],
+        table[:, 1] if table.shape[1] > 1 else np.full(len(lines), math.nan),
+        table.argmax(axis=1),
+        None if table.min() >= 0 and table.max() <= 1 else _OUTSIDE,
+    )
+
+
+def read_cells(body: bytes, limits: Limits) -> tuple[list[str], pl.Series, pl.Series]:
+    """Ids of a file, its other cells as lists of text, and as lists of numbers (null: not one)."""
     if len(body) > limits.post_bytes:
         raise ProtocolRefusal(
             400,
@@ -61,13 +210,13 @@ def parse(body: bytes, limits: Limits) -> ResultFile:
         cells = pl.Series(_quoted_rows(text), dtype=pl.List(pl.String))
     else:
         lines = pl.Series(text.split("\n"), dtype=pl.String).str.strip_chars_end("\r")
-        cells = lines.filter(lines.str.strip_chars() != "").str.split(",")
+        lines = lines.filter(lines.str.strip_chars() != "")
+        _check_size(len(lines), lines.str.count_matches(",", literal=True).max(), limits)
+        cells = lines.str.split(",")
     cells = cells.list.eval(pl.element().str.strip_chars(CELL_EDGES))
     ids = cells.list.first().to_list()
     cells = cells.list.slice(1)
-    _check_size(ids, cells, limits)
-    numbers = cells.list.eval(pl.element().cast(pl.Float64, strict=False))
-    return ResultFile(ids, cells, numbers)
+    return ids, cells, cells.list.eval(pl.element().cast(pl.Float64, strict=False))
 
 
 def _quoted_rows(text: str) -> list[list[str]]:
@@ -77,18 +226,31 @@ def _quoted_rows(text: str) -> list[list[str]]:
         raise ProtocolRefusal(400, "InvalidCsv", f"a result file is not CSV: {error}") from error
 
 
-def _check_size(ids: list[str], cells: pl.Series, limits: Limits) -> None:
-    width = int(cast(int, cells.list.len().max() or 0))
-    longest = max(map(len, ids), default=0)
-    for found, most, what in (
-        (len(ids), limits.post_rows, "lines"),
-        (width, limits.post_columns, "values on a line"),
-        (longest, limits.id_length, "characters in an id"),
-    ):
-        if found > most:
-            raise ProtocolRefusal(
-                400, "TooLarge", f"a result file has {found} {what}, at most {most} are taken"
-            )
+def _check_size(lines: int, width: Any, limits: Limits) -> None:
+    if lines > limits.post_rows:
+        raise _too_large(lines, "lines", limits.post_rows)
+    if (width or 0) > limits.post_columns:
+        raise _too_large(width, "values on a line", limits.post_columns)
+
+
+def _too_large(size: int, what: str, most: int) -> ProtocolRefusal:
+    message = f"a result file has {size} {what}, at most {most} are taken"
+    return ProtocolRefusal(400, "TooLarge", message)
+
+
+def _choices(numbers: pl.Series) -> np.ndarray:
+    return numbers.list.eval(pl.element().fill_nan(None)).list.arg_max().fill_null(-1).to_numpy()
+
+
+_OUTSIDE = ("OutOfRange", "a probability outside 0 to 1")
+
+
+def _fault(flat: pl.Series) -> tuple[str, str] | None:
+    if flat.null_count():
+        return "NotANumber", "a value that is no number"
+    if not flat.is_finite().all():
+        return "NotFinite", "a value that is not finite"
+    return None if flat.is_between(0.0, 1.0).all() else _OUTSIDE
 
 
 def is_name(name: str, limits: Limits) -> bool:
@@ -107,9 +269,7 @@ def check_name(name: str, what: str, limits: Limits) -> None:
         )
 
 
-def remember(
-    result: ResultFile, values: Values | None, test: TestFile | None, red_light: str | None
-) -> dict[str, Any]:
+def remember(result: ResultFile, values: Values | None, test: TestFile | None) -> dict[str, Any]:
     """What later decisions need of a file: rows, a mark per row, the highest detection value.
 
     `rows` are rows of the test, -1 for ids it does not have. A mark is 1 or 0 for a right or wrong
@@ -118,57 +278,45 @@ def remember(
     """
     facts: dict[str, Any] = {
         "rows": [-1] * len(result.ids) if test is None else test.rows(result.ids),
-        "columns": int(cast(int, result.widths.max() or 0)),
+        "columns": int(result.widths.max(initial=0)),
     }
     if values == "detection":
-        facts["highest"] = _highest(result)
+        # Lines without a number do not count (published agents post some); JSON has no infinity.
+        numbers = result.first[~np.isnan(result.first)]
+        most = sys.float_info.max
+        facts["highest"] = float(numbers.clip(-most, most).max()) if len(numbers) else None
+        red_light = None if test is None else test.red_light
         facts["red_light"] = red_light is not None and red_light in result.ids
     if test is not None and values is not None and values != "characterization":
         facts["marks"] = _marks(result, values, test, np.array(facts["rows"], dtype=np.int64))
     return facts
 
 
-def _highest(result: ResultFile) -> float | None:
-    """Largest first value; lines without a number do not count (published agents post some)."""
-    first = result.numbers.list.first().drop_nulls().drop_nans()
-    if first.is_empty():
-        return None
-    # An infinite one is kept as a number that JSON can write.
-    return float(cast(float, first.clip(-sys.float_info.max, sys.float_info.max).max()))
-
-
-def choices(numbers: pl.Series) -> np.ndarray:
-    """Place of the largest value of each line, the first of equals; -1 where there is none."""
-    return numbers.list.eval(pl.element().fill_nan(None)).list.arg_max().fill_null(-1).to_numpy()
-
-
 def _marks(result: ResultFile, values: Values, test: TestFile, rows: np.ndarray) -> list[int]:
     if values == "text":
-        texts = result.cells.list.first().fill_null("").to_list()
         truth = test.truth["text"]
         return [
             -1 if row < 0 else edit_distance(plain(truth[row] or ""), plain(text))
-            for row, text in zip(rows.tolist(), texts, strict=True)
+            for row, text in zip(rows.tolist(), result.texts(), strict=True)
         ]
     if values == "detection":
-        second = result.numbers.list.get(1, null_on_oob=True).fill_null(math.nan).to_numpy()
         novel = np.append(test.truth[test.domain.novel].to_numpy(), -1)[rows]
-        right = (second > _NOVEL) == (novel == 1)
-        return np.where((rows < 0) | np.isnan(second), -1, right).astype(int).tolist()
+        right = (result.second > _NOVEL) == (novel == 1)
+        return np.where((rows < 0) | np.isnan(result.second), -1, right).astype(int).tolist()
     if values == "labels":
-        chosen = result.numbers.list.get(1, null_on_oob=True).fill_null(math.nan).to_numpy()
+        chosen = result.second
     else:
         # A line without values chooses nothing, not the novel class -1.
-        chosen = np.where((places := choices(result.numbers)) < 0, math.nan, places)
+        chosen = np.where(result.choices < 0, math.nan, result.choices)
     truth_labels = np.append(test.labels, -1)[rows]
     marks = (chosen == truth_labels).astype(int)
     if values == "labels":
         # The flag says that the reported writer is the real one.
-        flags = result.cells.list.first().fill_null("")
+        flags = np.array(result.texts(), dtype=object)
         reported = test.truth["reported_writer_id"].cast(pl.Float64, strict=False).to_numpy()
         honest = np.append(reported, math.nan)[rows] == truth_labels
-        marks += 2 * ((flags == "1").to_numpy() == honest)
-        rows = np.where(flags.is_in(("0", "1")).to_numpy(), rows, -1)
+        marks += 2 * ((flags == "1") == honest)
+        rows = np.where((flags == "0") | (flags == "1"), rows, -1)
     return np.where(rows < 0, -1, marks).tolist()
 
 
@@ -201,26 +349,34 @@ def check_strict(
     values: Values,
     result: ResultFile,
     expected: Sequence[str],
-    protocol: str,
+    state: SessionState,
     metadata: Mapping[str, Any],
     columns: int | None,
-    unknown_counted: bool,
 ) -> None:
     """Refuse a file whose ids, columns or values the protocol forbids.
 
     `expected` are the names of the rows that the file must answer, in order; `columns` is the
-    number of columns that earlier files of this type had; `unknown_counted` as the domain has it.
+    number of columns that earlier files of this type had.
     """
     _check_ids(kind, result.ids, expected)
-    width = _one_width(kind, result)
-    least, most = _columns_allowed(values, protocol, metadata, columns, unknown_counted)
+    width = int(result.widths.max(initial=0))
+    narrowest = int(result.widths.min(initial=width))
+    if narrowest < width:
+        _refuse("WrongColumns", f"lines of {kind} have {narrowest} to {width} values")
+    counted = DOMAINS[state.domain].unknown_counted
+    least, most = _columns_allowed(values, state.protocol, metadata, columns, counted)
     if width < least or (most is not None and width > most):
         allowed = (
             f"{least} or more" if most is None else f"{least}" + f" to {most}" * (most > least)
         )
         _refuse("WrongColumns", f"{kind} has {width} values on a line, expected {allowed}")
-    if values != "text":
-        _check_numbers(kind, values, result)
+    if values == "text":
+        return
+    if values == "labels" and result.fault in (None, _OUTSIDE):
+        if not np.isin(result.first, (0.0, 1.0)).all():
+            _refuse("OutOfRange", f"a flag of {kind} is neither 0 nor 1")
+    elif result.fault is not None:
+        _refuse(result.fault[0], f"{kind} holds {result.fault[1]}")
 
 
 def _refuse(reason: str, message: str) -> None:
@@ -238,13 +394,6 @@ def _check_ids(kind: str, ids: list[str], expected: Sequence[str]) -> None:
     if len(ids) != len(expected):
         _refuse("MissingIds", f"{kind} has {len(ids)} of the {len(expected)} instances served")
     _refuse("WrongOrder", f"{kind} is not in the order in which the instances were served")
-
-
-def _one_width(kind: str, result: ResultFile) -> int:
-    widths = result.widths.unique().sort().to_list()
-    if len(widths) > 1:
-        _refuse("WrongColumns", f"lines of {kind} have {widths[0]} to {widths[-1]} values")
-    return int(widths[0]) if widths else 0
 
 
 def _columns_allowed(
@@ -270,17 +419,3 @@ def _columns_allowed(
         return 1, None
     # No bound by the number of novel classes: being refused would tell it.
     return max(2 if known is None else known + 1 - unknown_counted, before or 0), None
-
-
-def _check_numbers(kind: str, values: Values, result: ResultFile) -> None:
-    flat = result.numbers.explode()
-    if flat.null_count():
-        _refuse("NotANumber", f"{kind} holds a value that is no number")
-    if not bool(flat.is_finite().all()):
-        _refuse("NotFinite", f"{kind} holds a value that is not finite")
-    if values == "labels":
-        flags = result.numbers.list.first()
-        if not bool(flags.is_in([0.0, 1.0]).all()):
-            _refuse("OutOfRange", f"a flag of {kind} is neither 0 nor 1")
-    elif len(flat) and not bool(flat.is_between(0.0, 1.0).all()):
-        _refuse("OutOfRange", f"{kind} holds a probability outside 0 to 1")

@@ -38,11 +38,9 @@ from tasks.condda.lookup import (
     load_test,
     open_test,
     round_size,
-    session_metadata,
     unknown_test,
 )
-from tasks.condda.posting import take_results
-from tasks.condda.posts import check_name
+from tasks.condda.posts import check_name, take_results
 from tasks.condda.rules import Limits, Policy, ProtocolRefusal
 from tasks.condda.serving import round_count, serve
 from tasks.condda.session import Event, SessionState
@@ -152,7 +150,7 @@ def _check_asked(command: OpenSession, policy: Policy) -> None:
 
 
 def _metadata(state: SessionState, command: Metadata, rules: Rules) -> Decision:
-    metadata = session_metadata(state, command.test, rules)
+    _, metadata = load_test(state, command.test, rules, truth_first=False)
     shown = {*SHOWN_METADATA, *((RED_LIGHT,) if RED_LIGHT in state.hints else ())}
     if rules.strict:
         shown -= set(TELLING_METADATA)

@@ -7,6 +7,7 @@ later decisions need (`posts.remember`), so a session is rebuilt without reading
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any, Literal
 
 Kind = Literal["opened", "served", "posted", "feedback", "restarted", "completed", "terminated"]
@@ -152,13 +153,16 @@ def _take_post(test: TestState, event: Event) -> None:
     keep = facts["round_size"]
     test.last_rows[kind] = (test.last_rows.get(kind, []) + rows)[-keep:] if keep else []
     marks = test.marks.setdefault(kind, {})
-    for row, mark in zip(rows, facts.get("marks") or [-1] * len(rows), strict=True):
-        if row < 0:
-            continue
-        before = marks.get(row, -1)
-        test.right[kind] = test.right.get(kind, 0) + (mark == 1) - (before == 1)
-        test.answered[kind] = test.answered.get(kind, 0) + (mark >= 0) - (before >= 0)
-        marks[row] = mark
+    right = answered = 0
+    for row, mark in zip(rows, facts.get("marks") or repeat(-1, len(rows)), strict=True):
+        if row >= 0:
+            before = marks.get(row, -1)
+            if mark != before:
+                right += (mark == 1) - (before == 1)
+                answered += (mark >= 0) - (before >= 0)
+            marks[row] = mark
+    test.right[kind] = test.right.get(kind, 0) + right
+    test.answered[kind] = test.answered.get(kind, 0) + answered
     highest = facts.get("highest")
     if highest is not None and (test.highest is None or highest > test.highest):
         test.highest = highest

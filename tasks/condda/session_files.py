@@ -13,7 +13,7 @@ from typing import Any
 
 import polars as pl
 
-from tasks.condda.posts import parse
+from tasks.condda.posts import read_cells
 from tasks.condda.rules import CALLER, Limits, ProtocolRefusal
 from tasks.condda.session import Event, SessionState
 from tasks.condda.store import EventStore, StoredEvent
@@ -39,14 +39,14 @@ def results(
 
 def _lines(event: Event, limits: Limits) -> pl.DataFrame:
     assert event.body is not None
-    result = parse(event.body, limits)
-    numeric = result.numbers.list.eval(pl.element().is_not_null()).list.all()
+    ids, cells, numbers = read_cells(event.body, limits)
+    numeric = numbers.list.eval(pl.element().is_not_null()).list.all()
     return pl.DataFrame(
         {
-            "round": pl.Series([event.round] * len(result.ids), dtype=pl.Int64),
-            "instance_id": pl.Series(result.ids, dtype=pl.String),
-            "values": result.numbers,
-            "cells": result.cells,
+            "round": pl.Series([event.round] * len(ids), dtype=pl.Int64),
+            "instance_id": pl.Series(ids, dtype=pl.String),
+            "values": numbers,
+            "cells": cells,
         },
         schema=RESULTS,
     ).with_columns(

@@ -5,6 +5,10 @@ A row is an `Event` of a session, numbered from 1 without gaps; posted files are
 acknowledged outlives kill -9 and a power cut. A writer says which number it expects to be last; if
 another was faster, `append` raises `Conflict` and nothing is written.
 
+One connection writes. Appends that come while a commit is under way wait for it and share the next
+one: one sync of the disk for all of them, each answered after it. Readers have connections of their
+own, which wait for no writer.
+
 Two unique indexes make a doubled result impossible: the same file for the same test, attempt, round
 and type, and any second detection for a round.
 """
@@ -13,6 +17,7 @@ import hashlib
 import json
 import sqlite3
 import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -47,6 +52,11 @@ create index if not exists by_kind on events (kind, id);
 _COLUMNS = "id, session, seq, kind, time, test, attempt, round, type, sha256, detail"
 _Facts = tuple[Kind, str, str | None, int, int | None, str | None, str | None]
 """Columns from `kind` to `sha256`."""
+_LAST = "select coalesce(max(seq), 0) from events where session = ?"
+_INSERT = (
+    "insert into events (session, seq, time, kind, test, attempt, round, type, sha256, detail, "
+    "body) values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
 _FILTERS = {"kind", "test", "attempt", "round", "type"}
 _BUSY_SECONDS = 60.0
 
@@ -65,17 +75,28 @@ class StoredEvent:
     event: Event
 
 
+@dataclass
+class _Append:
+    """Rows that wait for a commit, and what became of them."""
+
+    session: str
+    seq: int
+    rows: list[tuple]
+    done: bool = False
+    error: Exception | None = None
+
+
 class EventStore:
     """Events of all sessions in one file."""
 
     def __init__(self, path: Path):
         self.path = Path(path)
-        # One connection and a lock: SQLite takes one writer at a time anyhow.
         self._lock = threading.RLock()
+        self._waiting: deque[_Append] = deque()
+        self._readers: list[sqlite3.Connection] = []
+        self._closed = False
         try:
-            self._connection = sqlite3.connect(
-                self.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
-            )
+            self._connection = self._connect()
             self._connection.execute("pragma journal_mode = wal")
             self._connection.execute("pragma synchronous = full")
             with self._transaction() as connection:
@@ -84,9 +105,17 @@ class EventStore:
         except sqlite3.Error as error:
             raise LakeError(f"cannot open the event store {self.path}: {error}") from error
 
+    def _connect(self) -> sqlite3.Connection:
+        return sqlite3.connect(
+            self.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
+        )
+
     def close(self) -> None:
         """Close the file; the store cannot be used afterwards."""
         with self._lock:
+            self._closed = True
+            while self._readers:
+                self._readers.pop().close()
             self._connection.close()
 
     def append(self, session: str, expected_seq: int, events: Sequence[Event]) -> int:
@@ -100,23 +129,46 @@ class EventStore:
             )
             for place, event in enumerate(events, start=1)
         ]
+        append = _Append(session, expected_seq, rows)
+        self._waiting.append(append)
+        with self._lock:
+            # Whoever holds the lock commits for all that wait, maybe for this one too.
+            if not append.done:
+                self._commit([self._waiting.popleft() for _ in range(len(self._waiting))])
+        if append.error is not None:
+            raise append.error
+        return expected_seq + len(rows)
+
+    def _commit(self, batch: list[_Append]) -> None:
+        """Write appends in one transaction; one that conflicts does not keep the others back."""
         try:
             with self._transaction() as connection:
-                if self._last(session) != expected_seq:
-                    raise Conflict(f"session {session} has other events than expected")
-                connection.executemany(
-                    "insert into events (session, seq, time, kind, test, attempt, round, type, "
-                    "sha256, detail, body) values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                    rows,
+                for append in batch:
+                    self._insert(connection, append)
+        except BaseException as error:
+            for append in batch:
+                append.error = LakeError(
+                    f"cannot write the event store {self.path}: {error}; see that its disk has "
+                    "space and that it may be written, then send the request again"
                 )
+            if not isinstance(error, sqlite3.Error):
+                raise
+        finally:
+            for append in batch:
+                append.done = True
+
+    def _insert(self, connection: sqlite3.Connection, append: _Append) -> None:
+        last = connection.execute(_LAST, [append.session]).fetchone()[0]
+        if last != append.seq:
+            append.error = Conflict(f"session {append.session} has other events than expected")
+            return
+        connection.execute("savepoint one")
+        try:
+            connection.executemany(_INSERT, append.rows)
         except sqlite3.IntegrityError as error:
-            raise Conflict(f"session {session}: {error}") from error
-        except sqlite3.Error as error:
-            raise LakeError(
-                f"cannot write the event store {self.path}: {error}; see that its disk has space "
-                "and that it may be written, then send the request again"
-            ) from error
-        return expected_seq + len(rows)
+            connection.execute("rollback to one")
+            append.error = Conflict(f"session {append.session}: {error}")
+        connection.execute("release one")
 
     def load(
         self, session: str, after_seq: int = 0, *, bodies: bool = False, **filters: object
@@ -174,13 +226,6 @@ class EventStore:
         """Number of sessions."""
         return int(self._query("select count(*) from events where kind = 'opened'", [])[0][0])
 
-    def _last(self, session: str) -> int:
-        return int(
-            self._query("select coalesce(max(seq), 0) from events where session = ?", [session])[0][
-                0
-            ]
-        )
-
     def _select(self, where: str, values: Sequence[object], bodies: bool) -> list[StoredEvent]:
         body = "body" if bodies else "null"
         rows = self._query(f"select {_COLUMNS}, {body} from events where {where}", values)
@@ -194,10 +239,27 @@ class EventStore:
 
     def _query(self, statement: str, values: Sequence[object]) -> list[tuple]:
         try:
-            with self._lock, closing(self._connection.execute(statement, values)) as cursor:
-                return cursor.fetchall()
+            with (
+                self._reader() as connection,
+                closing(connection.execute(statement, values)) as rows,
+            ):
+                return rows.fetchall()
         except sqlite3.Error as error:
             raise LakeError(f"cannot read the event store {self.path}: {error}") from error
+
+    @contextmanager
+    def _reader(self) -> Iterator[sqlite3.Connection]:
+        """A connection for one reader at a time; as many are kept as ever read at once."""
+        try:
+            connection = self._readers.pop()
+        except IndexError:
+            connection = self._connect()
+        try:
+            yield connection
+        finally:
+            self._readers.append(connection)
+            if self._closed:
+                self.close()
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -205,7 +267,8 @@ class EventStore:
             self._connection.execute("begin immediate")
             try:
                 yield self._connection
+                self._connection.execute("commit")
             except BaseException:
-                self._connection.execute("rollback")
+                if self._connection.in_transaction:
+                    self._connection.execute("rollback")
                 raise
-            self._connection.execute("commit")

@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.errors import ConfigError
+from tasks.condda import posts
 from tasks.condda.domains import DOMAINS, SHOWN_METADATA, domain_named
-from tasks.condda.posts import choices, edit_distance, parse
-from tasks.condda.rules import Limits
+from tasks.condda.posts import _choices, _parse_plain, edit_distance, parse, read_cells
+from tasks.condda.rules import Limits, ProtocolRefusal
 from tests.shared import shared_path
 
 
@@ -49,13 +50,14 @@ def test_an_unknown_domain_is_said() -> None:
 
 def test_reads_the_published_result_files() -> None:
     folder = shared_path("sailon/sail-on-client")
-    ragged = parse((folder / "test_results_CONDDA.1.1.1234.csv").read_bytes(), Limits())
-    assert ragged.widths.to_list() == [6] * 4 and ragged.numbers[0].to_list()[0] == 0.1
+    ragged = (folder / "test_results_CONDDA.1.1.1234.csv").read_bytes()
+    assert parse(ragged, Limits()).widths.tolist() == [6] * 4
+    assert read_cells(ragged, Limits())[2][0].to_list()[0] == 0.1
     name = "OND.10.90001.2100554_PreComputedONDAgent_classification.csv"
     body = (folder / "mock_results" / "activity_recognition" / name).read_bytes()
     whole = parse(body, Limits())
-    assert len(whole.ids) == 332 and whole.widths.unique().to_list() == [89]
-    assert whole.numbers.explode().null_count() == 0
+    assert len(whole.ids) == 332 and set(whole.widths.tolist()) == {89}
+    assert read_cells(body, Limits())[2].explode().null_count() == 0
 
 
 @pytest.mark.parametrize(
@@ -72,13 +74,72 @@ def test_reads_the_published_result_files() -> None:
     ids=["empty", "blank", "no end", "crlf", "bom and quotes", "quoted", "ragged"],
 )
 def test_parse(body: bytes, ids: list[str], cells: list[list[str]]) -> None:
-    result = parse(body, Limits())
-    assert result.ids == ids and result.cells.to_list() == cells
+    assert parse(body, Limits()).ids == ids
+    names, read, _ = read_cells(body, Limits())
+    assert names == ids and read.to_list() == cells
 
 
 def test_ties_go_to_the_first_column() -> None:
     numbers = pl.Series([[0.4, 0.4, 0.2], [0.0, 1.0, 1.0], [], [float("nan"), 0.1]])
-    assert choices(numbers).tolist() == [0, 1, -1, 1]
+    assert _choices(numbers).tolist() == [0, 1, -1, 1]
+
+
+WORDS = st.sampled_from(
+    [
+        *("0.25", "1", "-0.0", "+.5", "5.", "1e-3", "1E+2", "1e400", "-1e-400", "0.1e", "", "1_0"),
+        *(
+            "nan",
+            "inf",
+            "x",
+            "1 ",
+            "'1'",
+            '"1"',
+            "\u0661",
+            "0x1",
+            "1.5.2",
+            "e5",
+            "00012",
+            "-",
+            "\r",
+        ),
+    ]
+)
+NUMBERS = st.floats(allow_nan=False, allow_infinity=False).map(repr) | st.sampled_from(["0.5", "1"])
+NAMES = st.sampled_from(["a", "b c", "\u00e9.png", "", "'q'", "\ufeffz", "\t"])
+LINES = st.tuples(st.lists(NUMBERS | WORDS, max_size=4), NAMES)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(LINES, max_size=5), st.sampled_from(["\n", "\r\n", "\n\n"]), st.booleans())
+def test_small_files_are_read_as_large_ones(lines: list, end: str, ended: bool) -> None:
+    body = (end.join(",".join([name, *row]) for row, name in lines) + end * ended).encode()
+    assert_read_alike(body)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 5), st.data())
+def test_plain_files_are_read_by_hand_to_the_bit(width: int, data: st.DataObject) -> None:
+    rows = data.draw(st.lists(st.lists(NUMBERS, min_size=width, max_size=width), min_size=1))
+    body = "".join(f"i{place},{','.join(row)}\n" for place, row in enumerate(rows)).encode()
+    assert _parse_plain(body) is not None
+    assert_read_alike(body)
+
+
+def assert_read_alike(body: bytes) -> None:
+    """By hand or by the reader of large files: the same bits, the same refusal."""
+    answers = []
+    for small in (posts._SMALL_BYTES, -1):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(posts, "_SMALL_BYTES", small)
+            try:
+                result = parse(body, Limits())
+            except ProtocolRefusal as refusal:
+                answers.append((refusal.reason, refusal.message))
+                continue
+        lists = (result.ids, result.widths.tolist(), result.texts(), result.choices.tolist())
+        bits = [column.astype(float).tobytes() for column in (result.first, result.second)]
+        answers.append((*lists, bits, result.fault))
+    assert answers[0] == answers[1]
 
 
 def plain_distance(left: str, right: str) -> int:

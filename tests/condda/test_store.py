@@ -2,13 +2,14 @@
 
 import sqlite3
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from schemas.errors import LakeError
 from tasks.condda.session import Event
-from tasks.condda.store import Conflict, EventStore
+from tasks.condda.store import Conflict, EventStore, _Append
 
 OPENED = Event("opened", "2024-05-01", detail={"tests": ["a"]})
 
@@ -120,6 +121,77 @@ def test_writers_of_one_session_take_turns(tmp_path: Path) -> None:
     assert seqs == list(range(1, len(won) + 2)) and sorted(won) == seqs[1:]
     rounds = [stored.event.round for stored in stores[0].load("s", kind="posted")]
     assert len(set(rounds)) == len(rounds)
+
+
+def test_appends_that_wait_share_one_commit(store: EventStore) -> None:
+    commits: list[str] = []
+    store.append("s", 0, [OPENED])
+    store.append("t", 0, [OPENED])
+    store._connection.set_trace_callback(
+        lambda statement: commits.append(statement) if statement == "commit" else None
+    )
+    answers: dict[str, object] = {}
+
+    def write(session: str, *events: Event) -> None:
+        try:
+            answers[session] = store.append(session, 1, events)
+        except Conflict as error:
+            answers[session] = error
+
+    # The last one is refused by an index: half of it must not be kept, the others must.
+    writes = [("s", posted()), ("t", posted()), ("u", posted()), ("v", OPENED)]
+    threads = [threading.Thread(target=write, args=each) for each in writes]
+    threads.append(threading.Thread(target=write, args=("t2", posted(), posted())))
+    with store._lock:
+        for thread in threads:
+            thread.start()
+        while len(store._waiting) < len(threads):
+            pass
+    for thread in threads:
+        thread.join()
+    assert len(commits) == 1
+    assert (answers["s"], answers["t"]) == (2, 2)
+    for session in ("u", "v", "t2"):
+        assert isinstance(answers[session], Conflict) and not store.load(session)
+    assert [len(store.load(session)) for session in ("s", "t")] == [2, 2]
+
+
+def test_one_of_a_batch_is_undone_alone(store: EventStore) -> None:
+    batch = [_Append("s", 0, []), _Append("t", 0, [])]
+    row = ("s", 1, "2024", "opened", None, 0, None, None, None, "{}", None)
+    twice = ("t", 1, "2024", "posted", "a", 0, 0, "detection", "x", "{}", b"")
+    batch[0].rows, batch[1].rows = [row], [twice, ("t", 2, *twice[2:])]
+    store._commit(batch)
+    assert batch[0].error is None and isinstance(batch[1].error, Conflict)
+    assert len(store.load("s")) == 1 and not store.load("t")
+
+
+def test_an_interrupted_commit_tells_all_that_waited(store: EventStore) -> None:
+    class Rows(list[tuple]):
+        def __iter__(self) -> Iterator[tuple]:
+            raise KeyboardInterrupt
+
+    row = ("s", 1, "2024", "opened", None, 0, None, None, None, "{}", None)
+    batch = [_Append("s", 0, [row]), _Append("t", 0, Rows())]
+    with pytest.raises(KeyboardInterrupt):
+        store._commit(batch)
+    assert all(isinstance(each.error, LakeError) and each.done for each in batch)
+    assert not store.load("s") and store.append("s", 0, [OPENED]) == 1
+
+
+def test_readers_wait_for_no_writer(store: EventStore) -> None:
+    store.append("s", 0, [OPENED])
+    with store._transaction() as connection:
+        connection.execute(
+            "insert into events (session, seq, time, kind, attempt, detail) "
+            "values ('t', 1, '2024', 'opened', 0, '{}')"
+        )
+        answer: list[int] = []
+        reader = threading.Thread(target=lambda: answer.append(store.session_count()))
+        reader.start()
+        reader.join(30)
+        assert answer == [1], "it waited, or saw what was not committed"
+    assert store.session_count() == 2
 
 
 def test_a_file_that_is_no_store_is_said(tmp_path: Path) -> None:

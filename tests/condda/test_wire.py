@@ -20,9 +20,8 @@ from schemas.errors import ConfigError
 from tasks.condda.rules import EVALUATION, PUBLISHED, Caller, Limits, ProtocolRefusal
 from tasks.condda.server.app import _ENVELOPE_BYTES
 from tasks.condda.server.client import HttpHarness
-from tasks.condda.server.sent import _parts
 from tasks.condda.server.serve import Token, check_access, read_tokens, running, serve
-from tasks.condda.server.wire import ROUTES
+from tasks.condda.server.wire import ROUTES, _parts, _plain_parts
 from tests.condda.recorded import exchanges
 from tests.condda.small import CONDDA, DOMAIN, IDS, TEST, classes, detection, round_ids, write_test
 from tests.shared import shared_path
@@ -803,6 +802,27 @@ def test_any_post(wire: Wire, session: str, path: str, about: dict, content: byt
 )
 def test_parts_come_back_byte_for_byte(parts: dict[str, bytes]) -> None:
     assert _parts(multipart(parts)[0], "limit") == parts
+    assert _plain_parts(multipart(parts)[0], b"limit") == parts
+
+
+HEAD = b'Content-Disposition: form-data; name="a"'
+PIECES = st.sampled_from(
+    [
+        *(HEAD, b"--limit", b"\r\n", b"--", b"\n", b"a,1", b"; ", b'filename="b"', b'name="c"'),
+        *(b"Content-Type: text/csv", b"limit", b"\xff", b""),
+    ]
+)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(st.lists(PIECES, max_size=14), st.binary(max_size=5), st.booleans())
+def test_bodies_read_by_hand_are_read_alike(pieces: list[bytes], noise: bytes, whole: bool) -> None:
+    body = b"".join(pieces) + noise
+    if whole:
+        body = multipart({"x": body, "y": noise})[0]
+    by_hand = _plain_parts(body, b"limit")
+    if by_hand is not None:
+        assert by_hand == _parts(body, "limit")
 
 
 OPERATOR = Token(TOKEN, Caller("bob", "operator"))

@@ -9,7 +9,6 @@ Feedback spends a budget each time it is asked for (docs/condda.md, rule 6). Ref
 
 import csv
 import io
-import json
 import math
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -31,48 +30,15 @@ from tasks.condda.server.models import (
     Round,
     Session,
 )
-from tasks.condda.server.sent import check_text, public_message
+from tasks.condda.server.wire import check_text
 from tasks.condda.store import Conflict
 
 API = "/v1"
-_NOT_FOUND = {
-    *("session_id_invalid", "test_id_invalid", "test_not_in_session", "metadata_not_found"),
-    *("BadDomain", "EndOfDataset", "result_file_not_found"),
-}
-_CONFLICTS = {
-    *("RoundOrder", "RoundNotServed", "DetectionRepost", "ResultRepost", "TestCompleted"),
-    *("SessionEnded", "TestIncomplete", "TestInProcess", "DetectionPostRequired", "KeyError"),
-    *("FeedbackBudgetExceeded", "IncompleteResults", "NotLastRound", "SessionExists"),
-    *("SessionOpen", "AttemptsExceeded"),
-}
-_SERVERS_FAULT = {"TooManySessions": 503, "Conflict": 503, "LakeError": 500, "SourceError": 500}
-
-
 SessionId = Annotated[str, Path(description="Id of a session")]
 TestId = Annotated[str, Path(description="Id of a test")]
 RoundId = Annotated[int, Path(description="Number of a round, from 0")]
 _SESSION = "/sessions/{session_id}"
 _TEST = _SESSION + "/tests/{test_id}"
-
-
-def problem(status: int, reason: str, message: str) -> Response:
-    """A refusal as JSON; text that is no Unicode is escaped."""
-    body = json.dumps({"reason": reason, "message": message})
-    return Response(body, status, media_type="application/json")
-
-
-def api_refusal(refusal: ProtocolRefusal) -> Response:
-    """A refusal of the harness with the status code that fits it."""
-    reason = refusal.reason
-    if reason in _SERVERS_FAULT:
-        status = _SERVERS_FAULT[reason]
-    elif reason in _NOT_FOUND:
-        status = 404
-    elif reason in _CONFLICTS:
-        status = 409
-    else:
-        status = 413 if reason == "TooLarge" else 422
-    return problem(status, reason, public_message(refusal))
 
 
 def finite(content: Any) -> Any:

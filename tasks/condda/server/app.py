@@ -1,37 +1,71 @@
 """The web application: published wire API, /v1, operators' page, and the guard before them.
 
-The wire API answers by the policy of its harness (CONDDA rules 9 and 10). /v1 is our own and always
-`evaluation`, so that reading a round is never a restart; both write to one store. `Guard` lets a
-request in: token and role, host, origin, size of the body.
+One harness answers all of it. The published paths have their own policy and few status codes
+(CONDDA rules 9 and 10); they are answered without a framework, for speed. /v1 is
+our own and always `evaluation`, so that reading a round is never a restart. `Guard` lets a request
+in: token and role, host, origin, size of the body. A refusal says the same everywhere; its status
+code is looked up here.
 """
 
 import asyncio
 import base64
 import binascii
 import hmac
-from collections.abc import Sequence
-from urllib.parse import urlsplit
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tasks.condda.harness import Harness
 from tasks.condda.rules import CALLER, Caller, ProtocolRefusal
-from tasks.condda.server.api import API, api_refusal, api_router, problem
+from tasks.condda.server.api import API, api_router
 from tasks.condda.server.page import OPERATOR, docs_router, page_router
 from tasks.condda.server.serve import Token
-from tasks.condda.server.wire import error_response, refusal_response, wire_router
+from tasks.condda.server.wire import ROUTES, read_sent
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 # Room for names and headers of parts around the files themselves.
 _ENVELOPE_BYTES = 1024 * 1024
+# The longest that a client may send nothing, and that its whole body may take.
 _CHUNK_SECONDS = 60.0
+_BODY_SECONDS = 600.0
+_WORKERS = 32
+_log = logging.getLogger(__name__)
+
+_OUR_STATUS = {
+    **dict.fromkeys(
+        ("session_id_invalid", "test_id_invalid", "test_not_in_session", "metadata_not_found"), 404
+    ),
+    **dict.fromkeys(("BadDomain", "EndOfDataset", "result_file_not_found"), 404),
+    **dict.fromkeys(("RoundOrder", "RoundNotServed", "DetectionRepost", "ResultRepost"), 409),
+    **dict.fromkeys(("TestCompleted", "SessionEnded", "TestIncomplete", "TestInProcess"), 409),
+    **dict.fromkeys(("DetectionPostRequired", "KeyError", "FeedbackBudgetExceeded"), 409),
+    **dict.fromkeys(("IncompleteResults", "NotLastRound", "SessionExists", "SessionOpen"), 409),
+    "AttemptsExceeded": 409,
+    "TooLarge": 413,
+    "TooManySessions": 503,
+    "Conflict": 503,
+    "LakeError": 500,
+    "SourceError": 500,
+}
+"""Status of a refusal outside of the published paths; 422 of all others."""
+# On the published paths the harness's own, but for what the agent can mend.
+_WIRE_STATUS = dict.fromkeys(("UnicodeDecodeError", "InvalidResults", "IncompleteResults"), 400)
+_WIRE: dict[str, dict[str, Any]] = {}
+for _method, _path, _handler in ROUTES:
+    _WIRE.setdefault(_path, {})[_method] = _handler
 
 
-def make_app(harness: Harness, *, tokens: Sequence[Token] = ()) -> FastAPI:
+def make_app(harness: Harness, *, tokens: Sequence[Token] = ()) -> ASGIApp:
     """The application over one store of tests and events; `tokens` lock every route."""
     app = FastAPI(
         title="CONDDA and OND test server",
@@ -41,7 +75,6 @@ def make_app(harness: Harness, *, tokens: Sequence[Token] = ()) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
     )
-    app.include_router(wire_router(harness))
     app.include_router(api_router(_evaluating(harness)))
     app.include_router(page_router(harness))
     app.include_router(docs_router(app.openapi))
@@ -49,9 +82,7 @@ def make_app(harness: Harness, *, tokens: Sequence[Token] = ()) -> FastAPI:
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(ProtocolRefusal, _refusal)
     app.add_exception_handler(Exception, _defect)
-    most = harness.limits.post_bytes + _ENVELOPE_BYTES
-    app.add_middleware(Guard, tokens=tokens, body_bytes=most)
-    return app
+    return Guard(app, harness, tokens)
 
 
 def _evaluating(harness: Harness) -> Harness:
@@ -66,21 +97,55 @@ def _is_ours(path: str) -> bool:
     return path == "/" or path.startswith((API, OPERATOR, "/docs", "/openapi.json"))
 
 
-def refused(path: str, status: int, reason: str, message: str) -> Response:
-    """A refusal outside of the protocol, as the part of the server that was asked says it."""
-    if _is_ours(path):
-        response = problem(status, reason, message)
-    else:
-        response = error_response(400 if status < 500 else 500, reason, message)
+def refused(
+    path: str, status: int, reason: str, message: str, headers: Mapping[str, str] | None = None
+) -> Response:
+    """A refusal as the part of the server that was asked says it.
+
+    The published client takes any status but 200, 204, 400 and 500 for a success, and needs three
+    keys in an error; there is never a real trace.
+    """
+    if status == 204:
+        return Response(status_code=204, media_type="application/json")
+    content = {"message": message, "reason": reason}
+    if not _is_ours(path):
+        status = 400 if status < 500 else 500
+        content["stack_trace"] = ""
+    text = json.dumps(content, separators=(",", ":")) + "\n"
+    response = Response(text, status, headers, media_type="application/json")
     if status == 401:
         response.headers["www-authenticate"] = 'Basic realm="novelty", charset="UTF-8"'
     return response
 
 
+def _protocol_refused(path: str, refusal: ProtocolRefusal) -> Response:
+    reason, message = refusal.reason, refusal.message
+    if reason in ("SourceError", "LakeError"):
+        # What is wrong with a file may be ground truth.
+        _log.error("%s", message)
+        message = "a file of the server cannot be read or written; its log says which one and why"
+    if _is_ours(path):
+        return refused(path, _OUR_STATUS.get(reason, 422), reason, message)
+    return refused(path, _WIRE_STATUS.get(reason, refusal.status), reason, message)
+
+
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     reason = {404: "NotFound", 405: "MethodNotAllowed"}.get(error.status_code, "BadRequest")
-    return refused(request.url.path, error.status_code, reason, str(error.detail))
+    headers = dict(error.headers or {})
+    if error.status_code == 405:
+        headers["allow"] = ", ".join(_methods(request))
+    return refused(request.url.path, error.status_code, reason, str(error.detail), headers)
+
+
+def _methods(request: Request) -> list[str]:
+    """Methods that a path has."""
+
+    def has(method: str) -> bool:
+        scope = {**request.scope, "method": method}
+        return any(route.matches(scope)[0] is Match.FULL for route in request.app.routes)
+
+    return [method for method in ("DELETE", "GET", "POST", "PUT") if has(method)]
 
 
 async def _invalid(request: Request, error: Exception) -> Response:
@@ -95,12 +160,15 @@ async def _invalid(request: Request, error: Exception) -> Response:
 
 async def _refusal(request: Request, error: Exception) -> Response:
     assert isinstance(error, ProtocolRefusal)
-    return api_refusal(error) if _is_ours(request.url.path) else refusal_response(error)
+    return _protocol_refused(request.url.path, error)
 
 
 async def _defect(request: Request, error: Exception) -> Response:
     # The trace goes to the server's log, not to the client.
-    return refused(request.url.path, 500, "InternalError", "a defect of the server; see its log")
+    return refused(request.url.path, *_DEFECT)
+
+
+_DEFECT = (500, "InternalError", "a defect of the server; see its log")
 
 
 class Guard:
@@ -114,31 +182,51 @@ class Guard:
     A request that a browser sends for a page of another origin is refused.
     """
 
-    def __init__(self, app: ASGIApp, tokens: Sequence[Token], body_bytes: int):
+    def __init__(self, app: ASGIApp, harness: Harness, tokens: Sequence[Token] = ()):
         self.app = app
+        self.harness = harness
         self.tokens = {token.text.encode(): token.caller for token in tokens}
-        self.body_bytes = body_bytes
+        self.body_bytes = harness.limits.post_bytes + _ENVELOPE_BYTES
+        self.workers = ThreadPoolExecutor(_WORKERS, "condda request")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        caller = self._caller(headers, scope["path"])
-        wrong = caller if isinstance(caller, tuple) else None
-        if isinstance(caller, Caller):
-            body = await self._body(headers, receive)
-            if body is None:
-                return  # the client has gone
-            if isinstance(body, bytes):
-                CALLER.set(caller)
-                await self.app(scope, _replay(body, receive), send)
-                return
-            wrong = body
-        assert wrong is not None
-        response = refused(scope["path"], *wrong)
-        response.headers["connection"] = "close"
+        headers, path = Headers(scope=scope), scope["path"]
+        caller = self._caller(headers, path)
+        body = await self._body(headers, receive) if isinstance(caller, Caller) else caller
+        if body is None:
+            return  # the client has gone
+        if isinstance(body, tuple):
+            response = refused(path, *body, {"connection": "close"})
+        elif path not in _WIRE:
+            CALLER.set(caller)
+            await self.app(scope, _replay(body, receive), send)
+            return
+        elif scope["method"] not in _WIRE[path]:
+            allowed = {"allow": ", ".join(sorted(_WIRE[path]))}
+            response = refused(path, 405, "MethodNotAllowed", "Method Not Allowed", allowed)
+        else:
+            response = await asyncio.get_running_loop().run_in_executor(
+                self.workers, self._answer, caller, scope, headers.get("content-type", ""), body
+            )
         await response(scope, receive, send)
+
+    def _answer(self, caller: Caller, scope: Scope, content_type: str, body: bytes) -> Response:
+        """The answer of a published path, made in a thread of its own."""
+        CALLER.set(caller)
+        path = scope["path"]
+        # The first of a name counts.
+        pairs = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        try:
+            sent = read_sent(content_type, dict(reversed(pairs)), body)
+            return _WIRE[path][scope["method"]](self.harness, sent)
+        except ProtocolRefusal as refusal:
+            return _protocol_refused(path, refusal)
+        except Exception:
+            _log.exception("a defect in the answer to %s", path)
+            return refused(path, *_DEFECT)
 
     def _caller(self, headers: Headers, path: str) -> Caller | tuple[int, str, str]:
         """Who asks, or why nothing is answered."""
@@ -177,12 +265,12 @@ class Guard:
         size = 0
         declared = headers.get("content-length", "0")
         too_large = declared.isdigit() and int(declared) > self.body_bytes
-        more = True
+        more, end = True, asyncio.get_running_loop().time() + _BODY_SECONDS
         while more:
             try:
-                message = await asyncio.wait_for(receive(), _CHUNK_SECONDS)
+                message = await _in_time(receive, end)
             except TimeoutError:
-                return 408, "Timeout", f"nothing was sent for {_CHUNK_SECONDS:g} seconds"
+                return 408, "Timeout", "the body took too long"
             if message["type"] == "http.disconnect":
                 return None
             chunk = message.get("body", b"")
@@ -204,6 +292,12 @@ class Guard:
 def _host_name(host: str) -> str:
     """Name of a Host header without its port; of [::1]:80 too."""
     return urlsplit(f"//{host}").hostname or "" if host.isprintable() else ""
+
+
+async def _in_time(receive: Receive, end: float) -> Message:
+    """The next message; most are there already, and then no clock is set."""
+    left = end - asyncio.get_running_loop().time()
+    return await asyncio.wait_for(receive(), min(left, _CHUNK_SECONDS))
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

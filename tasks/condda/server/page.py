@@ -96,9 +96,9 @@ class Curves:
         wanted = {"kind": "posted", "test": test, "type": "detection", "attempt": attempt}
         for stored in self.harness.store.load(session, seq, bodies=True, **wanted):
             result = parse(stored.event.body or b"", self.harness.limits)
-            values = result.numbers.list.first().to_list()
+            values = result.first.tolist()
             for row, value in zip(stored.event.detail["rows"], values, strict=True):
-                if row >= 0 and value is not None and math.isfinite(value):
+                if row >= 0 and math.isfinite(value):
                     points[row] = value
             seq = stored.seq
         self._kept[key] = (seq, points)

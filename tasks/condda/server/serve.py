@@ -200,11 +200,13 @@ def _server(harness: Harness, tokens: Sequence[Token]) -> Any:
     import uvicorn
 
     from tasks.condda.server.app import make_app
+    from tasks.condda.server.connection import Connection
 
     return uvicorn.Server(
         uvicorn.Config(
             make_app(harness, tokens=tokens),
-            http="h11",
+            http=Connection,
+            proxy_headers=False,
             ws="none",
             lifespan="off",
             access_log=False,

@@ -1,56 +1,180 @@
 """The published REST API: requests of the sail-on client in, the public server's answers out.
 
-CONDDA rules 9 (endpoints, parts, content types) and 10 (errors). The client takes any
-status but 200, 204, 400 and 500 for a success and needs three keys in an error, so nothing else
-leaves here. Each handler gets what a request carries and calls one method of the harness.
+CONDDA rule 9 (endpoints, parts, content types). `read_sent` takes a request apart: a body in parts,
+a form or JSON, and a query become checked texts, lists and objects. A handler gets what a request
+carries and calls one method of the harness.
 """
 
+import io
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
+from urllib.parse import parse_qsl
 
-from fastapi import APIRouter, Request, Response
-from starlette.concurrency import run_in_threadpool
+from fastapi import Response
 from urllib3.filepost import encode_multipart_formdata
+from werkzeug.exceptions import HTTPException
+from werkzeug.http import parse_options_header
+from werkzeug.sansio.multipart import Data, Epilogue, Field, File, MultipartDecoder
 
 from tasks.condda.harness import Harness
 from tasks.condda.rules import ProtocolRefusal
-from tasks.condda.server.sent import (
-    Sent,
-    check_text,
-    check_texts,
-    check_threshold,
-    needed,
-    public_message,
-    read_sent,
-    refused,
-)
 from tasks.condda.test_files import CELL_EDGES
 
 # Literally so on the public server, whatever the encoding of the body.
 DATASET_TYPE = "Content-Type: text/csv; charset=utf-16"
 _DEFAULT_DOMAIN = "image_classification"
-# The harness calls these 500; docs/condda.md, rule 10 has no such row, and the agent can mend them.
-_MENDABLE = {"UnicodeDecodeError", "InvalidResults", "IncompleteResults"}
+_MOST_PARTS = 100
+_PLAIN_MULTIPART = re.compile(r"multipart/form-data; boundary=([0-9A-Za-z_-]{1,70})")
+_PLAIN_PART = re.compile(
+    rb'\r\nContent-Disposition: form-data; name="([\w.-]+)"(?:; filename="[\w.-]*")?\r\n'
+    rb"(?:Content-Type: [0-9A-Za-z/+.-]+\r\n)?\r\n"
+)
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What a request carries. An item is looked up in parts, then query, then JSON body."""
+
+    parts: Mapping[str, bytes]
+    query: Mapping[str, str]
+    document: Mapping[str, Any]
+
+    def find(self, name: str) -> Any:
+        """Bytes of a part, text of a query parameter, or any JSON; None if there is none."""
+        if name in self.parts:
+            return self.parts[name]
+        return self.query.get(name, self.document.get(name))
+
+    def text(self, name: str) -> str | None:
+        """The same as text."""
+        found = self.find(name)
+        if isinstance(found, bytes):
+            try:
+                return found.decode("utf-8-sig")
+            except UnicodeDecodeError as error:
+                raise refused("UnicodeDecodeError", f"{name} is not UTF-8 text") from error
+        return None if found is None else check_text(found, name)
+
+    def settings(self, name: str, invalid: int = 400) -> dict[str, Any] | None:
+        """The same as a JSON object; `invalid` is the status if it is none."""
+        found = self.find(name)
+        if isinstance(found, Mapping):
+            return dict(found)
+        content = self.text(name)
+        return None if content is None else json_object(content, name, invalid)
+
+    def need(self, *names: str) -> list[str]:
+        """Query parameters that must be there."""
+        return [check_text(value, name) for name, value in needed(self.query, *names).items()]
+
+
+def read_sent(content_type: str, query: Mapping[str, str], body: bytes) -> Sent:
+    """Take a request's body apart as its content type says."""
+    plain = _PLAIN_MULTIPART.fullmatch(content_type)
+    if plain and (parts := _plain_parts(body, plain[1].encode())) is not None:
+        return Sent(parts, query, {})
+    kind, options = parse_options_header(content_type)
+    if kind == "multipart/form-data":
+        return Sent(_parts(body, options.get("boundary", "")), query, {})
+    if kind == "application/x-www-form-urlencoded":
+        pairs = parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True)
+        return Sent({name: value.encode() for name, value in pairs}, query, {})
+    if kind == "application/json" and body:
+        return Sent({}, query, json_object(body, "the body"))
+    return Sent({}, query, {})
+
+
+def _plain_parts(body: bytes, boundary: bytes) -> dict[str, bytes] | None:
+    """Parts as clients send them, a name and maybe a filename; None for any other body."""
+    first, *pieces = (b"\r\n" + body).split(b"\r\n--" + boundary)
+    if first or len(pieces) > _MOST_PARTS or pieces[-1:] not in ([b"--"], [b"--\r\n"]):
+        return None
+    if body.count(b"--" + boundary) != len(pieces):
+        return None  # a boundary after another line end
+    parts: dict[str, bytes] = {}
+    for piece in pieces[:-1]:
+        head = _PLAIN_PART.match(piece)
+        if head is None:
+            return None
+        parts.setdefault(head[1].decode(), piece[head.end() :])
+    return parts
+
+
+def _parts(body: bytes, boundary: str) -> dict[str, bytes]:
+    """Parts by name, the first one of each; whether a part has a filename does not matter."""
+    parts: dict[str, bytes] = {}
+    name, chunks = "", io.BytesIO()
+    try:
+        decoder = MultipartDecoder(boundary.encode("ascii"), max_parts=_MOST_PARTS)
+        decoder.receive_data(body)
+        decoder.receive_data(None)
+        while not isinstance(event := decoder.next_event(), Epilogue):
+            if isinstance(event, Field | File):
+                name, chunks = event.name, io.BytesIO()
+            elif isinstance(event, Data):
+                chunks.write(event.data)
+                if not event.more_data:
+                    parts.setdefault(name, chunks.getvalue())
+    except (ValueError, KeyError, HTTPException) as error:
+        raise refused("InvalidMultipart", "the body is not multipart/form-data") from error
+    return parts
+
+
+def json_object(content: str | bytes, name: str, invalid: int = 400) -> dict[str, Any]:
+    """A JSON object out of text."""
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise refused("JSONDecodeError", f"{name} is not JSON", invalid) from error
+    if not isinstance(found, dict):
+        raise refused("InvalidParams", f"{name} is no JSON object")
+    return found
+
+
+def needed(values: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """Those values, all of which must be there."""
+    lacking = [name for name in names if name not in values]
+    if lacking:
+        raise refused("MissingParamsError", f"the request lacks {', '.join(lacking)}")
+    return {name: values[name] for name in names}
+
+
+def check_text(value: object, name: str) -> str:
+    """A text that can be written as UTF-8."""
+    if not isinstance(value, str):
+        raise refused("InvalidParams", f"{name} must be text")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise refused("InvalidParams", f"{name} holds half a surrogate pair") from error
+    return value
+
+
+def check_texts(values: object, name: str) -> list[str]:
+    """A list of such texts."""
+    if not isinstance(values, list):
+        raise refused("InvalidParams", f"{name} must be a list")
+    return [check_text(value, name) for value in values]
+
+
+def check_threshold(value: object) -> Any:
+    """A number that is not too large to be one; the harness checks the rest."""
+    if isinstance(value, int) and abs(value) > 1e9:
+        raise refused("InvalidThreshold", "detection_threshold is no probability")
+    return value
+
+
+def refused(reason: str, message: str, status: int = 400) -> ProtocolRefusal:
+    return ProtocolRefusal(status, reason, message)  # type: ignore[arg-type]
 
 
 def json_response(content: Any, status: int = 200) -> Response:
     """JSON in the public server's form: sorted, without blanks, with a line end."""
     text = json.dumps(content, sort_keys=True, separators=(",", ":")) + "\n"
     return Response(text, status, media_type="application/json")
-
-
-def error_response(status: int, reason: str, message: str) -> Response:
-    """An error with the three keys that the client reads; there is never a real trace."""
-    return json_response({"reason": reason, "message": message, "stack_trace": ""}, status)
-
-
-def refusal_response(refusal: ProtocolRefusal) -> Response:
-    """A refusal as the client understands it."""
-    if refusal.status == 204:
-        return Response(status_code=204, media_type="application/json")
-    status = 400 if refusal.reason in _MENDABLE else refusal.status
-    return error_response(status, refusal.reason, public_message(refusal))
 
 
 def _csv(body: bytes) -> Response:
@@ -277,32 +401,3 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "/session/status", status),
     ("GET", "/session/zip", archive),
 )
-
-
-def wire_router(harness: Harness) -> APIRouter:
-    """Routes of the published API."""
-    router = APIRouter()
-    for method, path, handler in ROUTES:
-        router.add_api_route(
-            path, _endpoint(harness, handler), methods=[method], include_in_schema=False
-        )
-    return router
-
-
-def _endpoint(harness: Harness, handler: Handler) -> Callable[[Request], Any]:
-    async def endpoint(request: Request) -> Response:
-        body = await request.body()
-        content_type = request.headers.get("content-type", "")
-        query = dict(reversed(request.query_params.multi_items()))  # the first of a name counts
-        return await run_in_threadpool(_answer, harness, handler, content_type, query, body)
-
-    return endpoint
-
-
-def _answer(
-    harness: Harness, handler: Handler, content_type: str, query: dict[str, str], body: bytes
-) -> Response:
-    try:
-        return handler(harness, read_sent(content_type, query, body))
-    except ProtocolRefusal as refusal:
-        return refusal_response(refusal)
