@@ -23,6 +23,7 @@ from flows.options import add_options, chosen_values, split_settings
 from flows.parser import Parser
 from schemas.errors import ConfigError, LakeError, NoveltyError
 from schemas.extras import missing_extra
+from schemas.messages import show_messages
 from schemas.similar import did_you_mean
 from schemas.version import VERSION
 
@@ -51,6 +52,7 @@ GROUPS = {
     "operating": ("service", "doctor", "completion", "dictionary"),
 }
 """Titles of the help and the commands under them."""
+QUIET_HELP = "no progress, only results, warnings and errors (with every command)"
 MOVED = {
     ("render",): ("novelcraft", "render"),
     ("masks",): ("novelcraft", "masks"),
@@ -101,6 +103,9 @@ def _leave(status: int) -> None:
 
 
 def _status_of(words: list[str]) -> int:
+    if "--quiet" in words:
+        show_messages(quiet=True)
+        words = [word for word in words if word != "--quiet"]
     try:
         _refuse_old_name(words)
         if words[:1] == ["build"]:
@@ -151,6 +156,7 @@ def _parser() -> Parser:
         groups=GROUPS,
     )
     parser.add_argument("--version", action="version", version=f"novelty {VERSION}")
+    parser.add_argument("--quiet", action="store_true", help=QUIET_HELP)
     commands = parser.add_subparsers(title="commands", metavar="command", required=True)
 
     def command(
@@ -387,6 +393,7 @@ def build_parser(benchmark: str) -> tuple[Parser, type[BaseModel]]:
     parser.add_argument(
         "--dry-run", action="store_true", help="say what a build would make, why and how long"
     )
+    parser.add_argument("--quiet", action="store_true", help=QUIET_HELP)
     add_options(parser, model)
     return parser, model
 

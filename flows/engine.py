@@ -10,7 +10,6 @@ import contextlib
 import logging
 import os
 import socket
-import sys
 import uuid
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -19,6 +18,8 @@ from schemas.errors import ConfigError, MissingDependency, NativeError
 from schemas.extras import require_library
 from tasks.engine.flow_run import FlowRun
 from tasks.engine.places import Cluster
+
+log = logging.getLogger(__name__)
 
 RUNNERS = ("local", "dask", "ray")
 CONNECT_SECONDS = 20
@@ -63,7 +64,7 @@ class DaskCluster:
                 dashboard_address="127.0.0.1:0",  # its usual port may be taken
             )
             address = stack.enter_context(here).scheduler_address
-            print(f"dask: started {count} workers on this machine for this flow", file=sys.stderr)
+            log.info(f"dask: started {count} workers on this machine for this flow")
         try:
             client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
         except (OSError, ValueError) as error:
@@ -73,7 +74,7 @@ class DaskCluster:
             ) from None
         self._client = stack.enter_context(client)
         if not self.workers():
-            print(f"dask: {address} has no workers yet; waiting for one", file=sys.stderr)
+            log.info(f"dask: {address} has no workers yet; waiting for one")
 
     def run(self, name: str, gpu: bool, function: Callable[..., None], *arguments: Any) -> None:
         from distributed import CancelledError, KilledWorker
@@ -146,7 +147,7 @@ class RayCluster:
         stack.callback(ray.shutdown)
         if not address:
             count = self.threads()
-            print(f"ray: started {count} workers on this machine for this flow", file=sys.stderr)
+            log.info(f"ray: started {count} workers on this machine for this flow")
 
     def run(self, name: str, gpu: bool, function: Callable[..., None], *arguments: Any) -> None:
         remote = self._ray.remote(function).options(

@@ -13,8 +13,8 @@ benchmark succeeds again.
 
 import importlib
 import json
+import logging
 import shlex
-import sys
 import traceback
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -34,6 +34,8 @@ from storage.remote import push_file
 from storage.tables import current_versions
 from tasks.engine.flow_run import FlowRun, latest_run
 from tasks.report import REPORTS
+
+log = logging.getLogger(__name__)
 
 FAILURES = "failures"
 TIME = "%Y-%m-%d %H:%M:%S"
@@ -78,7 +80,7 @@ def note_end(benchmark: str, config: Any, run: FlowRun | None, error: BaseExcept
             ending = Ending(name, state, error, run.open_shards() if run else [])
             Note.of(benchmark, parameters, ending).share()
     except (OSError, NoveltyError) as problem:  # a full disk is a failure, too
-        print(f"{benchmark}: the end of this run could not be noted: {problem}", file=sys.stderr)
+        log.warning(f"{benchmark}: the end of this run could not be noted: {problem}")
 
 
 def write_failure(flow: Any, flow_run: Any, state: Any) -> None:

@@ -5,7 +5,7 @@ of Prefect is even imported.
 """
 
 import importlib
-import sys
+import logging
 import time
 from collections.abc import Callable
 from functools import cache
@@ -21,6 +21,9 @@ from storage.layout import lake_address, lake_root
 from tasks.engine.estimates import duration
 from tasks.engine.flow_run import FlowRun, current_run, latest_run
 from tasks.report import REPORTS
+from tasks.report.reading import names
+
+log = logging.getLogger(__name__)
 
 DEMO_SHARES = {"condda": 0.14, "kowl": 0.21, "novelcraft": 0.25, "semantic": 0.13, "threedos": 0.27}
 """Of the demo's time, as measured on two cores."""
@@ -79,9 +82,8 @@ def run_flow(benchmark: str, config: Any) -> None:
 @cache
 def _say_how_to_follow() -> None:
     """Once in a process."""
-    print(
-        "no Prefect server: the flow runs by itself; for the UI, `make server` or PREFECT_API_URL",
-        file=sys.stderr,
+    log.info(
+        "no Prefect server: the flow runs by itself; for the UI, `make server` or PREFECT_API_URL"
     )
 
 
@@ -107,15 +109,16 @@ def run_demo(sample: Path, lake: str | None, benchmarks: list[str]) -> None:
     address, begun = lake_address(lake_root(lake)), time.monotonic()
     with temporary_server():
         for number, benchmark in enumerate(benchmarks, 1):
-            print(f"\n== {benchmark}, benchmark {number} of {len(benchmarks)}", flush=True)
+            title, about = names(benchmark)
+            log.info(f"\n== benchmark {number} of {len(benchmarks)}, {title}: {about.lower()}")
             start = time.monotonic()
             model = importlib.import_module(f"schemas.{benchmark}").Config
             config = model.demo(sample / benchmark)
             run_flow(benchmark, config.model_copy(update={"lake": Path(lake)} if lake else {}))
-            print(f"== {benchmark} took {time.monotonic() - start:.0f} s", end="")
             left = _time_left(time.monotonic() - begun, benchmarks, number)
-            print(f"; about {duration(left)} left" if left else "", flush=True)
-            print(f"== to look at now: {address}/{REPORTS}/{benchmark}.html", flush=True)
+            rest = f"; about {duration(left)} left" if left else ""
+            log.info(f"== {title} took {time.monotonic() - start:.0f} s{rest}")
+            print(f"to look at now: {address}/{REPORTS}/{benchmark}.html", flush=True)
     show_best(lake_root(lake))
     print(f"\nall of it, with pictures: {address}/{REPORTS}/index.html")
     print("every table and its rows: novelty status; every number: novelty leaderboard")

@@ -1,6 +1,6 @@
 """Semantic anomalies: image sets to pictures, hold-out-class trials, baseline and networks."""
 
-import sys
+import logging
 
 from flows.runner import benchmark_flow, publish_report
 from schemas.config import Settings
@@ -32,6 +32,8 @@ from tasks.semantic.trials import (
     resolve_subsets,
 )
 
+log = logging.getLogger(__name__)
+
 CONVENTIONS = (CONVENTION, "openood")
 
 
@@ -55,7 +57,7 @@ def build(config: Config) -> None:
                 (found.unlabelled, "test images without labels"),
             ):
                 if count:
-                    print(f"  {name}: {count:,} {what}", file=sys.stderr)
+                    log.info(f"  {name}: {count:,} {what}")
             listings.append(found)
         build.run(read_images, plan_image_shards(listings, config.novel), config.pictures)
 

@@ -8,6 +8,7 @@ server, that one is used and only the worker and the server of reports run here.
 import contextlib
 import fcntl
 import itertools
+import logging
 import os
 import socket
 import sys
@@ -30,6 +31,8 @@ from flows.tracked import named_address
 from schemas.errors import ConfigError, NoveltyError
 from storage.layout import content_key, lake_root
 from tasks.report import REPORTS
+
+log = logging.getLogger(__name__)
 
 HEALTHY_SECONDS = 240.0
 STOP_SECONDS = 5.0
@@ -200,7 +203,7 @@ def temporary_server() -> Iterator[None]:
             except (NoveltyError, OSError) as error:
                 stack.close()
                 said = str(error).partition("\n")[0]
-                print(f"no Prefect server follows these builds: {said}", file=sys.stderr)
+                log.info(f"no Prefect server follows these builds: {said}")
         yield
 
 

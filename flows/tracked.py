@@ -10,7 +10,6 @@ import functools
 import importlib
 import logging
 import os
-import sys
 import tomllib
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,6 +22,8 @@ from schemas.config import make_config
 from schemas.errors import NoveltyError
 from storage.pieces import Piece
 from tasks.engine.flow_run import RETRY_SECONDS, FlowRun, latest_run
+
+log = logging.getLogger(__name__)
 
 CLIENT_RETRIES = 3
 """How often a call to the server is repeated: for 14 seconds, then the server is lost."""
@@ -129,10 +130,9 @@ class TrackedRun(FlowRun):
         if not self.lost:
             self.lost = True
             _drop_events()
-            print(
+            log.warning(
                 f"warning: the Prefect server is lost ({type(error).__name__}); the build goes on, "
-                "and the server does not see the rest of it",
-                file=sys.stderr,
+                "and the server does not see the rest of it"
             )
 
 

@@ -12,9 +12,9 @@ registered, a lake keeps it up to date: `refresh_catalog` calls `follow`.
 
 import contextlib
 import json
+import logging
 import os
 import shutil
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +35,8 @@ from storage.tables import TableVersion
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyiceberg.table import Table as IcebergTable
+
+log = logging.getLogger(__name__)
 
 RECORD = "registered.json"
 VERSION, SNAPSHOT, NUMBER = "novelty.version", "novelty.snapshot", "novelty.number"
@@ -147,10 +149,9 @@ def follow(lake: Path, snapshots: Sequence[Snapshot], versions: Mapping[Any, Tab
         if record["tables"] != _keys(published_tables(snapshots, versions)):
             register(lake)
     except Exception as error:  # a catalogue beside the lake must not fail a build
-        print(
+        log.warning(
             f"novelty: the Iceberg catalogue is behind the lake ({_first_line(error)}); `novelty "
-            "iceberg` registers it again",
-            file=sys.stderr,
+            "iceberg` registers it again"
         )
 
 

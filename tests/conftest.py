@@ -1,9 +1,12 @@
 """For every test: a known environment, no Blender, and no deadline for property tests."""
 
+import logging
 import os
 
 import pytest
 from hypothesis import settings
+
+from schemas.messages import PACKAGES
 
 # A busy machine is no defect, and the same examples are tried in every run.
 settings.register_profile("busy", deadline=None, derandomize=True)
@@ -12,6 +15,9 @@ settings.load_profile("busy")
 for name in list(os.environ):
     if name.startswith(("NOVELTY_", "PREFECT_")) and name != "NOVELTY_SHARED":
         del os.environ[name]
+# So that `caplog` sees what the packages say.
+for name in PACKAGES:
+    logging.getLogger(name).propagate = True
 # Builds of NovelCraft would start it to check masks.
 os.environ["NOVELTY_BLENDER_PYTHON"] = "none"
 

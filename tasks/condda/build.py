@@ -7,7 +7,7 @@ middle of its test. The features of a test are a run of their own, which all sco
 """
 
 import io
-import sys
+import logging
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -66,6 +66,8 @@ from tasks.evaluation.protocols import plan_protocols, protocol_keys
 from tasks.evaluation.runs import run_id, run_mark, run_row
 from tasks.evaluation.stages import PassedRun, ScoreChoice, chosen_scores
 from tasks.predictors import find_predictor, resolved_predictors
+
+log = logging.getLogger(__name__)
 
 BENCHMARK = "condda"
 GIVEN_FEATURES = "given_features"
@@ -373,10 +375,9 @@ def plan_runs(tests: Tests, agents: Sequence[RunFacts], settings: SessionSetting
                 shards.append(tests.shard(facts, row, f"{agent.model}/{row['whole']}/{way}"))
     lacking = tests.rows.filter(examples=0)["test_id"]
     if len(lacking):
-        print(
+        log.warning(
             f"agents do not run {len(lacking)} tests, which have no features, such as "
-            f"{features_file(lacking[0])}",
-            file=sys.stderr,
+            f"{features_file(lacking[0])}"
         )
     return shards
 

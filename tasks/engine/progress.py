@@ -1,19 +1,22 @@
-"""Progress of long work: a bar on a terminal, a plain line now and then elsewhere.
+"""Progress of long work: a bar on a terminal, a plain line now and then elsewhere, if not quiet.
 
 A stage in a process of its own prints lines: the terminal's bar belongs to the build.
 """
 
 import contextlib
+import logging
 import multiprocessing
 import sys
 import time
 from collections.abc import Callable, Iterator
 
+log = logging.getLogger(__name__)
+
 
 @contextlib.contextmanager
 def progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
     """Gives `advance(count)`; prints nothing for work that is over at once."""
-    if total == 0:
+    if total == 0 or not log.isEnabledFor(logging.INFO):
         yield lambda count: None
     elif sys.stderr.isatty() and multiprocessing.parent_process() is None:
         from rich.console import Console
@@ -31,6 +34,6 @@ def progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
             done += count
             if done >= total or time.monotonic() - said >= 10:
                 said = time.monotonic()
-                print(f"{title}: {done}/{total}", file=sys.stderr, flush=True)
+                log.info(f"{title}: {done} of {total}")
 
         yield advance

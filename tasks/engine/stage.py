@@ -8,6 +8,7 @@ here, before a shard is even submitted to the run of the flow.
 
 import errno
 import importlib
+import logging
 import os
 import queue
 import shutil
@@ -73,6 +74,8 @@ from tasks.engine.places import WORKERS, ThreadTimes, make_apart, make_on_cluste
 from tasks.engine.progress import progress
 from tasks.engine.reference import Raw
 from tasks.engine.threads import one_blas_thread
+
+log = logging.getLogger(__name__)
 
 STOPS = (LakeError, SourceError, MissingExtra, TooManyRejects)
 """Errors that are no matter of one run: they stop a build, as a full or broken disk does."""
@@ -461,7 +464,7 @@ class Build:
             traceback.print_exception(error)
             reason = f"{type(error).__name__}: {error}"
         what = f"run {shard.name} failed in {stage.name}"
-        print(f"{self.benchmark}: {what}: {reason}", file=sys.stderr, flush=True)
+        log.error(f"{self.benchmark}: {what}: {reason}")
         self._tolerate.add(shard.name)
         self.failures.append(Failure(shard, stage.name, reason))
 
@@ -538,7 +541,8 @@ class Build:
             done: queue.SimpleQueue[Future[Piece]] = queue.SimpleQueue()
             waiting: dict[Future[Piece], int] = {}
             left = list(reversed(missing))
-            advance = stack.enter_context(progress(stage.name, len(missing)))
+            title = f"{self.benchmark}/{stage.name}, shards"
+            advance = stack.enter_context(progress(title, len(missing)))
             try:
                 while left or waiting:
                     while left and len(waiting) < self._at_once(stage, run):
@@ -590,7 +594,7 @@ class Build:
             f"{self.benchmark}/{stage.name}: {made} of {len(pieces)} shards made, "
             f"{rows_in} records in, {rows_out} out, {refused} quarantined"
         )
-        print(line, file=sys.stderr, flush=True)
+        log.info(line)
         if made and (run := current_run()) is not None:
             table = (
                 "| shards | made now | records in | rows out | quarantined |\n"
@@ -672,10 +676,9 @@ class Build:
             elif not any(outdated(piece.manifest.address) for piece in gathered):
                 kept[name] = version.manifest.key
             else:
-                print(
+                log.warning(
                     f"{version.name}: left out, as it was made from what is another now; a build "
-                    "that asks for it makes it anew",
-                    file=sys.stderr,
+                    "that asks for it makes it anew"
                 )
         return Contents(list(tables.values()), pieces, kept, pieces_by_run(pieces))
 
@@ -719,7 +722,7 @@ class Build:
         try:
             published = _addresses(last_versions(self.lake, self.benchmark))
         except LakeError as error:
-            print(f"{self.benchmark}: earlier runs are left out: {error}", file=sys.stderr)
+            log.warning(f"{self.benchmark}: earlier runs are left out: {error}")
             published = set()
         published |= {address for pieces in register.values() for address in pieces}
         found = at_once(
@@ -736,10 +739,9 @@ class Build:
         there = addresses | {piece.manifest.address for piece in found if piece is not None}
         broken = {run for run, pieces in register.items() if not there.issuperset(pieces)} - mended
         if broken:
-            print(
+            log.warning(
                 f"{self.benchmark}: {len(broken)} runs lack a piece and leave the tables; name "
-                f"them in a build to make what is lost ({', '.join(sorted(broken))})",
-                file=sys.stderr,
+                f"them in a build to make what is lost ({', '.join(sorted(broken))})"
             )
         earlier = [p for p in earlier if not p.manifest.run or p.manifest.run.run_id not in broken]
         fresh = [piece for piece in earlier if _made_by_todays_code(piece.manifest, declared)]
@@ -765,10 +767,9 @@ class Build:
         true = {p.manifest.run.run_id for p in earlier if _is_true_of(p.manifest.run, keys)}
         true -= mended
         if lost := true - {p.manifest.run.run_id for p in current if p.manifest.run}:
-            print(
+            log.warning(
                 f"{self.benchmark}: {len(lost)} runs of older versions of this software leave the "
-                "tables; name them in a build to make them again",
-                file=sys.stderr,
+                "tables; name them in a build to make them again"
             )
         return kept + current
 

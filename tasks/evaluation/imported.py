@@ -5,8 +5,8 @@ Enters: a file of the user's (`output_files.py`), `splits` and `samples` of its 
 refused as a whole, with the first sample that is wrong.
 """
 
+import logging
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,8 @@ from tasks.engine.stage import Produced, Shard, stage
 from tasks.evaluation.output_files import OutputFile, is_unknown, read_outputs
 from tasks.evaluation.runs import run_id
 from tasks.evaluation.stages import EVALUATED, HEAD, numbered_labels, prediction_rows
+
+log = logging.getLogger(__name__)
 
 IMPORT_VERSION = 1
 KIND, PARTIAL = "kind", "partial"
@@ -138,10 +140,9 @@ def _ordered_logits(
     titles = output_file.classes
     numbers = tuple(str(place) for place in range(width))
     if titles is None or (titles == numbers and set(titles) != set(names)):
-        print(
+        log.info(
             f"  {output_file.name}: logits have no class names, so they are taken in the order of "
-            f"the labels: {known}",
-            file=sys.stderr,
+            f"the labels: {known}"
         )
         return logits
     for title in titles:

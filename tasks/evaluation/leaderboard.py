@@ -20,6 +20,7 @@ OPTIMISTIC = (
 )
 NOT_ABOVE, NOT_BELOW = "not above chance", "not below chance"
 WIDE, NO_INTERVAL = "wide interval", "no interval"
+MOST_NAMED = 4
 
 
 def ranking(tables: Mapping[str, pl.DataFrame], protocols: Sequence[str] = ()) -> pl.DataFrame:
@@ -61,6 +62,25 @@ class Board:
             counts = self.rows["samples"].sort()
             words += f", not all on the same samples ({counts[0]} to {counts[-1]})"
         return f"{words}; {self.rows['above_chance'].sum()} clearly better than chance"
+
+    @property
+    def doubtful(self) -> str:
+        """Detectors that are not clearly better than chance, and why; empty where all are."""
+        weak = self.rows.filter(~pl.col("above_chance"), metric="auroc")
+        close = pl.col("mean") > 0.5
+        reasons = {
+            "better than chance, but too few samples to be sure": close,
+            "known samples look as novel as novel ones": ~close & (pl.col("high") >= 0.5),
+            "known samples look more novel than novel ones": ~close & (pl.col("high") < 0.5),
+        }
+        parts = []
+        for reason, rule in reasons.items():
+            rows = weak.filter(rule)
+            named = [f"{row['detector']} {row['mean']:.2f}" for row in rows.to_dicts()]
+            if named:
+                more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
+                parts.append(f"{', '.join(named[:MOST_NAMED])}{more} ({reason})")
+        return f"not clearly better than chance: {'; '.join(parts)}" if parts else ""
 
 
 def boards(

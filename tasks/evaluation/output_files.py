@@ -6,8 +6,8 @@ protocol is judged in imports.py.
 """
 
 import io
+import logging
 import re
-import sys
 import zipfile
 import zlib
 from collections.abc import Collection, Sequence
@@ -20,6 +20,8 @@ import polars as pl
 from schemas.errors import ConfigError, SourceError
 from schemas.tables import PLAIN
 from storage.atomic import write_bytes
+
+log = logging.getLogger(__name__)
 
 SUFFIXES = (".csv", ".csv.gz", ".parquet", ".npz")
 LOGIT, FEATURE = "logit:", "feature:"
@@ -58,7 +60,7 @@ def read_outputs(path: Path, kind: str) -> OutputFile:
     columns = [*WORDS, *NUMBERS] if kind == "predictions" else [*WORDS, *MATRICES, "novelty"]
     columns = [name for name in columns if kind != "scores" or name not in MATRICES]
     if unused := [name for name in content.rows.columns if name not in columns]:
-        print(f"  {path.name}: not used: {', '.join(unused)}", file=sys.stderr)
+        log.warning(f"  {path.name}: not used: {', '.join(unused)}")
     rows = content.rows.select(name for name in columns if name in content.rows.columns)
     if "view" not in rows.columns:
         rows = rows.with_columns(pl.lit(PLAIN).alias("view"))

@@ -8,7 +8,7 @@ A score is fitted on training rows and made for valid and test rows. Where sampl
 that was passed over training rows too is fitted on them, any other on those of `plain`.
 """
 
-import sys
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -43,6 +43,8 @@ from tasks.evaluation.intervals import intervals
 from tasks.evaluation.metrics import curves, evaluate
 from tasks.evaluation.protocols import FITTED
 from tasks.evaluation.runs import ID_DIGITS, as_json, run_id, run_row
+
+log = logging.getLogger(__name__)
 
 HEAD = "head.safetensors"
 CURVE_POINTS = 1000
@@ -323,7 +325,7 @@ def score_outputs(shard: Shard, settings: Settings) -> Produced:
         table = scored_rows(shard.about, choice, rows, heads[0] if heads else None)
     except NoveltyError as error:
         record = f"{choice.name} of {shard.about['run_id']}"
-        print(f"  {shard.name}: left out: {error}", file=sys.stderr)
+        log.warning(f"  {shard.name}: left out: {error}")
         return Produced({}, 1, [Reject(record, "score", str(error))])
     return Produced({SCORES.name: table}, table.height)
 
@@ -353,7 +355,7 @@ def scored_rows(
             if valid_rows.is_empty():
                 if "valid" in kind.needs:
                     what = f"{choice.name} of {about['run_id']}"
-                    print(f"  {what}: training rows stand in for validation", file=sys.stderr)
+                    log.info(f"  {what}: training rows stand in for validation")
                 valid_rows = train_rows
             score.fit(
                 Reference(

@@ -5,8 +5,8 @@ increments, classes, and the clips that are in no increment with the reason (KOW
 and 4). Lists say `validate`; from the increments on the split is called `valid`.
 """
 
+import logging
 import re
-import sys
 from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
@@ -41,6 +41,8 @@ from tasks.kowl.lists import KEY, SPLIT_SPELLINGS, read_list
 from tasks.kowl.policies import KINETICS
 from tasks.kowl.unify import unify, validate_as_test
 
+log = logging.getLogger(__name__)
+
 # kinetics600_train.csv.gz, kinetics-600_val.csv, kinetics700_2020/validate.csv, ...
 LIST_NAME = re.compile(
     r"kinetics[-_]?(?P<release>\w+?)[-_/](?P<split>train|validate|validation|val|test)"
@@ -72,7 +74,7 @@ def find_releases(source: RawSource, declared: Sequence[Release]) -> list[Releas
         )
     for name in sorted(files.keys() - {release.name for release in found}):
         some = next(iter(files[name].values()))[0]
-        print(f"{some} is not read: declare its release {name} in --config", file=sys.stderr)
+        log.warning(f"{some} is not read: declare its release {name} in --config")
     return found
 
 

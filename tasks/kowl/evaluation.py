@@ -11,8 +11,8 @@ made of its features (`frozen_run`).
 """
 
 import io
+import logging
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import mkdtemp
@@ -58,6 +58,8 @@ from tasks.kowl.evaluator import (
 from tasks.kowl.features import features_name
 from tasks.learning.devices import use_threads
 from tasks.predictors import find_predictor
+
+log = logging.getLogger(__name__)
 
 RUN = "run.safetensors"
 AVA_LIST = re.compile(r"ava[^/]*\.csv(\.gz)?", re.IGNORECASE)
@@ -252,7 +254,7 @@ def evaluate_predictor(shard: Shard, settings: RunSettings) -> Produced:
         _write_step(work, run.done - 1, step)
         run.save(saved)
         name = f"{facts.model} {run.settings.feedback:g} {shard.name}"
-        print(f"  {name}: increment {step.step} {_said(step)}", file=sys.stderr)
+        log.info(f"  {name}: increment {step.step} {_said(step)}")
     named = pl.lit(shard.name).alias("run_id")
     frames = {
         name: pl.concat(

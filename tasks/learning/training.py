@@ -1,6 +1,6 @@
 """What stages that train models share: names of files, progress, weights."""
 
-import sys
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +8,8 @@ from pathlib import Path
 from schemas.errors import SourceError
 from storage.filehash import sha256_file
 from storage.raw import RawFile
+
+log = logging.getLogger(__name__)
 
 # epoch, number of epochs, values of the epoch
 Progress = Callable[[int, int, Mapping[str, float]], None]
@@ -31,4 +33,4 @@ class EpochLines:
 
     def __call__(self, epoch: int, epochs: int, row: Mapping[str, float]) -> None:
         measures = ", ".join(f"{key} {value:.4g}" for key, value in row.items())
-        print(f"  {self.title}: epoch {epoch}/{epochs}, {measures}", file=sys.stderr, flush=True)
+        log.info(f"  {self.title}: epoch {epoch}/{epochs}, {measures}")

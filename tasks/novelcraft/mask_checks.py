@@ -7,6 +7,7 @@ Blender one sentence says so, and no frame is checked.
 
 import contextlib
 import hashlib
+import logging
 import math
 import os
 import subprocess
@@ -23,6 +24,8 @@ from tasks.engine.stage import Build, Produced, Reject, Shard, stage
 from tasks.novelcraft.label import FRAME_COLUMNS, PLACE, novel_names, states_of
 from tasks.novelcraft.masks import decode_runs, encode_runs, mask_iou
 from tasks.novelcraft.render import blender_python, render_all
+
+log = logging.getLogger(__name__)
 
 READS = ("episodes", "frames", "blocks", "entities", "targets", "masks")
 NO_BLENDER = "none"
@@ -57,10 +60,9 @@ def check_masks(
         return
     blender = blender_version()
     if blender is None:
-        print(
+        log.info(
             "novelcraft: masks are not checked against Blender, which is not here; "
-            "`make setup EXTRAS=blender` brings it",
-            file=sys.stderr,
+            "`make setup EXTRAS=blender` brings it"
         )
         return
     shards = plan_checks(rendered, ingested, checks, render, blender)
@@ -158,9 +160,8 @@ def warn_of_difference(checks: pl.DataFrame) -> None:
         worst = checks.sort("differing_pixels", "frame_id", descending=[True, False]).head(5)
         pairs = worst.select("frame_id", "differing_pixels").iter_rows()
         named = ", ".join(f"{name} ({pixels})" for name, pixels in pairs)
-        print(
+        log.warning(
             f"novelcraft: WARNING: masks differ from Blender's by {mean:.1f} pixels a frame on the "
             f"mean of {checks.height}; most in {named}. Look at the table mask_checks before you "
-            "use the labels",
-            file=sys.stderr,
+            "use the labels"
         )

@@ -11,6 +11,7 @@ it lies: neither copied nor moved.
 import fcntl
 import http.client
 import json
+import logging
 import re
 import ssl
 import sys
@@ -27,6 +28,8 @@ from urllib.parse import unquote, urlsplit
 from schemas.errors import ConfigError, SourceError
 from storage.atomic import explained, fsync_path, write_bytes
 from storage.filehash import HashCache, sha256_file
+
+log = logging.getLogger(__name__)
 
 BLOCK = 1 << 18
 TIMEOUT_SECONDS = 30.0
@@ -340,4 +343,4 @@ class _Lines:
         now = time.monotonic()
         if done == total or now - self._said >= 10:
             self._said = now
-            print(f"{name}: {done}/{total or '?'} bytes", file=sys.stderr, flush=True)
+            log.info(f"{name}: {done}/{total or '?'} bytes")

@@ -79,18 +79,20 @@ def show_boards(found: Sequence[Board], form: str) -> None:
 
 
 def show_best(lake: Path) -> None:
-    """A sentence for each benchmark: the detector that finds novelty best, and how sure that is."""
+    """For each board the detector that finds novelty best, how sure that is, and who fails."""
     print("\nWhat finds novelty best (AUROC on test: 1 finds all of it, 0.5 is chance):")
     for board in find_boards(lake):
         best = board.rows.row(0, named=True)
-        sure = "no interval" if best["low"] is None else f"{best['low']:.2f} to {best['high']:.2f}"
         place = ", ".join(board.protocols[:2]) + (", …" if len(board.protocols) > 2 else "")
-        worth = "" if best["above_chance"] else "; not clearly above chance on this sample"
-        print(
-            f"  {board.benchmark} ({place}): {best['detector']} {best['mean']:.3f} "
-            f"({sure}, {best['samples']} samples), best of {board.rows.height}{worth}"
-        )
-    print(f"  {OPTIMISTIC}")
+        value = f"{best['mean']:.3f}"
+        if best["deviation"] is not None:
+            value += f" ± {best['deviation']:.3f} over {best['seeds']} seeds"
+        sure = "no interval" if best["low"] is None else f"{best['low']:.2f} to {best['high']:.2f}"
+        print(f"\n  {board.benchmark} ({place}): {best['detector']}")
+        print(f"    {value} ({sure} by {best['samples']} samples), best of {board.rows.height}")
+        if board.doubtful:
+            print(f"    {board.doubtful}")
+    print(f"\n  {OPTIMISTIC}")
 
 
 def _markdown(rows: pl.DataFrame) -> str:

@@ -85,7 +85,9 @@ def _ranked(board: Board, title: str) -> Html:
     caption = f"{title}: {board.scope}"
     if board.rows.height > MOST_DETECTORS:
         caption += f"; the first {MOST_DETECTORS}"
-    return table(shown, caption, names={"auroc": "AUROC"}, right=("auroc",))
+    ranks = table(shown, caption, names={"auroc": "AUROC"}, right=("auroc",))
+    doubt = board.doubtful
+    return Html(ranks + paragraph(f"{doubt[0].upper()}{doubt[1:]}.")) if doubt else ranks
 
 
 def _value(cell: Mapping[str, float | None]) -> str:

@@ -4,7 +4,7 @@ Enters: the choice, subsets, splits and parts of tables. Leaves: offers for
 tasks/evaluation/model_runs.py. A wrong name or setting is said before anything is read.
 """
 
-import sys
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +27,8 @@ from tasks.models.odin import Odin
 from tasks.models.pictures import PictureClassifier
 from tasks.models.pixel_gaussian import PixelGaussian, shrunk_side
 from tasks.semantic.trials import KNOWN, KnownSet, Subset, parts_of, protocol_of
+
+log = logging.getLogger(__name__)
 
 BENCHMARK, MODALITY = "semantic", "image"
 # The longest side of pictures that each network is for.
@@ -190,10 +192,9 @@ def trainable(trials: Sequence[Trial], splits: pl.DataFrame) -> list[Trial]:
         )
     for trial in trials:
         if not ready.get(trial.protocol):
-            print(
+            log.info(
                 f"  {trial.protocol}: no network, as a class has no training image, or test has no "
-                "known or no novel one",
-                file=sys.stderr,
+                "known or no novel one"
             )
     usable = [trial for trial in trials if ready.get(trial.protocol)]
     if not usable:
@@ -251,10 +252,9 @@ def image_counts(splits: pl.DataFrame, split: str) -> dict[str, int]:
 
 def _say_lacking(protocols: Sequence[str]) -> None:
     if protocols:
-        print(
+        log.info(
             f"  {', '.join(protocols)}: no baseline, as less than 2 training images or no test "
-            "image are there",
-            file=sys.stderr,
+            "image are there"
         )
 
 
@@ -268,7 +268,7 @@ def unfit_models(config: Config, trial: Trial) -> Iterator[str]:
             network = network_for(choice, trial.sides[1])
             settings = kind.resolve(config.preset, shared_settings(config, name), network)
             if reason := kind.unfit(settings, *trial.sides):
-                print(f"  {trial.protocol}: no {name}, as {reason}", file=sys.stderr)
+                log.info(f"  {trial.protocol}: no {name}, as {reason}")
                 yield name
                 break
 

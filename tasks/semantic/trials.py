@@ -9,7 +9,7 @@ Images of the held-out member are novel in test (and valid), and are not in trai
 `KnownSet` holds out nothing: its trials are `known-<set>/<novel set>`.
 """
 
-import sys
+import logging
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -27,6 +27,8 @@ from storage.pieces import Part
 from tasks.engine.stage import Produced, Shard, stage
 from tasks.evaluation.protocols import plan_protocols
 from tasks.semantic.records import CIFAR_CLASSES, STL_CLASSES
+
+log = logging.getLogger(__name__)
 
 BUILT_IN = Path(__file__).with_name("subsets.yaml")
 CLASS_ORDER = {"cifar10": CIFAR_CLASSES, "stl10": STL_CLASSES}
@@ -189,10 +191,9 @@ def _resolved(subset: Subset, images: pl.DataFrame) -> Subset | None:
             "classes that are there, or set `partial: true`"
         )
     if absent and members:
-        print(
+        log.info(
             f"  subset {subset.name}: {len(absent)} of {len(subset.members)} members have no "
-            f"images: {', '.join(absent)}",
-            file=sys.stderr,
+            f"images: {', '.join(absent)}"
         )
     return subset.model_copy(update={"members": members}) if len(members) > 1 else None
 

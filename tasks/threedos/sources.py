@@ -8,8 +8,8 @@ of rows and the labels are, in a child process. Every file ends as a shape, as a
 ShapeNet goes by all.csv alone: 1,258 models stand under several synsets in the v2 tree.
 """
 
+import logging
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,6 +27,8 @@ from storage.raw import RawFile, RawSource
 from storage.unchanged import read_unchanged
 from tasks.ingest.native.pool import Limits, Outcome, run_batch
 from tasks.threedos.lists import SCAN_CLASSES, roles_of, sample_id
+
+log = logging.getLogger(__name__)
 
 MODEL = re.compile(r"(?:.*/)?(?P<synset>\d{8})/(?P<model>[\w-]+)/models/model_normalized\.obj")
 MODEL_COMPANION = re.compile(
@@ -202,10 +204,9 @@ def _list_shapenet(found: _Found) -> Listing:
     there = {entry.sample_id for entry in found.entries}
     lacking = {shape: synset for shape, (synset, _) in listed.items() if shape not in there}
     if len(lacking) > max(MOST_LACKING, len(there) // 4):
-        print(
+        log.info(
             f"  {found.name} has {len(there)} of the {len(listed)} models that all.csv lists; the "
-            "others stay in members and splits without a cloud",
-            file=sys.stderr,
+            "others stay in members and splits without a cloud"
         )
         lacking = {}
     absent: dict[str, int] = {}

@@ -5,7 +5,7 @@ Enters: a folder of lists, the shapes that were read. Leaves: `members` and `spl
 what is true are the same text.
 """
 
-import sys
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -26,6 +26,8 @@ from tasks.threedos.lists import (
     read_lists,
 )
 from tasks.threedos.tracks import Track, build_possible
+
+log = logging.getLogger(__name__)
 
 H5_ROW = r"^scanobjectnn/(training|test)/\d{5}$"
 
@@ -93,7 +95,7 @@ def split_track(shard: Shard, settings: TrackSettings) -> Produced:
     track = Track.model_validate(shard.about)
     splits, reasons = build_possible(all_members(shard), [track], settings)
     for name, reason in reasons.items():
-        print(f"  track {name} left out: {reason}", file=sys.stderr)
+        log.warning(f"  track {name} left out: {reason}")
     return Produced({"splits": named_by_label(splits)}, splits.height)
 
 

@@ -18,6 +18,7 @@ from storage.catalog import open_catalog, refresh_catalog
 from storage.leaderboard import ALL_PROTOCOLS, COLUMNS, RANKED
 from tasks.evaluation.leaderboard import boards, note, ranking
 from tasks.evaluation.runs import run_id, run_row
+from tasks.operations.leaderboard import show_best
 from tasks.report import write_report
 from tests.small_lake import put_table
 from tests.test_report import parsed
@@ -349,4 +350,15 @@ def test_the_index_page_shows_the_board(lake: Path) -> None:
     assert "Leaderboard" in page and "mean over 2 of 2 protocols (p, q)" in page
     assert "0.860 ± 0.010" in page and "[0.750, 1.000]" in page
     assert page.count("not above chance") == 1 and page.count("no interval") == 1
+    assert "Not clearly better than chance: weak" in page
+    assert "too few samples to be sure" in page
     assert "too good" in page
+
+
+def test_the_demo_ends_with_the_best_and_those_that_may_be_chance(lake: Path, capsys) -> None:
+    show_best(lake)
+    shown = capsys.readouterr().out
+    lines = shown.splitlines()
+    assert "  toy (p, q): good · msp" in lines
+    assert any(line.startswith("    0.860 ± 0.010 over") for line in lines)
+    assert "not clearly better than chance: weak" in shown and "bare" not in shown
