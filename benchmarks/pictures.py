@@ -20,12 +20,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 
 from schemas.semantic import PictureSettings
 from storage.raw import open_raw
 from tasks.engine.stage import Build
-from tasks.semantic.cache import PictureCache
+from tasks.learning.memory import use_memory
+from tasks.learning.pictures import Pictures, close_pictures
 from tasks.semantic.ingest import plan_image_shards, read_images
+from tasks.semantic.samples import read_pictures
 from tasks.semantic.sources import list_images
 
 SHARED = Path(os.environ.get("NOVELTY_SHARED", Path(__file__).parents[2] / "shared"))
@@ -55,10 +58,10 @@ def from_folder(paths: list[Path], side: int | None, crop: int) -> None:
         normalised(np.stack(batch))
 
 
-def from_cache(cache: PictureCache, order: np.ndarray, crop: int) -> None:
-    edge = (cache.size()[0] - crop) // 2
+def from_parquet(pictures: Pictures, order: np.ndarray, crop: int) -> None:
+    edge = (pictures.shape[1] - crop) // 2
     for start in range(0, len(order), BATCH):
-        pixels = cache.decode(order[start : start + BATCH])
+        pixels = pictures[order[start : start + BATCH]]
         normalised(pixels[:, edge : edge + crop, edge : edge + crop])
 
 
@@ -71,6 +74,19 @@ def seconds(work: Callable[[], object], rounds: int) -> float:
     return best
 
 
+def opened(
+    files: list[Path], ids: pl.Series, order: np.ndarray, crop: int, rounds: int, gigabytes: float
+) -> tuple[float, float]:
+    """Seconds to open the pictures with so much memory, and to go through them."""
+    use_memory(gigabytes)
+    close_pictures()
+    pictures = read_pictures(files, ids)
+    started = time.process_time()
+    pictures[:1]
+    opening = time.process_time() - started
+    return opening, seconds(lambda: from_parquet(pictures, order, crop), rounds)
+
+
 def compare(name: str, root: Path, folder: Path, side: int | None, crop: int, rounds: int) -> None:
     with Build("semantic", folder / f"lake_{name}", workers=1) as build:
         listing = list_images(name, open_raw(root))
@@ -81,16 +97,10 @@ def compare(name: str, root: Path, folder: Path, side: int | None, crop: int, ro
     files = [piece.part("pictures").path for piece in pieces]
     order = np.random.default_rng(0).permutation(images.height)
     paths = [root / images["file"][int(row)] for row in order]
-    started = time.process_time()
-    cache = PictureCache.read(files, images["sample_id"])
-    opening = time.process_time() - started
     plain = seconds(lambda: from_folder(paths, side, crop), rounds)
-    ours = seconds(lambda: from_cache(cache, order, crop), rounds)
-    cached = cache.encoded_bytes
-    started = time.process_time()
-    cache.hold()
-    holding = time.process_time() - started
-    held = seconds(lambda: from_cache(cache, order, crop), rounds)
+    opening, ours = opened(files, images["sample_id"], order, crop, rounds, gigabytes=1e-9)
+    holding, held = opened(files, images["sample_id"], order, crop, rounds, gigabytes=100.0)
+    cached = sum(file.stat().st_size for file in files)
     raw = sum(path.stat().st_size for path in paths)
     print(f"\n{name}: {images.height} images, {raw / 1e6:.1f} MB raw, {cached / 1e6:.1f} MB cached")
     print(f"  making the cache      {images.height / wall:9.0f} images/s (wall, one child process)")

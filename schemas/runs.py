@@ -34,6 +34,9 @@ class RunChoices(Settings):
     """Trainings at once on a CPU (default: as many as their `cpu_threads` leave cores for)."""
     trainings_per_gpu: int = Field(1, ge=1)
     """Trainings at once on each GPU."""
+    memory: float = Field(4.0, gt=0)
+    """GB of decoded pictures and of features that a training keeps in memory; more lies in a file
+    of the lake while it runs. No result depends on it."""
 
     @field_validator("seeds")
     @classmethod

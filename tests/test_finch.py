@@ -10,7 +10,9 @@ from sklearn.metrics import adjusted_rand_score
 from sklearn.metrics.pairwise import cosine_distances
 
 from schemas.errors import ConfigError
+from tasks.learning import neighbours
 from tasks.learning.finch import finch, first_neighbours
+from tasks.learning.samples import SomeRows
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -52,10 +54,14 @@ def test_equals_the_definition(count, width, seed):
     np.testing.assert_array_equal(finch(features), by_definition(features))
 
 
-@pytest.mark.parametrize("elements", [1, 300, 10_000])
-def test_the_size_of_a_block_changes_nothing(elements):
+@pytest.mark.parametrize("elements", [40, 300, 10_000])
+def test_neither_the_size_of_a_block_nor_where_rows_lie_changes_anything(elements, monkeypatch):
     features = np.random.default_rng(1).normal(size=(200, 8))
-    np.testing.assert_array_equal(finch(features, block_elements=elements), finch(features))
+    whole = finch(features)
+    monkeypatch.setattr(neighbours, "_BLOCK", elements)
+    monkeypatch.setattr("tasks.learning.finch.BLOCK_ELEMENTS", elements)
+    np.testing.assert_array_equal(finch(features), whole)
+    np.testing.assert_array_equal(finch(SomeRows(features[::-1], np.arange(200)[::-1])), whole)
 
 
 def test_every_partition_is_coarser_than_the_one_before():

@@ -6,6 +6,7 @@ by the settings that decide the features, by weights and by how samples are load
 """
 
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 import numpy as np
 import polars as pl
@@ -16,6 +17,7 @@ from schemas.manifest import RunMark
 from schemas.runs import RunFacts
 from schemas.tables import OUTPUTS
 from storage.layout import content_key
+from storage.parquet import opened_parquet
 from storage.pieces import Part, Piece
 from storage.raw import RawFile
 from tasks.engine.stage import Build, Produced, Shard, stage
@@ -25,10 +27,11 @@ from tasks.evaluation.passing import (
     loader_of,
     model_of,
     output_rows,
-    use_threads_of,
+    use_resources,
 )
 from tasks.evaluation.runs import run_id, run_mark
 from tasks.evaluation.stages import PassedRun, plan_records, record_run
+from tasks.learning.memory import new_array
 from tasks.models.base import Model
 from tasks.scores.base import Outputs
 
@@ -134,7 +137,7 @@ def embed_samples(shard: Shard, settings: DeviceSettings) -> Produced:
     facts = RunFacts.model_validate(shard.about["facts"])
     model = model_of(facts, {file.name: str(file.path) for file in shard.files})
     model.prepare(device=settings.device)
-    use_threads_of(model)
+    use_resources(model, settings, shard)
     (part,) = shard.parts
     samples = loader_of(facts.benchmark).load_part(part, shard.about["ids"], facts)
     outputs = Outputs(features=model.embed(samples))
@@ -144,13 +147,37 @@ def embed_samples(shard: Shard, settings: DeviceSettings) -> Produced:
 
 def embedded(parts: Sequence[Part], facts: RunFacts, ids: Sequence[str]) -> np.ndarray:
     """Features (N, D) of these samples, out of the parts of a frozen run."""
-    order = pl.DataFrame({"sample_id": list(ids)}, schema={"sample_id": pl.String})
-    columns = ["run_id", "sample_id", "features"]
-    of_run = pl.col("run_id") == run_id(facts)
-    rows = [part.read(columns).filter(of_run).drop("run_id") for part in parts]
-    width = next(len(row) for part in rows for row in part["features"].head(1))
-    outputs = pl.concat([part.join(order, on="sample_id", how="semi") for part in rows])
-    features = order.join(outputs, on="sample_id", how="left", maintain_order="left")["features"]
-    if features.null_count():
-        raise LakeError(f"{features.null_count()} samples have no features of run {run_id(facts)}")
-    return features.explode().to_numpy().astype(np.float32).reshape(len(ids), width)
+    keys = pl.DataFrame({"sample_id": list(ids)}, schema={"sample_id": pl.String})
+    array, missing = read_features(
+        parts, keys.with_columns(pl.lit(run_id(facts)).alias("run_id")), ("run_id", "sample_id")
+    )
+    if missing:
+        raise LakeError(f"{missing} samples have no features of run {run_id(facts)}")
+    return array
+
+
+def read_features(
+    parts: Sequence[Part], keys: pl.DataFrame, on: Sequence[str]
+) -> tuple[np.ndarray, int]:
+    """Features (N, D) of the rows of `outputs` that have these keys, in their order.
+
+    They are read row group by row group, into memory or a file (`new_array`). How many keys have
+    none is told too; their rows are undefined.
+    """
+    array: np.ndarray | None = None
+    wanted, count = keys.select(on).with_row_index("row"), 0
+    for part in parts:
+        with opened_parquet(part.path) as file:
+            for group in range(file.num_row_groups):
+                table = file.read_row_group(group, [*on, "features"])
+                rows = cast(pl.DataFrame, pl.from_arrow(table)).with_row_index("place")
+                rows = rows.join(wanted, on=list(on)).sort("place")
+                if rows.height:
+                    values = rows["features"].explode().to_numpy().reshape(rows.height, -1)
+                    if array is None:
+                        array = new_array((keys.height, values.shape[1]), np.float32)
+                    array[rows["row"].to_numpy()] = values
+                    count += rows.height
+    if array is None:
+        array = np.empty((keys.height, 0), np.float32)
+    return array, keys.height - count

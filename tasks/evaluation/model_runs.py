@@ -6,6 +6,7 @@ Leaves: `runs` and `training` with each fitted model and its head as files, then
 the samples of a split as the model takes them.
 """
 
+import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from schemas.config import Settings
@@ -33,7 +35,7 @@ from tasks.evaluation.passing import (
     loader_of,
     model_of,
     output_rows,
-    use_threads_of,
+    use_resources,
 )
 from tasks.evaluation.runs import run_id, run_mark, run_row
 from tasks.evaluation.stages import (
@@ -50,6 +52,8 @@ from tasks.learning.training import BASE, MODEL, EpochLines, weights_file
 from tasks.models.base import Fitting, Model
 
 NO_NETWORK = NO_PRESET = "none"
+SAMPLES_PER_PASS = 50_000
+"""Of one protocol; what they put out is held in memory until it is written."""
 # ---------------------------------------------------------------- choices
 
 
@@ -404,17 +408,29 @@ def make_runs(
         ]
         done = build.run_each(train_model, shards, how)
         fitted |= {shard.run.run_id: piece for shard, piece in done if shard.run is not None}
-        passes = [pass_shard(shard, piece, view) for shard, piece in done for view in views]
+        passes = [
+            one
+            for shard, piece in done
+            for view in views
+            for one in pass_shards(shard, piece, view)
+        ]
         for shard, piece in build.run_each(pass_samples, passes, how):
             assert shard.run is not None
             passed.setdefault(shard.run.run_id, []).append((shard, piece))
     record_failures(build)
     samples = build.table("samples")
     return [
-        passed_run(run, shard, piece, fitted[run.mark.run_id], samples)
+        passed_run(run, shown, fitted[run.mark.run_id], samples)
         for run in planned
-        for shard, piece in passed.get(run.mark.run_id, ())
+        for view in views
+        if (shown := _shown(passed.get(run.mark.run_id, ()), view))
     ]
+
+
+def _shown(passed: Sequence[tuple[Shard, Piece]], view: View) -> list[tuple[Shard, Piece]]:
+    """The passes of one view; none if one of its shares is lacking."""
+    shown = [(shard, piece) for shard, piece in passed if shard.about["view"] == view.name]
+    return shown if shown and len(shown) == shown[0][0].about.get("share", (0, 1))[1] else []
 
 
 def _to_embed(
@@ -489,10 +505,19 @@ def threads_of(settings: Any) -> int:
     return int(getattr(settings, "cpu_threads", 1)) * int(getattr(settings, "processes", 1))
 
 
-def pass_shard(shard: Shard, piece: Piece, view: View) -> Shard:
-    """The shard of a training with the model that came of it; test rows count too."""
+def pass_shards(shard: Shard, piece: Piece, view: View) -> list[Shard]:
+    """The shard of a training with the model that came of it; test rows count too.
+
+    A protocol with many samples is passed in several shards, so that no process holds all outputs.
+    """
     assert shard.run is not None
-    return replace(
+    splits = [part for part in shard.parts if part.table == "splits"]
+    rows = sum(part.rows for part in splits)
+    if rows > SAMPLES_PER_PASS:
+        protocol = shard.run.protocol
+        rows = sum((part.read(["protocol"])["protocol"] == protocol).sum() for part in splits)
+    count = max(1, math.ceil(rows / SAMPLES_PER_PASS))
+    whole = replace(
         shard,
         name=f"{shard.name}/{view.name}",
         files=(),
@@ -500,17 +525,32 @@ def pass_shard(shard: Shard, piece: Piece, view: View) -> Shard:
         about={"facts": shard.about, "view": view.name, "view_settings": dict(view.settings)},
         depends={"run": shard.run.run_id, "rows": shard.run.data_key},
     )
+    if count == 1:
+        return [whole]
+    return [
+        replace(
+            whole,
+            name=f"{whole.name}/{place:04d}_of_{count:04d}",
+            about={**whole.about, "share": [place, count]},
+            depends={**whole.depends, "share": [place, count]},
+        )
+        for place in range(count)
+    ]
 
 
 def passed_run(
-    run: PlannedRun, shard: Shard, piece: Piece, fitted: Piece | None, samples: tuple[Part, ...]
+    run: PlannedRun,
+    shown: Sequence[tuple[Shard, Piece]],
+    fitted: Piece | None,
+    samples: tuple[Part, ...],
 ) -> PassedRun:
     """What the scores of a run are planned from."""
     heads = [file.file for file in fitted.manifest.files if file.file == HEAD] if fitted else []
+    shard = shown[0][0]
     return PassedRun(
         run.facts,
         run.mark,
-        (piece.part("outputs"),),
+        tuple(piece.part("outputs") for _, piece in shown),
         tuple(part for part in shard.parts if part.table == "splits"),
         samples,
         fitted.file(HEAD) if fitted is not None and heads else None,
@@ -536,7 +576,7 @@ def train_model(shard: Shard, settings: DeviceSettings) -> Produced:
     facts = RunFacts.model_validate(shard.about)
     paths = {file.name: str(file.path) for file in shard.files}
     model = model_of(facts, paths)
-    use_threads_of(model)
+    use_resources(model, settings, shard)
     train, valid = (_load(shard, facts, split, model) for split in ("train", "valid"))
     bases = _bases(shard, settings, paths)
     work = shard.work or Path(tempfile.mkdtemp())
@@ -598,6 +638,10 @@ def pass_samples(shard: Shard, settings: DeviceSettings) -> Produced:
     for split in EVALUATED if model.gives == {"novelty"} else ("train", *EVALUATED):
         samples = _load(shard, facts, split, model)
         classes = classes or dict(enumerate(samples.classes))
+        if "share" in shard.about:
+            place, count = shard.about["share"]
+            bounds = (len(samples) * place // count, len(samples) * (place + 1) // count)
+            samples = samples.take(np.arange(*bounds))
         if len(samples):
             rows = output_rows(facts, samples.ids, model.outputs(samples), classes)
             frames.append(rows.with_columns(pl.lit(shard.about["view"]).alias("view")))
@@ -613,7 +657,7 @@ def fitted_model(shard: Shard, settings: DeviceSettings, file: str = MODEL) -> M
     """The fitted model among a shard's parts, ready to put out."""
     bases = _bases(shard, settings, {})
     model = models.load_model(shard.part(file).path, device=settings.device, bases=bases)
-    use_threads_of(model)
+    use_resources(model, settings, shard)
     return model
 
 

@@ -16,6 +16,7 @@ from tasks import models
 from tasks.engine.stage import Shard
 from tasks.evaluation.runs import run_id
 from tasks.learning.devices import use_threads
+from tasks.learning.memory import use_memory
 from tasks.learning.samples import Samples
 from tasks.models.base import Model
 from tasks.scores.base import Outputs
@@ -56,6 +57,8 @@ class DeviceSettings(Settings):
     """Trainings at once on a CPU; none: as many as their threads leave cores for."""
     trainings_per_gpu: int = Field(1, exclude=True)
     """Trainings at once on each GPU."""
+    memory: float = Field(4.0, exclude=True)
+    """GB of decoded samples and features that one of them keeps in memory."""
 
     @classmethod
     def of(cls, config: RunChoices) -> "DeviceSettings":
@@ -72,9 +75,10 @@ def model_of(facts: RunFacts, files: Mapping[str, str] | None = None) -> Model:
     return models.make_model(facts.model, values, network, shape)
 
 
-def use_threads_of(model: Model) -> None:
-    """One without that setting computes on one thread."""
+def use_resources(model: Model, settings: DeviceSettings, shard: Shard) -> None:
+    """Threads and memory of this process; a model without `cpu_threads` computes on one."""
     use_threads(getattr(model.settings, "cpu_threads", 1))
+    use_memory(settings.memory, shard.work)
 
 
 def output_rows(

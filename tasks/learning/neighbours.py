@@ -8,12 +8,15 @@ near rows come in the order of their numbers. The scores `nearest`, `cosine` and
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
 from schemas.errors import ConfigError, NoveltyError
+from tasks.learning.samples import Rows
 
 if TYPE_CHECKING:
     import torch
@@ -24,6 +27,8 @@ Metric = Literal["euclidean", "cosine"]
 _BLOCK = 2**22
 # Pairs a query that float32 may leave before products are made again in float64.
 _MANY = 16
+# Pairs held at a time; where more queries leave more, fewer queries are taken.
+_PAIRS = 2**24
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,18 +40,23 @@ class Neighbours:
 
 
 def nearest(
-    queries: np.ndarray, train: np.ndarray, *, k: int = 1, metric: Metric = "euclidean"
+    queries: Rows,
+    train: Rows,
+    *,
+    k: int = 1,
+    metric: Metric = "euclidean",
+    device: str = "cpu",
 ) -> Neighbours:
     """The k rows of `train` that are nearest to each row of `queries`.
 
-    The cosine of a row of zeros to any other is 0. Raises a ConfigError if there are fewer than k
+    The cosine of a row of zeros to any other is 0. Both sides are read in blocks, so they may lie
+    in a file. Products are made on `device`. Raises a ConfigError if there are fewer than k
     training rows or widths differ.
     """
     _check(queries, train, k, metric)
-    # Sums follow the layout of the memory; one layout, one result.
-    queries, train = np.ascontiguousarray(queries), np.ascontiguousarray(train)
-    search = _Search(train, k, metric)
-    step = max(1, _BLOCK // len(train))
+    search = _Search(_in_one_layout(train), k, metric, device)
+    queries = _in_one_layout(queries)
+    step = min(max(1, len(queries)), math.isqrt(_BLOCK))
     found = [search(queries[at : at + step]) for at in range(0, len(queries), step)]
     empty = np.zeros((0, k))
     return Neighbours(
@@ -55,10 +65,16 @@ def nearest(
     )
 
 
-def _check(queries: np.ndarray, train: np.ndarray, k: int, metric: str) -> None:
+def _in_one_layout(rows: Rows) -> Rows:
+    """Sums follow the layout of the memory; one layout, one result."""
+    return np.ascontiguousarray(rows) if isinstance(rows, np.ndarray) else rows
+
+
+def _check(queries: Rows, train: Rows, k: int, metric: str) -> None:
     if metric not in get_args(Metric):
         raise ConfigError(f"nearest: metric {metric!r}; expected one of {get_args(Metric)}")
-    if queries.ndim != 2 or train.ndim != 2 or queries.shape[1] != train.shape[1]:
+    both = queries.shape, train.shape
+    if any(len(shape) != 2 for shape in both) or queries.shape[1] != train.shape[1]:
         raise ConfigError(
             f"nearest: queries {queries.shape} and training features {train.shape}; expected rows "
             "of the same width, from the same network"
@@ -74,30 +90,38 @@ class _Search:
     to length 1 and no offset, -2 cosine.
     """
 
-    def __init__(self, train: np.ndarray, k: int, metric: Metric) -> None:
+    def __init__(self, train: Rows, k: int, metric: Metric, device: str = "cpu") -> None:
         import torch
 
-        self.train, self.k, self.metric = train, k, metric
+        self.train, self.k, self.metric, self.device = train, k, metric, device
         # Distances do not change with the origin; near the data, products lose fewer digits.
-        self.origin = train.mean(0) if metric == "euclidean" else np.zeros(train.shape[1])
-        self.origin = self.origin.astype(train.dtype)
-        self.sizes = None if metric == "euclidean" else _sizes(train)
+        self.origin = np.zeros(train.shape[1], train.dtype)
+        self.sizes: np.ndarray | None = None
+        if metric == "euclidean":
+            self.origin = _mean(train).astype(train.dtype)
+        else:
+            self.sizes = _sizes(train)
+        self.longest = max(
+            float(self._placed(block, sizes, torch.float64).square().sum(1).amax().sqrt())
+            for block, sizes in self._blocks(_step(train))
+        )
         # A user may have allowed coarser products (TF32, bfloat16): the bound does not hold them.
-        trusted = torch.get_float32_matmul_precision() == "highest"
-        self.coarse = self._placed(train, self.sizes, torch.float32) if trusted else None
-        self.fine: torch.Tensor | None = None
+        self.trusts_float32 = torch.get_float32_matmul_precision() == "highest"
 
     def __call__(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         import torch
 
         sizes = None if self.sizes is None else _sizes(queries)
         pairs = None
-        if self.coarse is not None:
-            pairs = self._candidates(self._placed(queries, sizes, torch.float32), self.coarse)
-        if pairs is None or len(pairs[0]) > _MANY * self.k * len(queries):
-            if self.fine is None:
-                self.fine = self._placed(self.train, self.sizes, torch.float64)
-            pairs = self._candidates(self._placed(queries, sizes, torch.float64), self.fine)
+        if self.trusts_float32:
+            placed = self._placed(queries, sizes, torch.float32)
+            pairs = self._candidates(placed, _MANY * self.k * len(queries))
+        if pairs is None:
+            placed = self._placed(queries, sizes, torch.float64)
+            pairs = self._candidates(placed, _PAIRS if len(queries) > 1 else None)
+        if pairs is None and len(queries) > 1:
+            halves = [self(half) for half in np.array_split(queries, 2)]
+            return np.concatenate([d for d, _ in halves]), np.concatenate([i for _, i in halves])
         if pairs is None:
             raise NoveltyError("nearest: features are not finite or too large; look at the network")
         row, column = pairs
@@ -109,6 +133,12 @@ class _Search:
         kept = order[first[:, None] + np.arange(self.k)]
         return distance[kept], column[kept]
 
+    def _blocks(self, step: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+        """Training rows and their lengths."""
+        for at in range(0, len(self.train), step):
+            sizes = None if self.sizes is None else self.sizes[at : at + step]
+            yield self.train[at : at + step], sizes
+
     def _placed(
         self, rows: np.ndarray, sizes: np.ndarray | None, dtype: torch.dtype
     ) -> torch.Tensor:
@@ -117,36 +147,51 @@ class _Search:
 
         wide = rows.astype(np.float64) if dtype == torch.float64 else rows
         placed = wide - self.origin if sizes is None else wide / sizes[:, None]
-        return torch.from_numpy(placed).to(dtype)
+        return torch.from_numpy(placed).to(self.device, dtype)
 
     def _candidates(
-        self, queries: torch.Tensor, train: torch.Tensor
+        self, queries: torch.Tensor, most: int | None
     ) -> tuple[np.ndarray, np.ndarray] | None:
         """Row and column of every pair that may be among the k nearest, sorted by row.
 
-        None where keys may overflow.
+        None where keys may overflow, or where there are more than `most`.
         """
         import torch
 
-        squares = train.square().sum(1)
-        offset = squares if self.sizes is None else torch.zeros_like(squares)
-        key = torch.addmm(offset, queries, train.T, alpha=-2)
-        if self.k == 1:
-            limit = key.amin(1)
-        else:
-            limit = key.topk(self.k, 1, largest=False, sorted=False).values.amax(1)
+        number = torch.finfo(queries.dtype)
         # A sum of D products is off by at most D roundings of |q||t|; the rest covers the rounding
         # of the placed rows, of the offset and of this bound itself, and underflow.
-        longest = squares.amax().sqrt()
+        longest = self.longest * (1 + 2**-20)
         largest = longest * (2 * queries.norm(dim=1) + longest)
         if not bool(torch.isfinite(4 * largest).all()):
             return None
-        number = torch.finfo(train.dtype)
-        error = (train.shape[1] + 16) * number.eps / 2 * largest + number.tiny
-        # The k-th key may be too low by the error, and a nearer one too high by it.
-        left = key <= (limit + 2.1 * error)[:, None]
-        row, column = np.divmod(np.flatnonzero(left.numpy()), len(train))
-        return row, column
+        error = (queries.shape[1] + 16) * number.eps / 2 * largest + number.tiny
+        limit = queries.new_full((len(queries),), torch.inf)
+        best = queries.new_empty(len(queries), 0)
+        pairs: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+        step, first, count = max(1, _BLOCK // len(queries)), 0, 0
+        for block, sizes in self._blocks(step):
+            train = self._placed(block, sizes, queries.dtype)
+            squares = train.square().sum(1)
+            offset = squares if self.sizes is None else torch.zeros_like(squares)
+            key = torch.addmm(offset, queries, train.T, alpha=-2)
+            best = torch.cat([best, _least(key, self.k)], 1)
+            best = _least(best, self.k)
+            if best.shape[1] == self.k:
+                limit = best.amax(1)
+            # The k-th key may be too low by the error, and a nearer one too high by it.
+            row, column = (key <= (limit + 2.1 * error)[:, None]).nonzero(as_tuple=True)
+            pairs.append((row, column + first, key[row, column]))
+            first, count = first + len(block), count + len(row)
+            # Later blocks lowered the limit for what earlier ones left.
+            if most is not None and count > most:
+                pairs = [_within(pairs, limit + 2.1 * error)]
+                count = len(pairs[0][0])
+                if count > most:
+                    return None
+        row, column, _ = _within(pairs, limit + 2.1 * error)
+        order = torch.argsort(row, stable=True)
+        return row[order].cpu().numpy(), column[order].cpu().numpy()
 
     def _measured(
         self,
@@ -170,10 +215,38 @@ class _Search:
         return distance
 
 
-def _sizes(rows: np.ndarray) -> np.ndarray:
+def _least(keys: torch.Tensor, k: int) -> torch.Tensor:
+    """The k smallest of each row, or all."""
+    if k == 1 and keys.shape[1]:
+        return keys.amin(1, keepdim=True)
+    return keys.topk(min(k, keys.shape[1]), 1, largest=False, sorted=False).values
+
+
+def _within(
+    pairs: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]], limit: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Rows, columns and keys of the pairs that are not above the limits of their rows."""
+    import torch
+
+    row, column, key = (torch.cat(part) for part in zip(*pairs, strict=True))
+    kept = key <= limit[row]
+    return row[kept], column[kept], key[kept]
+
+
+def _step(rows: Rows) -> int:
+    return max(1, _BLOCK // max(1, rows.shape[1]))
+
+
+def _mean(rows: Rows) -> np.ndarray:
+    step, total = _step(rows), np.zeros(rows.shape[1])
+    for at in range(0, len(rows), step):
+        total += rows[at : at + step].sum(0, dtype=np.float64)
+    return total / len(rows)
+
+
+def _sizes(rows: Rows) -> np.ndarray:
     """Lengths in float64, 1 for a row of zeros."""
-    sizes = np.empty(len(rows))
-    step = max(1, _BLOCK // rows.shape[1])
+    sizes, step = np.empty(len(rows)), _step(rows)
     for at in range(0, len(rows), step):
         block = rows[at : at + step].astype(np.float64)
         sizes[at : at + step] = np.sqrt(np.square(block).sum(1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -13,7 +14,8 @@ import numpy as np
 from schemas.errors import ConfigError
 
 NOVEL = -1
-FINGERPRINT_ROWS = 1024
+# Of an array, read at a time for a fingerprint.
+FINGERPRINT_BYTES = 1 << 24
 
 
 class Rows(Protocol):
@@ -28,6 +30,37 @@ class Rows(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, rows: Any) -> np.ndarray: ...
+
+
+class SomeRows:
+    """Some rows of others, made when they are asked for."""
+
+    def __init__(self, every: Rows, rows: np.ndarray) -> None:
+        self.every, self.rows = every, rows
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return len(self.rows), *self.every.shape[1:]
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.every.dtype
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, rows: Any) -> np.ndarray:
+        return self.every[self.rows[rows]]
+
+
+def some_rows(every: Rows, rows: np.ndarray) -> Rows:
+    """These rows: in memory if all of them are there, else lazily."""
+    if type(every) is np.ndarray:
+        return every[rows]
+    if isinstance(every, SomeRows):
+        return some_rows(every.every, every.rows[rows])
+    take = None if isinstance(every, np.ndarray) else getattr(every, "take", None)
+    return SomeRows(every, rows) if take is None else take(rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,12 +111,12 @@ class Samples:
         return images
 
     def take(self, rows: np.ndarray) -> Samples:
-        """Those of these rows, in memory."""
+        """Those of these rows; what is not in memory stays where it is."""
         return replace(
             self,
             ids=[self.ids[row] for row in rows],
             labels=None if self.labels is None else self.labels[rows],
-            arrays={name: array[rows] for name, array in self.arrays.items()},
+            arrays={name: some_rows(array, rows) for name, array in self.arrays.items()},
         )
 
     def known(self) -> Samples:
@@ -100,6 +133,8 @@ class Samples:
             parts["labels"] = self.labels
         for name, array in sorted(parts.items()):
             digest.update(f"{name} {array.dtype} {array.shape}".encode())
-            for row in range(0, len(array), FINGERPRINT_ROWS):
-                digest.update(np.ascontiguousarray(array[row : row + FINGERPRINT_ROWS]).data)
+            size = array.dtype.itemsize * math.prod(array.shape[1:])
+            step = max(1, FINGERPRINT_BYTES // max(size, 1))
+            for row in range(0, len(array), step):
+                digest.update(np.ascontiguousarray(array[row : row + step]).data)
         return digest.hexdigest()

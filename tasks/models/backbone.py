@@ -7,7 +7,7 @@ out. Features are computed once for all protocols and seeds; only the head is tr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,7 @@ from pydantic import Field
 
 from schemas.config import Settings
 from schemas.errors import ConfigError
-from tasks.learning.samples import Samples
+from tasks.learning.samples import Rows, Samples
 from tasks.learning.trainer import Batch, Losses, TrainingSettings, compute_in_batches
 from tasks.models.base import CLASSIFIER, Fitting, Model, NetworkModel
 from tasks.scores.base import Head, Outputs
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 Channels = tuple[float, float, float]
 SMALL_SIDE = 128
+ROWS_AT_ONCE = 512
 
 
 class PictureSettings(Settings):
@@ -172,10 +173,13 @@ class Backbone(OnPictureNetwork, NetworkModel):
         """Features are normalised by the mean and variance of all training samples."""
         import torch
 
-        features = self.trained_on.array("features")[:].astype(np.float64)
+        features = self.trained_on.array("features")
+        mean = _mean(features, lambda rows: rows)
         norm = self.layers["norm"]
-        norm.running_mean.copy_(torch.from_numpy(features.mean(0)))
-        norm.running_var.copy_(torch.from_numpy(features.var(0)))
+        norm.running_mean.copy_(torch.from_numpy(mean))
+        norm.running_var.copy_(
+            torch.from_numpy(_mean(features, lambda rows: np.square(rows - mean)))
+        )
 
     def set_training(self, training: bool) -> None:
         super().set_training(training)
@@ -198,3 +202,13 @@ class Backbone(OnPictureNetwork, NetworkModel):
 
     def head(self) -> Head:
         return Head.of(self.layers["classes"], self.layers["norm"])
+
+
+def _mean(features: Rows, measure: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """Of what is measured of each row, in float64; to the bit that of all rows at once."""
+    total = np.zeros((1, features.shape[1]))
+    for start in range(0, len(features), ROWS_AT_ONCE):
+        rows = measure(features[start : start + ROWS_AT_ONCE].astype(np.float64))
+        total = np.add.reduce(np.concatenate([total, rows]), 0, keepdims=True)
+    mean: np.ndarray = total[0] / len(features)
+    return mean

@@ -3,18 +3,20 @@
 PatchCore (Roth et al., CVPR 2022) on EfficientNet-Lite0 instead of WideResNet-50, whose weights
 come with no package. Images enter; each becomes a grid of locally averaged mid-level features
 (3.1). Training keeps a part of them that covers all: a greedy k-centre choice in a random
-projection (3.2). An image scores by its patches farthest from the memory (3.3), weighed by the
-memories around (the paper names no number; 9 is anomalib's). No labels are used and nothing is
-trained. `small` differs where it helped on validation frames of the project's own drawn sample, not
-of the real NovelCraft: the third stage alone, whose grid of 8 pixels fits small objects, and the
-farthest 1 % of the patches, the share from which NovelCraft calls a frame novel.
+projection (3.2), or one at random. What it chooses from is bounded, so that a training takes the
+same memory with any number of images; the paper chooses from all patches. An image scores by its
+patches farthest from the memory (3.3), weighed by the memories around (the paper names no number; 9
+is anomalib's). No labels are used and nothing is trained. `small` differs where it helped on
+validation frames of the project's own drawn sample, not of the real NovelCraft: the third stage
+alone, whose grid of 8 pixels fits small objects, and the farthest 1 % of the patches, the share
+from which NovelCraft calls a frame novel.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import polars as pl
@@ -45,7 +47,12 @@ class Configuration(FrameSettings):
     average: int = Field(3, ge=1, description="Side of the square of cells averaged; odd.")
     scale: float = Field(1.0, gt=0, description="Factor of both sides of an image.")
     candidates: int | None = Field(
-        None, ge=1, description="Training patches drawn at random to choose from; none: all."
+        1_000_000, ge=1, description="Training patches drawn at random to choose from; none: all."
+    )
+    choice: Literal["k_centre", "random"] = Field(
+        "k_centre",
+        description="Which candidates are remembered: each next one the farthest from those "
+        "before, or drawn.",
     )
     coreset: float = Field(0.01, gt=0, le=1, description="Share of the candidates remembered.")
     share: float = Field(
@@ -80,7 +87,8 @@ class PatchMemory(Model):
         candidates, patches = self._candidates(train, fitting.seed)
         wanted = max(1, round(len(candidates) * self.settings.coreset))
         with seeded([fitting.seed, 1], self.device):
-            rows, radius = k_centre(candidates, wanted)
+            choose = k_centre if self.settings.choice == "k_centre" else random_rows
+            rows, radius = choose(candidates, wanted)
         self.memory = candidates[rows]
         return pl.DataFrame(
             {
@@ -181,6 +189,14 @@ def k_centre(points: torch.Tensor, count: int) -> tuple[torch.Tensor, float]:
         if squared[row] <= 0:
             break
     return torch.cat(rows), float(squared[row].clamp(min=0).sqrt())
+
+
+def random_rows(points: torch.Tensor, count: int) -> tuple[torch.Tensor, float]:
+    """Rows of `points` (n, d) drawn, in order; and the distance of the farthest point left."""
+    import torch
+
+    rows = torch.randperm(len(points), device=points.device)[:count].sort().values
+    return rows, float(nearest(points, points[rows])[0].max())
 
 
 def nearest(points: torch.Tensor, memory: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

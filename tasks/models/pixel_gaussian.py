@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     import torch
 
 CHUNK = 2048
+# Whole pictures, before they are shrunk.
+PICTURES_AT_ONCE = 64
 Floats = NDArray[np.float64]
 Bytes = NDArray[np.uint8]
 
@@ -70,8 +72,12 @@ class PixelGaussian(Model):
         return pl.DataFrame()
 
     def _outputs(self, samples: Samples) -> Outputs:
-        points = self._points(samples, range(len(samples)))
-        return Outputs(novelty=negative_log_density(points, self.means, self.roots))
+        novelty = np.empty(len(samples))
+        for start in range(0, len(samples), CHUNK):
+            points = self._points(samples, range(start, min(start + CHUNK, len(samples))))
+            chunk = negative_log_density(points, self.means, self.roots)
+            novelty[start : start + CHUNK] = chunk
+        return Outputs(novelty=novelty)
 
     def _points(self, samples: Samples, rows: range) -> Floats:
         pictures = small_pictures(samples.images(), rows, self.settings.side)
@@ -105,12 +111,12 @@ def small_pictures(images: Rows, rows: range, side: int) -> Bytes:
     import cv2
 
     out = np.empty((len(rows), side, side, 3), np.uint8)
-    for start in range(0, len(rows), CHUNK):
-        pictures = images[np.asarray(rows[start : start + CHUNK])]
+    for start in range(0, len(rows), PICTURES_AT_ONCE):
+        pictures = images[np.asarray(rows[start : start + PICTURES_AT_ONCE])]
         if pictures.shape[1:3] != (side, side):
             resized = (cv2.resize(p, (side, side), interpolation=cv2.INTER_AREA) for p in pictures)
             pictures = np.stack(list(resized))
-        out[start : start + CHUNK] = pictures
+        out[start : start + PICTURES_AT_ONCE] = pictures
     return out
 
 

@@ -23,6 +23,7 @@ from tasks.evaluation.model_runs import training_rows
 from tasks.evaluation.passing import DeviceSettings
 from tasks.evaluation.runs import run_id, run_mark, run_row
 from tasks.learning.devices import use_threads
+from tasks.learning.memory import use_memory
 from tasks.learning.samples import Samples
 from tasks.learning.trainer import TRAINER_VERSION
 from tasks.learning.training import EpochLines, weights_file
@@ -102,6 +103,7 @@ def discover_categories(shard: Shard, settings: DeviceSettings) -> Produced:
     facts = RunFacts.model_validate(shard.about)
     configuration = _configured(shard, facts.settings)
     use_threads(configuration.cpu_threads)
+    use_memory(settings.memory, shard.work)
     rows = {split: split_rows(shard, "visual", split) for split in ("train", "valid")}
     labelled, unlabelled = (pictures(shard, part) for part in rows.values())
     names = rows["valid"]["class"].to_list()

@@ -7,15 +7,14 @@ task takes whole episodes, and a frame is novel if its game is (NovelCraft 5.1, 
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 import numpy as np
 import polars as pl
 
 from schemas.runs import RunFacts
-from storage.parquet import read_parquet
 from storage.pieces import Part
 from tasks.engine.stage import Shard
+from tasks.learning.pictures import Pictures
 from tasks.learning.samples import NOVEL, Samples
 from tasks.models.base import Model
 from tasks.models.multimodal import paired_scores
@@ -63,8 +62,8 @@ def pictures(shard: Shard, rows: pl.DataFrame, shown: bool = True) -> Samples:
     labels = rows["label"].replace_strict(numbers, default=NOVEL, return_dtype=pl.Int64)
     arrays = {}
     if shown:
-        parts = tuple(part for part in shard.parts if part.table == "images")
-        arrays["images"] = decode_pictures(parts, tuple(rows["sample_id"]))
+        parts = [part for part in shard.parts if part.table == "images"]
+        arrays["images"] = _pictures(parts, rows["sample_id"])
     return Samples(
         rows["sample_id"].to_list(),
         labels.to_numpy(),
@@ -80,24 +79,11 @@ def ids_of(part: Part) -> pl.Series:
 
 def load_part(part: Part, ids: Sequence[str], facts: RunFacts) -> Samples:
     """Frames of a part as pictures, without labels."""
-    return Samples(ids, None, {"images": decode_pictures((part,), tuple(ids))})
+    return Samples(ids, None, {"images": _pictures([part], ids)})
 
 
-@lru_cache(maxsize=3)
-def decode_pictures(parts: tuple[Part, ...], frame_ids: tuple[str, ...]) -> np.ndarray:
-    """RGB pictures (N, H, W, 3) in the order of the ids; kept for the next use in this process."""
-    import cv2
-
-    row_of = {frame_id: row for row, frame_id in enumerate(frame_ids)}
-    images: np.ndarray | None = None
-    for part in parts:
-        rows = read_parquet([part.path], ["frame_id", "png"])
-        for frame_id, png in rows.filter(pl.col("frame_id").is_in(list(frame_ids))).iter_rows():
-            picture = cv2.imdecode(np.frombuffer(png, np.uint8), cv2.IMREAD_COLOR_RGB)
-            if images is None:
-                images = np.zeros((len(frame_ids), *picture.shape), np.uint8)
-            images[row_of[frame_id]] = picture
-    return np.zeros((0, 1, 1, 3), np.uint8) if images is None else images
+def _pictures(parts: Sequence[Part], ids: Sequence[str] | pl.Series) -> Pictures:
+    return Pictures([part.path for part in parts], ids, ("frame_id", "png"))
 
 
 def _sequences(shard: Shard, rows: pl.DataFrame, context: int) -> Samples:

@@ -22,7 +22,7 @@ import numpy as np
 from pydantic import Field
 
 from schemas.config import Settings
-from tasks.learning.finch import finch
+from tasks.learning.finch import VERSION, finch
 from tasks.predictors.base import UNKNOWN, Examples, Prediction
 from tasks.predictors.threshold import Configuration as ThresholdConfiguration
 from tasks.predictors.threshold import Threshold, blocks_of_distances
@@ -60,6 +60,11 @@ class Clustering(Threshold):
     """The class of each, as a place among all names."""
     living: np.ndarray
     """Whether the latest clusters have a class; the others wait to come back."""
+
+    @classmethod
+    def versions(cls, settings: Any) -> dict[str, int]:
+        used = {"finch": VERSION} if settings.method == "finch" else {}
+        return {**super().versions(settings), **used}
 
     def _fit(
         self,

@@ -59,6 +59,7 @@ class Configuration(Settings):
 
 class GmmFinch(Predictor):
     name: ClassVar[str] = "gmm_finch"
+    version: ClassVar[int] = 2
     discovers: ClassVar[bool] = True
     configuration: ClassVar[type[Settings]] = Configuration
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {

@@ -1,6 +1,11 @@
-"""Pictures of a trial as models take them: `images` uint8 (N, H, W, 3), decoded when asked for."""
+"""Pictures of a trial as models take them: `images` uint8 (N, H, W, 3), decoded when asked for.
 
-from collections.abc import Sequence
+With a `side`, pictures of another size are cut to that square by Pillow's bicubic filter.
+"""
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -9,9 +14,10 @@ from schemas.runs import RunFacts
 from storage.pieces import Part
 from tasks.engine.stage import Shard
 from tasks.evaluation.passing import LOADER
+from tasks.learning.pictures import Pictures
 from tasks.learning.samples import NOVEL, Samples
 from tasks.models.base import Model
-from tasks.semantic.cache import PictureCache
+from tasks.semantic.pictures import cut_square
 
 LOADER_VERSION = 1
 
@@ -26,7 +32,7 @@ def load(shard: Shard, facts: RunFacts, split: str, model: Model) -> Samples:
     arrays = {}
     if not model.embeds:
         files = [part.path for part in shard.parts if part.table == "pictures"]
-        arrays["images"] = PictureCache.read(files, rows["sample_id"], side_of(facts))
+        arrays["images"] = read_pictures(files, rows["sample_id"], side_of(facts))
     return Samples(
         rows["sample_id"].to_list(),
         labels.to_numpy().astype(np.int64),
@@ -48,4 +54,20 @@ def ids_of(part: Part) -> pl.Series:
 
 def load_part(part: Part, ids: Sequence[str], facts: RunFacts) -> Samples:
     """Pictures of a part, without labels."""
-    return Samples(ids, None, {"images": PictureCache.read([part.path], ids, side_of(facts))})
+    return Samples(ids, None, {"images": read_pictures([part.path], ids, side_of(facts))})
+
+
+def read_pictures(
+    files: Iterable[Path], ids: Sequence[str] | pl.Series, side: int | None = None
+) -> Pictures:
+    """Those pictures of files of PICTURES, in that order."""
+    return Pictures(list(files), ids, cut=None if side is None else partial(_square, side=side))
+
+
+def _square(pixels: np.ndarray, side: int) -> np.ndarray:
+    """The middle square of a picture at that side."""
+    from PIL import Image
+
+    if pixels.shape[:2] == (side, side):
+        return pixels
+    return np.asarray(cut_square(Image.fromarray(pixels), side, "BICUBIC"))

@@ -18,6 +18,7 @@ from tasks.models.patch_memory import (
     PatchMemory,
     k_centre,
     nearest,
+    random_rows,
     strangeness,
 )
 from tests.models.synthetic import fit, novelty
@@ -54,6 +55,19 @@ def test_no_more_centres_than_different_points():
     rows, radius = k_centre(points, 9)
     assert sorted((rows % 3).tolist()) == [0, 1, 2]
     assert radius == 0
+
+
+def test_memories_drawn_at_random_cover_less_and_are_as_many():
+    points = torch.from_numpy(np.random.default_rng(0).normal(size=(400, 3)))
+    torch.manual_seed(0)
+    rows, radius = random_rows(points, 20)
+    assert len(set(rows.tolist())) == 20
+    between = torch.cdist(points, points[rows])
+    assert radius == pytest.approx(float(between.min(1).values.max()))
+    assert radius > k_centre(points, 20)[1]
+    model = PatchMemory(Configuration(choice="random", candidates=500))
+    history = model.fit(samples(textured(4, 0)))
+    assert history["candidates"][0] < 500 == model.settings.candidates or len(model.memory) == 5
 
 
 def test_a_projection_keeps_the_farthest_apart():

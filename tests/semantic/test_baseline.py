@@ -10,6 +10,7 @@ from schemas.config import Settings
 from schemas.semantic import Config, PictureSettings, TrialSettings
 from storage.raw import open_raw
 from tasks.engine.stage import Build
+from tasks.evaluation import model_runs
 from tasks.evaluation.model_runs import PlannedRun, make_runs, plan_facts, plan_models
 from tasks.evaluation.protocols import key_protocols, protocol_keys
 from tasks.evaluation.stages import chosen_scores, measure_runs
@@ -76,6 +77,23 @@ def test_trials_without_training_images_are_left_out(tmp_path, capsys):
     assert first.height == second.height == 4
     assert first["novelty"].to_list() != second["novelty"].to_list()
     assert "mine/many: no baseline" in capsys.readouterr().err
+
+
+def test_many_samples_are_passed_in_shares(tmp_path, monkeypatch):
+    """Shares have the same rows as one pass."""
+    raw = tmp_path / "raw"
+    write_classes(raw, {(c, s): 8 for c in "ab" for s in ("train", "test")})
+    listings = [list_images("mine", open_raw(raw))]
+    rows, parts = [], []
+    for number, limit in enumerate((50_000, 9)):
+        monkeypatch.setattr(model_runs, "SAMPLES_PER_PASS", limit)
+        with Build("semantic", tmp_path / f"lake{number}", workers=1) as build:
+            planned = Planned(build, listings, PictureSettings(keep=("mine",)))
+            passed = make_runs(build, planned.runs, planned.parts_of, planned.config)
+            rows.append(build.read("outputs").sort("run_id", "sample_id"))
+        parts.append({len(run.outputs) for run in passed})
+    assert rows[0].equals(rows[1]) and rows[0].height == 2 * 16
+    assert parts == [{1}, {3}]
 
 
 def test_a_named_baseline_is_made_of_the_named_trials(tmp_path):

@@ -18,9 +18,9 @@ from storage.tables import current_version
 from tasks.engine.stage import Build
 from tasks.sample.semantic import bad_semantic_records, write_semantic
 from tasks.semantic import ingest
-from tasks.semantic.cache import PictureCache
 from tasks.semantic.ingest import plan_image_shards, read_images
 from tasks.semantic.records import read_cifar_binary, read_stl
+from tasks.semantic.samples import read_pictures
 from tasks.semantic.sources import list_images
 from tests.shared import shared_path
 
@@ -83,10 +83,10 @@ def test_cifar_pixels_come_back_bit_for_bit(sample, tmp_path):
     raw = read_cifar_binary(path.read_bytes())
     own = images.filter(pl.col("file").str.ends_with("data_batch_2.bin")).sort("row")
     assert own["row"].to_list() == list(range(10))
-    cache = PictureCache.read(files, own["sample_id"])
-    assert np.array_equal(cache.decode(), raw.pixels)
-    assert np.array_equal(cache.decode([7, 0], threads=2), raw.pixels[[7, 0]])
-    assert np.array_equal(cache.hold().decode([7, 0]), raw.pixels[[7, 0]])
+    pictures = read_pictures(files, own["sample_id"])
+    assert np.array_equal(pictures[:], raw.pixels)
+    assert np.array_equal(pictures[[7, 0]], raw.pixels[[7, 0]])
+    assert np.array_equal(pictures[3], raw.pixels[3])
     assert own["sample_id"][3] == "cifar10/train/data_batch_2/00003"
 
 
@@ -97,7 +97,7 @@ def test_stl_pixels_come_back_bit_for_bit(sample, tmp_path, monkeypatch):
     own = images.filter(pl.col("split") == "train").sort("row")
     folder = sample / "stl10"
     raw = read_stl((folder / "train_X.bin").read_bytes(), (folder / "train_y.bin").read_bytes())
-    assert np.array_equal(PictureCache.read(files, own["sample_id"]).decode(), raw.pixels)
+    assert np.array_equal(read_pictures(files, own["sample_id"])[:], raw.pixels)
 
 
 def test_every_image_has_a_thumbnail(sample, tmp_path):
@@ -207,7 +207,7 @@ def test_the_real_imagenet_members(tmp_path):
     scaled = raw.resize([round(s * 256 / short) for s in raw.size], Image.Resampling.BILINEAR)
     left, top = ((s - 256) // 2 for s in scaled.size)
     plain = np.asarray(scaled.crop((left, top, left + 256, top + 256)), int)
-    ours = PictureCache.read(files, [entry["sample_id"]]).decode()[0]
+    ours = read_pictures(files, [entry["sample_id"]])[0]
     assert np.abs(ours - plain).mean() < 4
 
 
@@ -221,11 +221,11 @@ def test_the_cache_says_what_is_wrong(sample, tmp_path):
         Image.new("RGB", (side, side)).save(raw / f"{name}.png")
     keep = PictureSettings(keep=("mine",))
     images, _, _, files, _ = built(tmp_path / "lake", keep, mine=raw)
-    with pytest.raises(ConfigError, match=r"2 sizes \(8 x 8, 9 x 9"):
-        PictureCache.read(files, images["sample_id"]).decode()
+    with pytest.raises(ConfigError, match=r"several sizes \(8 x 8, 9 x 9"):
+        read_pictures(files, images["sample_id"])[:]
     with pytest.raises(LakeError, match="1 pictures are not in the table, such as mine/a/3"):
-        PictureCache.read(files, ["mine/a/1", "mine/a/3"])
-    assert PictureCache.read(files, ["mine/a/2"]).decode().shape == (1, 9, 9, 3)
+        read_pictures(files, ["mine/a/1", "mine/a/3"])[:]
+    assert read_pictures(files, ["mine/a/2"]).shape == (1, 9, 9, 3)
 
 
 def test_samples_are_known_by_what_is_stored_of_them(tmp_path):

@@ -14,9 +14,9 @@ from schemas.errors import ConfigError
 from schemas.semantic import PICTURES, Config, TrialSettings
 from storage.tables import current_version
 from tasks import scores
-from tasks.semantic.cache import PictureCache
 from tasks.semantic.offers import check_choice
 from tasks.semantic.pictures import encode
+from tasks.semantic.samples import read_pictures
 from tasks.semantic.trials import KnownSet, all_known, declared_subsets, resolve_subsets
 from tests.semantic.test_trials import frame
 from tests.shared import shared_path
@@ -105,15 +105,15 @@ def test_pictures_of_other_sizes_are_cut_to_the_side_by_pillows_bicubic(tmp_path
     raw = {n: draws.integers(0, 256, (h, w, 3), dtype=np.uint8) for n, (w, h) in sizes.items()}
     stored = [(n, *sizes[n], "png", encode(Image.fromarray(raw[n]), "png", 95)) for n in sizes]
     pl.DataFrame(stored, schema=PICTURES.polars_schema, orient="row").write_parquet(tmp_path / "p")
-    cache = PictureCache.read([tmp_path / "p"], ["b", "a", "c"], 32)
+    cache = read_pictures([tmp_path / "p"], ["b", "a", "c"], 32)
     assert cache.shape == (3, 32, 32, 3)
     np.testing.assert_array_equal(cache[1], raw["a"])
     bicubic = Image.Resampling.BICUBIC
     np.testing.assert_array_equal(cache[0], Image.fromarray(raw["b"]).resize((32, 32), bicubic))
     middle = Image.fromarray(raw["c"]).resize((32, 32), bicubic, box=(5, 0, 45, 40))
     np.testing.assert_array_equal(cache[2], middle)
-    with pytest.raises(ConfigError, match="3 sizes"):
-        PictureCache.read([tmp_path / "p"], ["b", "a", "c"]).size()
+    with pytest.raises(ConfigError, match=r"several sizes \(32 x 32, 96 x 96"):
+        read_pictures([tmp_path / "p"], ["b", "a", "c"])[:]
 
 
 # ---------------------------------------------------------------- real classifiers

@@ -159,8 +159,6 @@ READERS = {
 FOREIGN = {
     "tasks/operations/diff_sides.py": "paths of TableVersion.files, or files that the user names",
     "tasks/kowl/evaluation.py": "checkpoints through read_checkpoint",
-    "tasks/novelcraft/samples.py": "Part.path",
-    "tasks/semantic/cache.py": "Part.path and TableVersion.files",
     "tasks/condda/from_lake.py": "TableVersion.files",
     "tasks/publish/check.py": "a publication, whose own sums were compared before",
     "tasks/publish/record.py": "TableVersion.files",
