@@ -2,10 +2,10 @@
 
 Clouds (N, P, 3) with y up, in the unit sphere, enter; pictures (N, V, side, side, 3) leave, grey on
 white. Directions go once around the up axis, all from the same height. Each point is put into its
-pixel, the nearest to the viewer wins, and a morphological closing fills the gaps between points; its
-width follows their number. Slopes of the smoothed depth give normals, and those a shade under a
-light beside the viewer; nearer surfaces are lighter. Nothing is drawn at random, and no cloud sees
-another.
+pixel, the nearest to the viewer wins, and a morphological closing fills the gaps between points;
+its width follows their number. Slopes of the smoothed depth give normals, and those a shade under
+a light beside the viewer; nearer surfaces are lighter. Nothing is drawn at random, and no cloud
+sees another.
 """
 
 import math

@@ -1,8 +1,8 @@
 """A frozen picture network on views of a cloud, and a linear head: the model `backbone` for shapes.
 
-A cloud is shown from fixed directions as shaded pictures (tasks/features/shape_views.py), which pass
-together and without other clouds; the features of a cloud are the largest over its views, or their
-mean. Networks, head and training are those of the model `backbone`.
+A cloud is shown from fixed directions as shaded pictures (tasks/features/shape_views.py), which
+pass together and without other clouds; the features of a cloud are the largest over its views, or
+their mean. Networks, head and training are those of the model `backbone`.
 """
 
 from __future__ import annotations
