@@ -99,7 +99,7 @@ class Wanted:
             there = reader.ids_of(part).to_frame("sample_id")
             names = there.join(ids.to_frame("sample_id"), on="sample_id", how="semi")
             name = f"{self.mark.run_id}/{part.shard}"
-            about = {"facts": self.facts.model_dump(mode="json")}
+            about: dict[str, Any] = {"facts": self.facts.model_dump(mode="json")}
             depends = {"run": self.mark.run_id}
             if view.name != PLAIN:
                 name = f"{name}/{view.name}"

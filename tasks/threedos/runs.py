@@ -15,7 +15,8 @@ from schemas.tables import SPLIT_NAMES
 from schemas.threedos import Config
 from storage.pieces import Part
 from tasks import models, networks
-from tasks.evaluation.model_runs import ModelRun, Offer, View, plan_models
+from tasks.evaluation.embeddings import View
+from tasks.evaluation.model_runs import ModelRun, Offer, plan_models
 from tasks.evaluation.stages import check_scores
 from tasks.models.base import Model
 from tasks.models.clouds import CloudModel
