@@ -299,7 +299,7 @@ def fit_models(
     """
     embedding = {label(run, preset): size(run) for run in runs if run.kind.embeds}
     for model, megabytes in embedding.items():
-        works.add_of(model, "embed_samples", shards, megabytes)
+        works.add_of(model, "embed_samples", views * shards, views * megabytes)
     works.add("record_run", len(embedding))
     by_model: dict[str, list[ModelRun]] = {}
     for run in runs:

@@ -74,7 +74,7 @@ def run_models(
     """Train on known classes, pass every cloud once, score and evaluate (3DOS section 4)."""
     clouds = build.read("samples")["sample_id"]
     ready = trainable(tracks, build.read("splits"), clouds, config.protocols)
-    tables = {name: build.table(name) for name in ("splits", "shapes", "point_clouds")}
+    tables = {name: build.table(name) for name in ("splits", "point_clouds")}
     parts = track_parts(ready, tables)
     runs = plan_facts(BENCHMARK, config, plan_runs(config, ready), protocol_keys(build))
     passed = make_runs(

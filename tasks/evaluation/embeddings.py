@@ -1,12 +1,14 @@
 """Frozen features, computed once for all protocols, seeds and uses of a model that `embeds`.
 
 Enters: planned runs and the parts that their samples are loaded from. Leaves: `outputs` of a frozen
-run without a protocol, a piece for each part, of the samples that those runs have. The run is keyed
-by the settings that decide the features, by weights and by how samples are loaded.
+run without a protocol, a piece for each part and view, of the samples that those runs have. The run
+is keyed by the settings that decide the features, by weights and by how samples are loaded. What a
+view changes is told to the model in `about` of the samples.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import cast
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
 import numpy as np
 import polars as pl
@@ -15,7 +17,7 @@ from schemas.config import Settings
 from schemas.errors import LakeError
 from schemas.manifest import RunMark
 from schemas.runs import RunFacts
-from schemas.tables import OUTPUTS
+from schemas.tables import OUTPUTS, PLAIN
 from storage.layout import content_key
 from storage.parquet import opened_parquet
 from storage.pieces import Part, Piece
@@ -57,6 +59,14 @@ def embedding_of(kind: type[Model], facts: RunFacts) -> RunFacts | None:
     )
 
 
+@dataclass(frozen=True)
+class View:
+    """A way of showing samples to a fitted model, such as a density of clouds."""
+
+    name: str = PLAIN
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
 class Wanted:
     """What is to be embedded: a frozen run, its weights, parts, and the protocols that need it."""
 
@@ -74,9 +84,13 @@ class Wanted:
         self.parts |= {part.sha256: part for part in parts if part.table != "splits"}
 
     def shards(
-        self, splits: pl.DataFrame, digests: Mapping[str, str], earlier: Mapping[str, Piece]
+        self,
+        splits: pl.DataFrame,
+        digests: Mapping[str, str],
+        earlier: Mapping[str, Piece],
+        view: View,
     ) -> list[Shard]:
-        """One for each part with samples of those protocols.
+        """One for each part with samples of those protocols, as the view shows them.
 
         Samples that an earlier command embedded stay, as long as a protocol has them.
         """
@@ -87,6 +101,12 @@ class Wanted:
             part_ids = reader.ids_of(part).to_frame("sample_id")
             names = part_ids.join(ids.to_frame("sample_id"), on="sample_id", how="semi")
             name = f"{self.mark.run_id}/{part.shard}"
+            about: dict[str, Any] = {"facts": self.facts.model_dump(mode="json")}
+            depends = {"run": self.mark.run_id}
+            if view.name != PLAIN:
+                name = f"{name}/{view.name}"
+                about |= {"view": view.name, "view_settings": dict(view.settings)}
+                depends["view"] = view.name
             shard_ids = set(names["sample_id"])
             if (piece := earlier.get(name)) is not None:
                 earlier_ids = piece.part(OUTPUTS.name).read(["sample_id"])
@@ -100,8 +120,8 @@ class Wanted:
                     name,
                     files=self.weights,
                     parts=(part,),
-                    about={"facts": self.facts.model_dump(mode="json"), "ids": sorted(shard_ids)},
-                    depends={"run": self.mark.run_id, "samples": content},
+                    about=about | {"ids": sorted(shard_ids)},
+                    depends=depends | {"samples": content},
                     run=self.mark,
                     threads=self.threads,
                 )
@@ -110,7 +130,7 @@ class Wanted:
 
 
 def make_embeddings(
-    build: Build, wanted: Mapping[str, Wanted], how: DeviceSettings
+    build: Build, wanted: Mapping[str, Wanted], how: DeviceSettings, views: Sequence[View]
 ) -> dict[str, tuple[Part, ...]]:
     """Parts of `outputs` by the id of the frozen run."""
     if not wanted:
@@ -118,7 +138,10 @@ def make_embeddings(
     splits = build.read("splits").select("protocol", "sample_id")
     earlier = build.earlier(embed_samples, how)
     digests = dict(build.read("samples").select("sample_id", "digest").iter_rows())
-    shards = {key: one.shards(splits, digests, earlier) for key, one in wanted.items()}
+    shards = {
+        key: [shard for view in views for shard in one.shards(splits, digests, earlier, view)]
+        for key, one in wanted.items()
+    }
     pieces = iter(
         build.run(embed_samples, [s for run_shards in shards.values() for s in run_shards], how)
     )
@@ -133,24 +156,25 @@ def make_embeddings(
 
 @stage(writes=(OUTPUTS,), version=1, tags=("gpu",), apart=True)
 def embed_samples(shard: Shard, settings: DeviceSettings) -> Produced:
-    """Features of some samples of one part."""
+    """Features of some samples of one part in one view."""
     facts = RunFacts.model_validate(shard.about["facts"])
     model = model_of(facts, {file.name: str(file.path) for file in shard.files})
     model.prepare(device=settings.device)
     use_resources(model, settings, shard)
     (part,) = shard.parts
     samples = loader_of(facts.benchmark).load_part(part, shard.about["ids"], facts)
-    outputs = Outputs(features=model.embed(samples))
+    about = {**samples.about, **shard.about.get("view_settings", {})}
+    outputs = Outputs(features=model.embed(replace(samples, about=about)))
     rows = output_rows(facts, samples.ids, outputs, {})
+    rows = rows.with_columns(pl.lit(shard.about.get("view", PLAIN)).alias("view"))
     return Produced({OUTPUTS.name: rows}, rows.height)
 
 
-def embedded(parts: Sequence[Part], facts: RunFacts, ids: Sequence[str]) -> np.ndarray:
-    """Features (N, D) of these samples, out of the parts of a frozen run."""
+def embedded(parts: Sequence[Part], facts: RunFacts, ids: Sequence[str], view: str) -> np.ndarray:
+    """Features (N, D) of these samples in a view, out of the parts of a frozen run."""
     keys = pl.DataFrame({"sample_id": list(ids)}, schema={"sample_id": pl.String})
-    array, missing = read_features(
-        parts, keys.with_columns(pl.lit(run_id(facts)).alias("run_id")), ("run_id", "sample_id")
-    )
+    keys = keys.with_columns(pl.lit(run_id(facts)).alias("run_id"), pl.lit(view).alias("view"))
+    array, missing = read_features(parts, keys, ("run_id", "sample_id", "view"))
     if missing:
         raise LakeError(f"{missing} samples have no features of run {run_id(facts)}")
     return array
@@ -165,13 +189,13 @@ def read_features(
     none is told too; their rows are undefined.
     """
     array: np.ndarray | None = None
-    wanted, count = keys.select(on).with_row_index("row"), 0
+    numbered, count = keys.select(on).with_row_index("row"), 0
     for part in parts:
         with opened_parquet(part.path) as file:
             for group in range(file.num_row_groups):
                 table = file.read_row_group(group, [*on, "features"])
                 rows = cast(pl.DataFrame, pl.from_arrow(table)).with_row_index("place")
-                rows = rows.join(wanted, on=list(on)).sort("place")
+                rows = rows.join(numbered, on=list(on)).sort("place")
                 if rows.height:
                     values = rows["features"].explode().to_numpy().reshape(rows.height, -1)
                     if array is None:

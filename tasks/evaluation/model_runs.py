@@ -27,7 +27,7 @@ from storage.raw import RawFile
 from tasks import models, networks
 from tasks.engine.plugins import put_over
 from tasks.engine.stage import Build, Failure, Produced, Shard, stage
-from tasks.evaluation.embeddings import Wanted, embedded, embedding_of, make_embeddings
+from tasks.evaluation.embeddings import View, Wanted, embedded, embedding_of, make_embeddings
 from tasks.evaluation.passing import (
     LOADER,
     NETWORK,
@@ -374,14 +374,6 @@ def plan_facts(
     return list(planned.values())
 
 
-@dataclass(frozen=True)
-class View:
-    """A way of showing samples to a fitted model, such as a density of clouds."""
-
-    name: str = PLAIN
-    settings: Mapping[str, Any] = field(default_factory=dict)
-
-
 def make_runs(
     build: Build,
     planned: Sequence[PlannedRun],
@@ -397,7 +389,7 @@ def make_runs(
     how = DeviceSettings.of(config)
     fitted: dict[str, Piece] = {}
     passed: dict[str, list[tuple[Shard, Piece]]] = {}
-    features = make_embeddings(build, _to_embed(planned, parts_of), how)
+    features = make_embeddings(build, _to_embed(planned, parts_of), how, views)
     for level in sorted({run.run.level for run in planned}):
         wave = [
             run for run in planned if run.run.level == level and _stands_on_all(build, run, fitted)
@@ -462,7 +454,8 @@ def _load(shard: Shard, facts: RunFacts, split: str, model: Model) -> Samples:
     if embedding is None:
         return samples
     parts = [part for part in shard.parts if part.table == "outputs"]
-    return replace(samples, arrays={"features": embedded(parts, embedding, samples.ids)})
+    features = embedded(parts, embedding, samples.ids, shard.about.get("view", PLAIN))
+    return replace(samples, arrays={"features": features})
 
 
 def _stands_on_all(build: Build, run: PlannedRun, fitted: Mapping[str, Piece]) -> bool:

@@ -1,7 +1,7 @@
 """Runs of 3DOS: what each track offers to models of point clouds (section 4).
 
-Enters: tracks, `splits`, `samples`, `shapes` and `point_clouds`. Leaves: offers and parts; the
-shared stages fit and pass, one view for each density.
+Enters: tracks, `splits`, `samples` and `point_clouds`. Leaves: offers and parts; the shared stages
+fit and pass, one view for each density.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -14,14 +14,16 @@ from schemas.errors import ConfigError, SourceError
 from schemas.tables import SPLIT_NAMES
 from schemas.threedos import Config
 from storage.pieces import Part
-from tasks import networks
-from tasks.evaluation.model_runs import ModelRun, Offer, View, plan_models
+from tasks import models, networks
+from tasks.evaluation.embeddings import View
+from tasks.evaluation.model_runs import ModelRun, Offer, plan_models
 from tasks.evaluation.stages import check_scores
 from tasks.models.base import Model
 from tasks.models.clouds import CloudModel
 from tasks.models.released_clouds import fill_released
 from tasks.networks.pointnet2 import ADAM
 from tasks.threedos.lists import DATASETS
+from tasks.threedos.samples import CLOUDS
 from tasks.threedos.tracks import Track
 
 BENCHMARK = "threedos"
@@ -57,7 +59,7 @@ def plan_runs(config: Config, tracks: Sequence[Track]) -> list[ModelRun]:
     ]
     by_name = {track.name: track for track in tracks}
     for run in runs:
-        if getattr(run.settings, "weights", None) is not None:
+        if issubclass(run.kind, CloudModel) and run.settings.weights is not None:
             check_weights(run, len(by_name[run.offer.protocol].known), config.seeds)
     check_scores(config.scores, {run.kind.name: run.kind.gives for run in runs})
     return runs
@@ -88,8 +90,10 @@ def by_density(config: Config) -> list[Config]:
         raise ConfigError(
             f"{twice[0]} sets {' or '.join(SEEN)}, and so does densities; leave one of them out"
         )
+    kinds = [models.find(name).configuration for name in models.chosen(config.models)]
+    seen = [name for name in SEEN if any(name in kind.model_fields for kind in kinds)] or SEEN
     return [
-        config.model_copy(update={"train": {**config.train, **dict.fromkeys(SEEN, count)}})
+        config.model_copy(update={"train": {**config.train, **dict.fromkeys(seen, count)}})
         for count in config.densities
     ] or [config]
 
@@ -161,15 +165,13 @@ def trainable(
 def track_parts(
     tracks: Iterable[Track], tables: Mapping[str, tuple[Part, ...]]
 ) -> dict[str, tuple[Part, ...]]:
-    """By track: its splits, and the shapes and clouds of its sources."""
+    """By track: its splits, and the clouds of its sources."""
     found = {}
     for track in tracks:
-        parts = tuple(part for part in tables["splits"] if part.shard == track.name)
-        for table in ("shapes", "point_clouds"):
-            parts += tuple(
-                part
-                for part in tables[table]
-                if DATASETS.get(source := part.shard.partition("/")[0], source) in track.sources
-            )
-        found[track.name] = parts
+        splits = tuple(part for part in tables["splits"] if part.shard == track.name)
+        found[track.name] = splits + tuple(
+            part
+            for part in tables[CLOUDS]
+            if DATASETS.get(source := part.shard.partition("/")[0], source) in track.sources
+        )
     return found

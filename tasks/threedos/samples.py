@@ -1,8 +1,9 @@
-"""Clouds of a track as samples: splits, shapes and point clouds in, array `clouds` out.
+"""Clouds of a track as samples: splits and point clouds in, array `clouds` out.
 
 `about` says how the clouds were normalised and how many of their points a pass sees.
 """
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -10,12 +11,14 @@ import polars as pl
 
 from schemas.errors import SourceError
 from schemas.runs import RunFacts
+from storage.pieces import Part
 from tasks.engine.stage import Shard
 from tasks.evaluation.passing import LOADER
 from tasks.learning.samples import NOVEL, Samples
 from tasks.models.base import Model
 from tasks.threedos.sampling import Z_UP, upright
 
+CLOUDS = "point_clouds"
 LOADER_VERSION = 1
 """Raised when the same rows give models other numbers to see."""
 
@@ -25,44 +28,55 @@ def load(shard: Shard, facts: RunFacts, split: str, model: Model) -> Samples:
 
     A known shape whose label has no training shape is left out: nothing can be right about it.
     """
-    splits, shapes = shard.read("splits"), shard.read("shapes", ["sample_id", "source"])
-    rows = splits.filter(protocol=facts.protocol).join(shapes, on="sample_id")
+    # A model that embeds gets features of what has a cloud.
+    with_cloud = shard.read("outputs" if model.embeds else CLOUDS, ["sample_id"]).unique()
+    rows = shard.read("splits").filter(protocol=facts.protocol)
+    rows = rows.join(with_cloud, on="sample_id", how="semi")
     known = rows.filter(pl.col("label").is_not_null(), split="train")
     names = dict(known.select("label", "class").unique().sort("label").iter_rows())
     trained = pl.col("label").is_null() | pl.col("label").is_in(list(names))
     rows = rows.filter(trained, split=split).sort("sample_id")
-    clouds = pl.concat(
-        part.read(["sample_id", "normalisation", "count", "points"]).filter(
-            pl.col("sample_id").is_in(rows["sample_id"].implode())
-        )
-        for part in shard.parts
-        if part.table == "point_clouds"
-    )
-    rows = rows.join(clouds, on="sample_id", maintain_order="left")
     places = {label: place for place, label in enumerate(names)}
     labels = rows["label"].replace_strict(places, default=NOVEL, return_dtype=pl.Int64)
-    array = cloud_array(rows)
-    samples = Samples(
-        rows["sample_id"].to_list(),
-        labels.to_numpy().astype(np.int64),
-        {"clouds": array},
-        list(names.values()),
-        {
-            "normalisation": rows["normalisation"][0] if rows.height else "unit_sphere",
+    ids, arrays, about = rows["sample_id"].to_list(), {}, {}
+    if not model.embeds:
+        parts = [part for part in shard.parts if part.table == CLOUDS]
+        clouds = pl.concat(cloud_rows(part, ids) for part in parts).sort("sample_id")
+        # Beyond the longest cloud there are only points that come again.
+        array = cloud_array(clouds)[:, : clouds["count"].max() or 1]
+        arrays["clouds"] = array
+        about = {
+            "normalisation": clouds["normalisation"][0] if clouds.height else "unit_sphere",
             "points": points_seen(shard, facts, split, model.settings) or array.shape[1],
-        },
-    )
+        }
+    samples = Samples(ids, labels.to_numpy().astype(np.int64), arrays, list(names.values()), about)
     if split == "train":
         require_training(samples, str(facts.protocol))
     return samples
 
 
+def ids_of(part: Part) -> pl.Series:
+    """Shapes of a part of `point_clouds`."""
+    return part.read(["sample_id"])["sample_id"]
+
+
+def load_part(part: Part, ids: Sequence[str], facts: RunFacts) -> Samples:
+    """Clouds of a part as they are stored, without labels."""
+    rows = cloud_rows(part, ids).sort("sample_id")
+    return Samples(rows["sample_id"].to_list(), None, {"clouds": cloud_array(rows)})
+
+
+def cloud_rows(part: Part, ids: Sequence[str]) -> pl.DataFrame:
+    """Those of a part, with the source that it is of."""
+    rows = part.read(["sample_id", "normalisation", "count", "points"])
+    source = part.shard.partition("/")[0]
+    return rows.filter(pl.col("sample_id").is_in(list(ids))).with_columns(source=pl.lit(source))
+
+
 def cloud_array(rows: pl.DataFrame) -> np.ndarray:
     """float32 (N, P, 3) with y up."""
     width = rows.schema["points"].shape[0]  # type: ignore[attr-defined]
-    # Beyond the longest cloud there are only points that come again.
-    longest = rows["count"].max() or 1
-    points = rows["points"].to_numpy().reshape(-1, width // 3, 3)[:, :longest].astype(np.float32)
+    points = rows["points"].to_numpy().reshape(-1, width // 3, 3).astype(np.float32)
     for source in Z_UP:
         turned = (rows["source"] == source).to_numpy()
         points[turned] = upright(points[turned], source)

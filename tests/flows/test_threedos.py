@@ -166,6 +166,35 @@ def test_a_later_command_keeps_the_runs_of_the_first(built, capsys):
     )
 
 
+def test_one_pass_of_views_serves_every_seed_and_each_density_has_its_own(built, capsys):
+    from flows.threedos import build
+
+    root, config = built
+    shown = {"view_backbone": {"side": 32, "views": 1, "epochs": 2}}
+    changes = {"models": shown, "train": {}, "protocols": ("MN1",), "scores": {"nearest": {}}}
+    build(config.model_copy(update=changes))
+    assert made(capsys)["embed_samples"] == 2  # of one part of meshes, for two densities
+    runs = table(root / "lake", "runs").filter(model="view_backbone")
+    (frozen,) = runs.filter(origin="frozen").to_dicts()
+    (head,) = runs.filter(origin="trained").to_dicts()
+    assert (frozen["protocol"], head["base_runs"]) == (None, [frozen["run_id"]])
+    outputs = table(root / "lake", "outputs").select("run_id", "view", "sample_id", "features")
+    features = outputs.filter(run_id=frozen["run_id"])
+    on_head = outputs.filter(run_id=head["run_id"])
+    both = on_head.join(features, on=["sample_id", "view"])
+    assert both.height == on_head.height > 0
+    assert both["features"].equals(both["features_right"], check_names=False)
+    plain, sparse = (features.filter(view=view) for view in ("plain", "points_64"))
+    assert plain["sample_id"].equals(sparse["sample_id"])
+    assert not plain["features"].equals(sparse["features"])
+    aurocs = table(root / "lake", "metrics").filter(run_id=head["run_id"], metric="auroc")
+    assert set(aurocs["view"]) == {"plain", "points_64"}
+
+    build(config.model_copy(update={**changes, "seeds": (0, 1)}))
+    shards = made(capsys)
+    assert (shards["embed_samples"], shards["train_model"]) == (0, 1)
+
+
 def test_a_wrong_setting_is_said_before_any_work(tmp_path):
     from flows.threedos import build
 

@@ -224,7 +224,10 @@ def test_more_points_than_a_cloud_has_are_refused(name: str, points: int, messag
 
 def test_every_model_network_and_seed_is_a_run_and_bases_come_first() -> None:
     made = planned(models="all", networks="all", seeds=(0, 1))
-    assert len({run.mark.run_id for run in made}) == len(made) == 2 * 2 * (7 * 3 + 1)
+    assert len({run.mark.run_id for run in made}) == len(made) == 2 * 2 * (7 * 3 + 2)
+    frozen = {run.facts.model: run.facts.base_runs for run in made if run.embedding}
+    assert list(frozen) == ["view_backbone"] and len(frozen["view_backbone"]) == 1
+    made = [run for run in made if not run.embedding]
     seen: dict[str, RunFacts] = {}
     for run in made:
         for base in run.facts.base_runs:
@@ -421,6 +424,7 @@ class Rows(NamedTuple):
 
     table: str
     rows: pl.DataFrame
+    shard: str = "MN1"
 
     def read(self, columns: Sequence[str] | None = None) -> pl.DataFrame:
         return self.rows.select(columns or pl.all())
@@ -428,21 +432,24 @@ class Rows(NamedTuple):
 
 def shard_of(about: dict[str, Any] | None = None) -> Shard:
     """Shapes of MN1 with two, one, four and four points; an unlearnt class has the fifth."""
-    points = np.arange(48, dtype=np.float32).reshape(4, 12)
-    clouds = pl.DataFrame({"sample_id": list("abcd"), "normalisation": "unit_cube"})
+    points = np.arange(60, dtype=np.float32).reshape(5, 12)
+    clouds = pl.DataFrame({"sample_id": list("abcde"), "normalisation": "unit_cube"})
     clouds = clouds.with_columns(
-        pl.Series("count", [2, 1, 4, 4]),
+        pl.Series("count", [2, 1, 4, 4, 4]),
         pl.Series("points", points, dtype=pl.Array(pl.Float32, 12)),
     )
-    sources = ["scanobjectnn", "scanobjectnn", "modelnet40", "scanobjectnn", "scanobjectnn"]
-    shapes = pl.DataFrame({"sample_id": list("abcde"), "source": sources})
+    mesh = pl.col("sample_id") == "c"
     unlearnt = splits()[2:3].with_columns(sample_id=pl.lit("e"), label=pl.lit(2, pl.Int64))
     rows = pl.concat([splits(), unlearnt])
     labels = pl.col("label").replace_strict({0: 4, 1: 7, 2: 9}, default=None)
     names = pl.col("label").replace_strict({0: "x", 1: "y"}, default="z", return_dtype=pl.String)
     rows = rows.with_columns(labels, names.alias("class"))
-    parts = {"splits": rows, "shapes": shapes, "point_clouds": clouds}
-    return Shard("MN1", parts=tuple(Rows(*part) for part in parts.items()), about=about or {})
+    parts: Any = (
+        Rows("splits", rows),
+        Rows("point_clouds", clouds.filter(~mesh), "scanobjectnn/0"),
+        Rows("point_clouds", clouds.filter(mesh), "modelnet40/0"),
+    )
+    return Shard("MN1", parts=parts, about=about or {})
 
 
 def loaded(split: str, about: dict[str, Any] | None = None, **changes: Any) -> Samples:
