@@ -45,7 +45,10 @@ _OUR_STATUS = {
     **dict.fromkeys(
         ("session_id_invalid", "test_id_invalid", "test_not_in_session", "metadata_not_found"), 404
     ),
-    **dict.fromkeys(("BadDomain", "EndOfDataset", "result_file_not_found"), 404),
+    **dict.fromkeys(("HintNotAllowed", "InvalidThreshold"), 403),
+    **dict.fromkeys(
+        ("InvalidFeedbackType", "BadDomain", "EndOfDataset", "result_file_not_found"), 404
+    ),
     **dict.fromkeys(("RoundOrder", "RoundNotServed", "DetectionRepost", "ResultRepost"), 409),
     **dict.fromkeys(("TestCompleted", "SessionEnded", "TestIncomplete", "TestInProcess"), 409),
     **dict.fromkeys(("DetectionPostRequired", "KeyError", "FeedbackBudgetExceeded"), 409),
@@ -131,11 +134,11 @@ def _protocol_refused(path: str, refusal: ProtocolRefusal) -> Response:
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    reason = {404: "NotFound", 405: "MethodNotAllowed"}.get(error.status_code, "BadRequest")
-    headers = dict(error.headers or {})
-    if error.status_code == 405:
-        headers["allow"] = ", ".join(_methods(request))
-    return refused(request.url.path, error.status_code, reason, str(error.detail), headers)
+    # The framework's 400 is a body that it cannot read.
+    status = 422 if error.status_code == 400 else error.status_code
+    reason = {404: "NotFound", 405: "MethodNotAllowed"}.get(status, "InvalidRequest")
+    headers = {"allow": ", ".join(_methods(request))} if status == 405 else {}
+    return refused(request.url.path, status, reason, str(error.detail), headers)
 
 
 def _methods(request: Request) -> list[str]:
