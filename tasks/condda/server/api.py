@@ -21,6 +21,7 @@ from tasks.condda.rules import Limits, ProtocolRefusal
 from tasks.condda.server.models import (
     NAME,
     Feedback,
+    Name,
     NewSession,
     OfferedTest,
     Place,
@@ -255,7 +256,12 @@ def _add_results(router: APIRouter, harness: Harness) -> None:
         test_id: TestId,
         round_id: RoundId,
         results: Annotated[
-            dict[str, Results], Body(description="Result lines by type", min_length=1)
+            dict[Name, Results],
+            Body(
+                description="Result lines by type",
+                min_length=1,
+                json_schema_extra={"additionalProperties": False},
+            ),
         ],
     ) -> None:
         # Whether there is such a test comes before what is wrong with the lines.

@@ -40,6 +40,8 @@ _CHUNK_SECONDS = 60.0
 _BODY_SECONDS = 600.0
 _WORKERS = 32
 _log = logging.getLogger(__name__)
+_Refused = tuple[int, str, str]
+"""Status, reason and message."""
 
 _OUR_STATUS = {
     **dict.fromkeys(
@@ -171,7 +173,7 @@ async def _defect(request: Request, error: Exception) -> Response:
     return refused(request.url.path, *_DEFECT)
 
 
-_DEFECT = (500, "InternalError", "a defect of the server; see its log")
+_DEFECT: _Refused = (500, "InternalError", "a defect of the server; see its log")
 
 
 class Guard:
@@ -198,10 +200,11 @@ class Guard:
             return
         headers, path = Headers(scope=scope), scope["path"]
         caller = self._caller(headers, path)
-        body = await self._body(headers, receive) if isinstance(caller, Caller) else caller
+        body = caller if isinstance(caller, tuple) else await self._body(headers, receive)
         if body is None:
             return  # the client has gone
-        if isinstance(body, tuple):
+        if isinstance(body, tuple) or isinstance(caller, tuple):
+            assert isinstance(body, tuple)
             response = refused(path, *body, {"connection": "close"})
         elif path not in _WIRE:
             CALLER.set(caller)
@@ -231,7 +234,7 @@ class Guard:
             _log.exception("a defect in the answer to %s", path)
             return refused(path, *_DEFECT)
 
-    def _caller(self, headers: Headers, path: str) -> Caller | tuple[int, str, str]:
+    def _caller(self, headers: Headers, path: str) -> Caller | _Refused:
         """Who asks, or why nothing is answered."""
         host, caller = headers.get("host", ""), CALLER.get()
         if self.tokens:
@@ -262,7 +265,7 @@ class Guard:
         same = [owner for known, owner in self.tokens.items() if hmac.compare_digest(token, known)]
         return same[0] if same else None
 
-    async def _body(self, headers: Headers, receive: Receive) -> bytes | tuple | None:
+    async def _body(self, headers: Headers, receive: Receive) -> bytes | _Refused | None:
         """The whole body; else the refusal; None if the client went away."""
         chunks: list[bytes] = []
         size = 0

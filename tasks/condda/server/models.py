@@ -1,14 +1,15 @@
 """What the /v1 API takes and answers, as pydantic models with their descriptions."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from tasks.condda.rules import Limits
 
 _MOST = Limits()
-NAME = {"pattern": r"^[\w-][\w.\-]*$", "max_length": _MOST.id_length}
+NAME: Any = {"pattern": r"^[\p{L}\p{N}_-][\p{L}\p{N}_.-]*$", "max_length": _MOST.id_length}
 """What the names of tests and types are like."""
+Name = Annotated[str, Field(**NAME)]
 Text = Annotated[str, Field(max_length=_MOST.id_length)]
 
 
@@ -36,7 +37,7 @@ class NewSession(Model):
     detector: Text
     """Name and version of the detector."""
     test_ids: Annotated[
-        list[Annotated[str, Field(**NAME)]],
+        list[Name],
         Field(
             min_length=1,
             max_length=_MOST.session_tests,
