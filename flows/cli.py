@@ -335,11 +335,21 @@ def _parser() -> Parser:
         choices=("published", "evaluation"),
         help="what agents may see (default: evaluation with --tokens, else published)",
     )
+    serve.add_argument(
+        "--retain-days",
+        type=float,
+        help="retire sessions that ended so many days ago, at the start and daily (default: never)",
+    )
     fixed = serve.add_argument_group("what the operator decides in an evaluation")
     fixed.add_argument("--red-light", action="store_true", help="agents may ask for the red light")
     fixed.add_argument("--round-size", type=int, help="instead of the tests' own")
     fixed.add_argument("--feedback-max-ids", type=int, help="a round, instead of the tests' own")
     fixed.add_argument("--attempts", type=int, help="sessions of an owner with a test (default: 1)")
+    retire = command(
+        "retire", _retire, "move sessions that ended long ago to another folder", condda
+    )
+    retire.add_argument("--state", default="condda-state", help="folder of the server's sessions")
+    retire.add_argument("--days", type=float, required=True, help="days since the session's end")
     run = with_lake(command("run", _run, "run an agent over tests and measure it", condda))
     run.add_argument("--detector", required=True, help="agent: threshold, clustering")
     run.add_argument("--tests", required=True, help="folder of tests with their features")
@@ -950,7 +960,15 @@ def _serve(parsed: argparse.Namespace) -> None:
         parsed.port,
         make_config(Policy, {"name": name, **fixed}) if name == "evaluation" else PUBLISHED,
         read_tokens(Path(parsed.tokens)) if parsed.tokens else (),
+        retain_days=parsed.retain_days,
     )
+
+
+def _retire(parsed: argparse.Namespace) -> None:
+    from tasks.condda.retention import RETIRED, retire
+
+    retired = retire(Path(parsed.state), parsed.days)
+    print(f"{len(retired)} sessions moved to {Path(parsed.state) / RETIRED}; running ones stay")
 
 
 def _run(parsed: argparse.Namespace) -> None:

@@ -131,7 +131,7 @@ class Harness:
         caller, most = CALLER.get(), self.policy.attempts
         if not self.policy.strict or caller.role == "operator":
             return
-        opened = [stored.event.detail["tests"] for stored in self.store.opened(caller.owner)]
+        opened = self.store.opened_tests(caller.owner)
         for test in tests:
             if sum(test in named for named in opened) >= most:
                 raise ProtocolRefusal(

@@ -98,6 +98,9 @@ class SessionStates:
                     self._entries.pop(session, None)
 
     def _catch_up(self, session: str, entry: _Entry) -> None:
+        state = entry.state
+        if state is not None and state.terminated and not self.store.load(session, state.seq - 1):
+            entry.state = None  # it has left the store
         seq = 0 if entry.state is None else entry.state.seq
         for stored in self.store.load(session, seq):
             if entry.state is None:

@@ -9,8 +9,9 @@ One connection writes. Appends that come while a commit is under way wait for it
 one: one sync of the disk for all of them, each answered after it. Readers have connections of their
 own, which wait for no writer.
 
-Two unique indexes make a doubled result impossible: the same file for the same test, attempt, round
-and type, and any second detection for a round.
+Nothing is changed here, and nothing leaves but whole sessions (`retention.py`), whose names stay in
+`retired`. Two unique indexes make a doubled result impossible: the same file for the same test,
+attempt, round and type, and any second detection for a round.
 """
 
 import hashlib
@@ -27,6 +28,8 @@ from typing import cast
 from schemas.errors import LakeError
 from tasks.condda.session import Event, Kind
 
+EVENTS = "events.sqlite"
+"""The store's file in a state folder."""
 _SCHEMA = """
 create table if not exists events (
     id integer primary key autoincrement,
@@ -48,10 +51,13 @@ create unique index if not exists one_file on events (session, test, attempt, ro
 create unique index if not exists one_detection on events (session, test, attempt, round)
     where kind = 'posted' and type = 'detection';
 create index if not exists by_kind on events (kind, id);
+create table if not exists retired
+    (session text primary key, owner text not null, tests text not null);
 """
 _COLUMNS = "id, session, seq, kind, time, test, attempt, round, type, sha256, detail"
 _Facts = tuple[Kind, str, str | None, int, int | None, str | None, str | None]
 """Columns from `kind` to `sha256`."""
+_RETIRED = "select count(*) from retired where session = ?"
 _LAST = "select coalesce(max(seq), 0) from events where session = ?"
 _INSERT = (
     "insert into events (session, seq, time, kind, test, attempt, round, type, sha256, detail, "
@@ -99,7 +105,7 @@ class EventStore:
             self._connection = self._connect()
             self._connection.execute("pragma journal_mode = wal")
             self._connection.execute("pragma synchronous = full")
-            with self._transaction() as connection:
+            with self.writing() as connection:
                 for statement in _SCHEMA.split(";"):
                     connection.execute(statement)
         except sqlite3.Error as error:
@@ -142,7 +148,7 @@ class EventStore:
     def _commit(self, batch: list[_Append]) -> None:
         """Write appends in one transaction; one that conflicts does not keep the others back."""
         try:
-            with self._transaction() as connection:
+            with self.writing() as connection:
                 for append in batch:
                     self._insert(connection, append)
         except BaseException as error:
@@ -159,7 +165,8 @@ class EventStore:
 
     def _insert(self, connection: sqlite3.Connection, append: _Append) -> None:
         last = connection.execute(_LAST, [append.session]).fetchone()[0]
-        if last != append.seq:
+        gone = not last and connection.execute(_RETIRED, [append.session]).fetchone()[0]
+        if last != append.seq or gone:
             append.error = Conflict(f"session {append.session} has other events than expected")
             return
         connection.execute("savepoint one")
@@ -199,6 +206,12 @@ class EventStore:
         """The first event of each session of an owner."""
         where = "kind = 'opened' and coalesce(json_extract(detail, '$.owner'), '') = ? order by id"
         return self._select(where, [owner], False)
+
+    def opened_tests(self, owner: str) -> list[list[str]]:
+        """Tests of each session that an owner has opened, of those that have left too."""
+        left = self._query("select tests from retired where owner = ?", [owner])
+        here = [stored.event.detail["tests"] for stored in self.opened(owner)]
+        return [*(json.loads(row[0]) for row in left), *here]
 
     def last_time(self, session: str) -> str:
         """Time of a session's last event."""
@@ -262,7 +275,8 @@ class EventStore:
                 self.close()
 
     @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
+    def writing(self) -> Iterator[sqlite3.Connection]:
+        """The one connection that writes, in a transaction."""
         with self._lock:
             self._connection.execute("begin immediate")
             try:

@@ -181,7 +181,7 @@ def test_an_interrupted_commit_tells_all_that_waited(store: EventStore) -> None:
 
 def test_readers_wait_for_no_writer(store: EventStore) -> None:
     store.append("s", 0, [OPENED])
-    with store._transaction() as connection:
+    with store.writing() as connection:
         connection.execute(
             "insert into events (session, seq, time, kind, attempt, detail) "
             "values ('t', 1, '2024', 'opened', 0, '{}')"

@@ -4,7 +4,7 @@ Our own counterpart of the wire API, over the same harness calls (CONDDA rule 2)
 policy `evaluation`.
 PUT and DELETE may be repeated: the same content again changes nothing and is answered the same.
 Feedback spends a budget each time it is asked for (docs/condda.md, rule 6). Refusals are
-{"reason", "message"} with 404, 409, 413 or 422.
+{"reason", "message"} with 403, 404, 409, 413 or 422.
 """
 
 import csv
@@ -17,9 +17,11 @@ from fastapi import APIRouter, Body, Path, Query, Response
 
 from tasks.condda.domains import DOMAINS
 from tasks.condda.harness import Harness
-from tasks.condda.rules import ProtocolRefusal
+from tasks.condda.rules import Limits, ProtocolRefusal
 from tasks.condda.server.models import (
+    NAME,
     Feedback,
+    Name,
     NewSession,
     OfferedTest,
     Place,
@@ -35,8 +37,8 @@ from tasks.condda.store import Conflict
 
 API = "/v1"
 SessionId = Annotated[str, Path(description="Id of a session")]
-TestId = Annotated[str, Path(description="Id of a test")]
-RoundId = Annotated[int, Path(description="Number of a round, from 0")]
+TestId = Annotated[str, Path(description="Id of a test", **NAME)]
+RoundId = Annotated[int, Path(description="Number of a round", ge=0, le=Limits().round_id)]
 _SESSION = "/sessions/{session_id}"
 _TEST = _SESSION + "/tests/{test_id}"
 
@@ -109,7 +111,9 @@ def api_router(harness: Harness) -> APIRouter:
     described: dict[int | str, dict[str, Any]] = {
         code: {"model": Problem, "description": text}
         for code, text in (
-            (404, "No such session, test or round"),
+            (401, "No token"),
+            (403, "The operator does not allow it"),
+            (404, "No such session, test, round or type"),
             (409, "Not now: out of order, done before otherwise, completed or ended"),
             (413, "Too large"),
             (422, "Not understood"),
@@ -251,8 +255,17 @@ def _add_results(router: APIRouter, harness: Harness) -> None:
         session_id: SessionId,
         test_id: TestId,
         round_id: RoundId,
-        results: Annotated[dict[str, Results], Body(description="Result lines by type")],
+        results: Annotated[
+            dict[Name, Results],
+            Body(
+                description="Result lines by type",
+                min_length=1,
+                json_schema_extra={"additionalProperties": False},
+            ),
+        ],
     ) -> None:
+        # Whether there is such a test comes before what is wrong with the lines.
+        harness.resume_test(session_id=session_id, test_id=test_id)
         files = {kind: csv_bytes(lines) for kind, lines in results.items()}
         about: dict[str, Any] = {"test_id": test_id, "round_id": round_id, "session_id": session_id}
         harness.post_results(result_files=files, **about)
@@ -261,7 +274,7 @@ def _add_results(router: APIRouter, harness: Harness) -> None:
     def get_results(
         session_id: SessionId,
         test_id: TestId,
-        type: Annotated[str, Path(description="Result type, such as detection")],
+        type: Annotated[str, Path(description="Result type, such as detection", **NAME)],
     ) -> PostedResults:
         frame = harness.results(session_id, test_id, type)
         return PostedResults(

@@ -40,12 +40,17 @@ _CHUNK_SECONDS = 60.0
 _BODY_SECONDS = 600.0
 _WORKERS = 32
 _log = logging.getLogger(__name__)
+_Refused = tuple[int, str, str]
+"""Status, reason and message."""
 
 _OUR_STATUS = {
     **dict.fromkeys(
         ("session_id_invalid", "test_id_invalid", "test_not_in_session", "metadata_not_found"), 404
     ),
-    **dict.fromkeys(("BadDomain", "EndOfDataset", "result_file_not_found"), 404),
+    **dict.fromkeys(("HintNotAllowed", "InvalidThreshold"), 403),
+    **dict.fromkeys(
+        ("InvalidFeedbackType", "BadDomain", "EndOfDataset", "result_file_not_found"), 404
+    ),
     **dict.fromkeys(("RoundOrder", "RoundNotServed", "DetectionRepost", "ResultRepost"), 409),
     **dict.fromkeys(("TestCompleted", "SessionEnded", "TestIncomplete", "TestInProcess"), 409),
     **dict.fromkeys(("DetectionPostRequired", "KeyError", "FeedbackBudgetExceeded"), 409),
@@ -131,11 +136,11 @@ def _protocol_refused(path: str, refusal: ProtocolRefusal) -> Response:
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    reason = {404: "NotFound", 405: "MethodNotAllowed"}.get(error.status_code, "BadRequest")
-    headers = dict(error.headers or {})
-    if error.status_code == 405:
-        headers["allow"] = ", ".join(_methods(request))
-    return refused(request.url.path, error.status_code, reason, str(error.detail), headers)
+    # The framework's 400 is a body that it cannot read.
+    status = 422 if error.status_code == 400 else error.status_code
+    reason = {404: "NotFound", 405: "MethodNotAllowed"}.get(status, "InvalidRequest")
+    headers = {"allow": ", ".join(_methods(request))} if status == 405 else {}
+    return refused(request.url.path, status, reason, str(error.detail), headers)
 
 
 def _methods(request: Request) -> list[str]:
@@ -168,7 +173,7 @@ async def _defect(request: Request, error: Exception) -> Response:
     return refused(request.url.path, *_DEFECT)
 
 
-_DEFECT = (500, "InternalError", "a defect of the server; see its log")
+_DEFECT: _Refused = (500, "InternalError", "a defect of the server; see its log")
 
 
 class Guard:
@@ -195,10 +200,11 @@ class Guard:
             return
         headers, path = Headers(scope=scope), scope["path"]
         caller = self._caller(headers, path)
-        body = await self._body(headers, receive) if isinstance(caller, Caller) else caller
+        body = caller if isinstance(caller, tuple) else await self._body(headers, receive)
         if body is None:
             return  # the client has gone
-        if isinstance(body, tuple):
+        if isinstance(body, tuple) or isinstance(caller, tuple):
+            assert isinstance(body, tuple)
             response = refused(path, *body, {"connection": "close"})
         elif path not in _WIRE:
             CALLER.set(caller)
@@ -228,7 +234,7 @@ class Guard:
             _log.exception("a defect in the answer to %s", path)
             return refused(path, *_DEFECT)
 
-    def _caller(self, headers: Headers, path: str) -> Caller | tuple[int, str, str]:
+    def _caller(self, headers: Headers, path: str) -> Caller | _Refused:
         """Who asks, or why nothing is answered."""
         host, caller = headers.get("host", ""), CALLER.get()
         if self.tokens:
@@ -259,7 +265,7 @@ class Guard:
         same = [owner for known, owner in self.tokens.items() if hmac.compare_digest(token, known)]
         return same[0] if same else None
 
-    async def _body(self, headers: Headers, receive: Receive) -> bytes | tuple | None:
+    async def _body(self, headers: Headers, receive: Receive) -> bytes | _Refused | None:
         """The whole body; else the refusal; None if the client went away."""
         chunks: list[bytes] = []
         size = 0

@@ -147,7 +147,7 @@ class Connection(H11Protocol):
                 self._write(start, content)
 
         try:
-            await self.app(scope, receive, send)  # type: ignore[arg-type]
+            await self.app(scope, receive, send)
         except Exception:
             _log.exception("a defect in the answer to %s", scope["path"])
             if not start:

@@ -1,6 +1,16 @@
 """What the /v1 API takes and answers, as pydantic models with their descriptions."""
 
-from pydantic import BaseModel, ConfigDict
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from tasks.condda.rules import Limits
+
+_MOST = Limits()
+NAME: Any = {"pattern": r"^[\p{L}\p{N}_-][\p{L}\p{N}_.-]*$", "max_length": _MOST.id_length}
+"""What the names of tests and types are like."""
+Name = Annotated[str, Field(**NAME)]
+Text = Annotated[str, Field(max_length=_MOST.id_length)]
 
 
 class Model(BaseModel):
@@ -24,13 +34,20 @@ class NewSession(Model):
     """OND or CONDDA."""
     domain: str
     """Domain of the tests, such as image_classification."""
-    detector: str
+    detector: Text
     """Name and version of the detector."""
-    test_ids: list[str]
+    test_ids: Annotated[
+        list[Name],
+        Field(
+            min_length=1,
+            max_length=_MOST.session_tests,
+            json_schema_extra={"uniqueItems": True},
+        ),
+    ]
     """Tests that the session will run."""
-    hints: list[str] = []
+    hints: Annotated[list[Text], Field(max_length=_MOST.session_hints)] = []
     """red_light, where the operator allows it."""
-    detection_threshold: float = 0.5
+    detection_threshold: float = Field(0.5, ge=0, le=1)
     """P(world changed) above which novelty counts as declared; the operator's."""
 
 
@@ -112,9 +129,9 @@ class Question(Model):
 
     type: str
     """Feedback type of the domain, such as classification, detection or score."""
-    ids: list[str] | None = None
+    ids: Annotated[list[str], Field(max_length=_MOST.feedback_ids)] | None = None
     """Instances to be told about; null for the last ones posted."""
-    round: int | None = None
+    round: Annotated[int, Field(ge=0, le=_MOST.round_id)] | None = None
     """The last round posted, or null for it."""
 
 

@@ -18,12 +18,12 @@ from typing import Any, cast, get_args
 
 from schemas.errors import ConfigError
 from tasks.condda.harness import Harness
+from tasks.condda.retention import retire_daily
 from tasks.condda.rules import EVALUATION, PUBLISHED, Caller, Limits, Policy, Role
-from tasks.condda.store import EventStore
+from tasks.condda.store import EVENTS, EventStore
 from tasks.condda.test_files import TestLibrary
 
 PORT = 3307
-EVENTS = "events.sqlite"
 _TOKEN_LENGTH = 16
 # A request's line and headers: ids for feedback come in the query.
 _HEAD_BYTES = 4 * 1024 * 1024
@@ -114,18 +114,26 @@ def serve(
     tokens: Sequence[Token] = (),
     *,
     limits: Limits | None = None,
+    retain_days: float | None = None,
 ) -> None:
-    """Serve until Ctrl-C or SIGTERM. Port 0 takes any free one; the URL is printed."""
+    """Serve until Ctrl-C or SIGTERM. Port 0 takes any free one; the URL is printed.
+
+    Sessions that ended more than `retain_days` ago are retired at the start and every day.
+    """
     policy = check_access(host, tokens, policy)
     with contextlib.closing(_listen(host, port)) as listening:
         harness = make_harness(tests, state, policy, limits=limits)
+        stopped = threading.Event()
         try:
             print(f"serving {tests} at {url_of(listening)} ({policy.name})", flush=True)
             if not harness.library.has_tests():
                 print(f"{tests} holds no OND/<domain>/<test>_single_df.csv so far", flush=True)
+            if retain_days is not None:
+                retire_daily(state, retain_days, stopped)
             with _exit_on_sigterm():
                 _server(harness, tokens).run(sockets=[listening])
         finally:
+            stopped.set()
             harness.store.close()
 
 
