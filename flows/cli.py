@@ -411,11 +411,15 @@ def build_parser(benchmark: str) -> tuple[Parser, type[BaseModel]]:
 def tests_parser() -> Parser:
     """The options of `novelty condda make-tests`."""
     from schemas.condda import TestSettings
+    from tasks.condda.scenarios import SCENARIOS
 
+    shapes = "; ".join(f"{name}: {one.about}" for name, one in SCENARIOS.items())
     parser = Parser(
         prog="novelty condda make-tests",
         usage="novelty condda make-tests BENCHMARK --out DIR [OPTION …]",
-        description="Make CONDDA/OND tests of a lake's tables.",
+        description="Make CONDDA/OND tests of a lake's tables. The same command goes on after an "
+        "interruption.",
+        epilog=f"Scenarios are {shapes}.",
     )
     parser.add_argument("benchmark", choices=benchmarks())
     parser.add_argument("--out", required=True, help="folder for tests and features")

@@ -35,6 +35,13 @@ TESTS = Table(
         Column("novel_rows", pa.int32(), "Instances of novel classes", minimum=0),
         Column("change_row", pa.int32(), "First row of the changed world, from 0", nullable=True),
         Column("novel_row", pa.int32(), "First novel instance, from 0", nullable=True),
+        Column("scenario", pa.string(), "Shape of its change, of a generated test", nullable=True),
+        Column(
+            "nuisance_row",
+            pa.int32(),
+            "First known instance in another view, which is no novelty, from 0",
+            nullable=True,
+        ),
         Column(
             "examples",
             pa.int32(),
@@ -43,7 +50,7 @@ TESTS = Table(
         ),
     ),
     key=("protocol", "domain", "test_id"),
-    version=2,
+    version=3,
 )
 
 SESSIONS = Table(
@@ -146,11 +153,13 @@ INSTANCES = Table(
         Column("instance_id", pa.string(), "Instance as it was served"),
         Column("position", pa.int32(), "Row of the test, from 0", minimum=0),
         Column("sample_id", pa.string(), "Sample it was made of, where known", nullable=True),
+        Column("view", pa.string(), "View that it is shown in, where known", nullable=True),
         Column("class", pa.string(), "Class"),
         Column("novel", pa.bool_(), "Whether its class is novel"),
         Column("changed", pa.bool_(), "Whether the world has changed by then"),
     ),
     key=("session_id", "test_id", "position"),
+    version=2,
 )
 
 CHARACTERIZATION = Table(
@@ -173,7 +182,9 @@ PROGRAM = Table(
         Column("agent", pa.string(), "Agent"),
         Column("protocol", pa.string(), "Protocol"),
         Column("domain", pa.string(), "Domain"),
-        Column("metric", pa.string(), "M1, M2, M2.1, no_cdt, M3, M4, M5, M6_docs, M6_balanced"),
+        Column(
+            "metric", pa.string(), "M1, M2, M2.1, no_cdt, false_alarms, nuisance_alarms, M3 to M6"
+        ),
         Column("value", pa.float64(), "Its value; null if not applicable", nullable=True),
         Column("tests", pa.int32(), "Completed tests, with and without red light", minimum=0),
     ),
@@ -194,54 +205,49 @@ class TestSettings(Settings):
 
     kind: Literal["CONDDA", "OND"] = "CONDDA"
     """Protocol that the tests are for."""
-    tests: int = Field(3, ge=1, le=10_000)
-    """How many."""
-    rows: int = Field(320, ge=2)
-    """Instances of a test."""
-    round_size: int = Field(32, ge=1)
-    """Instances of a round; the last one may be shorter."""
+    scenario: tuple[str, ...] = Field(("sudden",), min_length=1)
+    """Shapes that the changes of the tests have, by name, or all."""
+    tests: int = Field(12, ge=1, le=10_000)
+    """How many, dealt evenly to the scenarios."""
+    unchanged: float = Field(0.25, ge=0, le=1)
+    """Share of the tests in which nothing changes (scenario none)."""
+    rows: int | None = Field(None, ge=2)
+    """Instances of a test (default: 320, or as many as there are samples for)."""
+    round_size: int | None = Field(None, ge=1)
+    """Instances of a round; the last one may be shorter (default: a tenth of the rows)."""
     earliest_change: float = Field(0.2, gt=0, lt=1)
     """Least share of the rows before the world changes; each test draws its own."""
     latest_change: float = Field(0.5, gt=0, lt=1)
     """Greatest share of them."""
-    novelty_mix: float = Field(0.5, gt=0, le=1)
-    """Share of novel samples in the rows from the red light on."""
-    novel_classes: int = Field(1, ge=1)
-    """Novel classes in a test, drawn from those that have enough samples."""
+    novelty_mix: float | None = Field(None, gt=0, le=1)
+    """Share of novel samples in the rows after the change (default: drawn, 0.3 to 0.7)."""
+    novel_classes: int | None = Field(None, ge=1)
+    """Novel classes in a test, of those with enough samples (default: drawn, 1 to 5)."""
     feedback_max_ids: int = Field(10, ge=0)
     """Instances a round that an agent may ask the label of (OND)."""
-    splits: tuple[str, ...] = Field(("test",), min_length=1)
-    """Splits that samples are drawn from."""
+    splits: tuple[str, ...] = ()
+    """Splits that samples are drawn from (default: test, and of novel classes all)."""
     anonymous: bool = True
     """Serve names that say nothing instead of samples' ids, which may tell the class."""
     group: int = Field(1, ge=0)
     """Second part of a test's id, PROTOCOL.group.number.tag."""
     seed: int | None = Field(None, ge=0)
-    """Decides which samples are in which test, and where (default: drawn, and known to none)."""
+    """Decides which samples are in which test, and where (default: drawn, and kept beside the
+    tests, for operators only)."""
 
     @model_validator(mode="after")
     def _makes_sense(self) -> "TestSettings":
         if self.latest_change < self.earliest_change:
             raise ValueError("latest_change is smaller than earliest_change")
-        least = self.novel_rows(self.change_rows[1])
-        if self.novel_classes > least:
-            raise ValueError(
-                f"{self.novel_classes} novel classes do not fit into {least} novel rows"
-            )
         return self
 
-    @property
-    def change_rows(self) -> tuple[int, int]:
-        """Earliest and latest first row of the changed world, counted from 0."""
+    def change_rows(self, rows: int) -> tuple[int, int]:
+        """Earliest and latest row of the change, counted from 0."""
         first, last = (
-            min(max(round(self.rows * share), 1), self.rows - 1)
+            min(max(round(rows * share), 1), rows - 1)
             for share in (self.earliest_change, self.latest_change)
         )
         return first, last
-
-    def novel_rows(self, change_row: int) -> int:
-        """Rows of novel classes."""
-        return max(1, round((self.rows - change_row) * self.novelty_mix))
 
 
 class SessionSettings(Settings):

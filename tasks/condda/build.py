@@ -389,7 +389,7 @@ class Access(Settings):
     device: str = Field("auto", exclude=True)
 
 
-@stage(writes=SESSION_TABLES, version=5)
+@stage(writes=SESSION_TABLES, version=6)
 def run_agent(shard: Shard, settings: Access) -> Produced:
     """Lead one agent through one test, in this process or against a server, and measure it."""
     facts, root = RunFacts.model_validate(shard.about), Path(shard.source or "")
@@ -516,7 +516,7 @@ def plan_exports(state: Path, tests: Tests) -> list[tuple[PassedRun | None, Shar
         store.close()
 
 
-@stage(writes=SESSION_TABLES, version=5)
+@stage(writes=SESSION_TABLES, version=6)
 def export_session(shard: Shard, settings: ExportSettings) -> Produced:
     """Rows of one test of a server's session, measured if it is completed."""
     facts = shard.about["facts"] and RunFacts.model_validate(shard.about["facts"])
@@ -553,7 +553,7 @@ def plan_program(build: Build) -> list[Shard]:
     return [Shard("all", parts=tuple(piece.part(name) for name in tables for piece in pieces))]
 
 
-@stage(writes=(PROGRAM,), version=4)
+@stage(writes=(PROGRAM,), version=5)
 def measure_program(shard: Shard, settings: ProgramSettings) -> Produced:
     """M1 to M6 of each agent over its completed tests, each session's own."""
     if not shard.parts:

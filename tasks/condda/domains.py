@@ -3,7 +3,7 @@
 One `Domain` per name; nothing here computes. Facts: CONDDA rules 3 (columns, result files), 6
 (feedback). `novelty` is our own domain, for tests made from our tables: it has both flags (this
 sample is novel, the world has changed), otherwise follows image_classification, and may name the
-sample that an instance is.
+sample that an instance is and the view that it is shown in.
 """
 
 from collections.abc import Mapping
@@ -197,7 +197,7 @@ NLT = Domain(
 
 NOVELTY = Domain(
     name="novelty",
-    columns=("instance_id", "novel", "detection", "classification", "sample_id"),
+    columns=("instance_id", "novel", "detection", "classification", "sample_id", "view"),
     integers=("novel", "detection", "classification"),
     changed="detection",
     novel="novel",

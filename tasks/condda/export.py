@@ -71,6 +71,8 @@ def describe_test(test: TestFile) -> dict[str, Any]:
         "novel_rows": int((novel != 0).sum()),
         "change_row": _first(changed != 0),
         "novel_row": _first(novel != 0),
+        "scenario": test.metadata.get("scenario"),
+        "nuisance_row": _first(test.disturbed),
     }
 
 
@@ -140,11 +142,12 @@ def session_frames(
 
 def _instances(test: TestFile) -> pl.DataFrame:
     """What each instance is, for those who own the lake."""
-    sample = test.truth["sample_id"] if "sample_id" in test.truth.columns else None
+    nothing = pl.lit(None, pl.String)
+    origin = {name: test.truth.get_column(name, default=None) for name in ("sample_id", "view")}
     return instance_rows(test).select(
         pl.Series("instance_id", test.names, dtype=pl.String),
         "position",
-        pl.lit(None, pl.String).alias("sample_id") if sample is None else sample,
+        *(nothing.alias(name) if of is None else of for name, of in origin.items()),
         "class",
         (pl.col("role") == "novel").alias("novel"),
         pl.Series("changed", test.truth[test.domain.changed].to_numpy() == 1),

@@ -18,11 +18,13 @@ from storage.atomic import write_bytes
 from storage.tables import current_version
 from tasks.condda.agent import FeatureLookup, training_examples
 from tasks.condda.instances import features_file
-from tasks.condda.make_tests import LABELLED, make_tests
-from tasks.condda.test_files import TestLibrary
+from tasks.condda.make_tests import LABELLED, PlannedTest, Pool, planned
+from tasks.condda.scenarios import scenarios_named
 
 # Frames of an episode are alike: so many, evenly spread, are examples enough of a class.
 EXAMPLES_PER_CLASS = 200
+# So many samples of a class make its mean.
+MEAN_OF = 50
 SHOWN = 12
 
 
@@ -48,35 +50,83 @@ def tests_of_lake(
     protocol = _chosen_protocol(lake, benchmark, protocol, runs)
     run_id = _chosen_run(runs, benchmark, protocol)
     outputs = _outputs(lake, benchmark).filter(pl.col("run_id") == run_id)
-    featured = outputs.select("sample_id").collect()
     splits = _table(lake, benchmark, "splits").filter(pl.col("protocol") == protocol).collect()
-    labelled = labelled_samples(splits).join(featured, on="sample_id", how="semi")
-    made = make_tests(labelled, out, settings)
-    library = TestLibrary(out)
-    tests = [library.load(row, settings.kind, "novelty") for row in made["test_id"]]
-    examples = _examples(labelled)
-    needed = sorted({name for test in tests for name in test.truth["sample_id"]} | set(examples))
-    wanted = pl.col("sample_id").is_in(pl.Series(needed, dtype=pl.String).implode())
-    features = FeatureLookup.of_table(
-        outputs.filter(wanted).select("sample_id", "features").collect(), embedding="features"
+    views = outputs.select("sample_id", "view").collect()
+    plain = views.filter(view=PLAIN).select("sample_id")
+    labelled = labelled_samples(splits).join(plain, on="sample_id", how="semi")
+    examples, drawn = _examples(labelled), labelled
+    if not examples:
+        raise ConfigError(
+            f"run {run_id} has no features of known train samples of {benchmark} protocol "
+            f"{protocol}; name another --protocol or --run"
+        )
+    if "train" in settings.splits:
+        # What agents learn is not what they are asked: of known classes, every second sample.
+        examples = examples[::2]
+        drawn = labelled.filter(~pl.col("sample_id").is_in(pl.Series(examples).implode()))
+    others = views.filter(pl.col("view") != PLAIN).group_by("view").agg("sample_id")
+    pool = Pool(
+        drawn,
+        views={view: frozenset(ids) for view, ids in others.iter_rows()},
+        distances=_distances(labelled, outputs, settings),
+        source=f"protocol {protocol} of {benchmark}, run {run_id}",
     )
-    training = training_examples(
-        labelled.filter(
-            (pl.col("split") != "train") | pl.col("sample_id").is_in(pl.Series(examples).implode())
-        ),
-        features,
-    )
-    for test in tests:
+    plan = planned(pool, out, settings)
+    needed = {(name, PLAIN) for name in examples}
+    for number in range(settings.tests):
+        needed |= set(plan.test(number).truth.select("sample_id", "view").iter_rows())
+    features = _vectors(outputs, needed)
+    kept = pl.col("sample_id").is_in(pl.Series(examples, dtype=pl.String).implode())
+    training = training_examples(labelled.filter((pl.col("split") != "train") | kept), features)
+
+    def write_features(test: PlannedTest) -> None:
+        names = [_key(*row) for row in test.truth.select("sample_id", "view").iter_rows()]
         buffer = io.BytesIO()
         np.savez(
             buffer,
-            instance_id=np.array(test.names, np.str_),
-            features=features.of(test.truth["sample_id"].to_list()).astype(np.float32),
+            instance_id=np.array(test.truth["instance_id"].to_list(), np.str_),
+            features=features.of(names).astype(np.float32),
             train_features=training.features.astype(np.float32),
             train_labels=training.labels + 1,
         )
         write_bytes(out / features_file(test.test_id), buffer.getvalue())
-    return made
+
+    return plan.write(out, write_features)
+
+
+def _key(sample: str, view: str) -> str:
+    return sample if view == PLAIN else f"{sample}\0{view}"
+
+
+def _vectors(outputs: pl.LazyFrame, needed: set[tuple[str, str]]) -> FeatureLookup:
+    """Features of samples in views, by `_key`."""
+    wanted = pl.DataFrame(sorted(needed), {"sample_id": pl.String, "view": pl.String}, orient="row")
+    found = outputs.join(wanted.lazy(), on=["sample_id", "view"], how="semi")
+    rows = found.select("sample_id", "view", "features").collect()
+    keys = [_key(*row) for row in rows.select("sample_id", "view").iter_rows()]
+    return FeatureLookup.of_table(
+        rows.with_columns(sample_id=pl.Series(keys, dtype=pl.String)), embedding="features"
+    )
+
+
+def _distances(
+    labelled: pl.DataFrame, outputs: pl.LazyFrame, settings: TestSettings
+) -> dict[str, float]:
+    """From the mean of each novel class to the nearest mean of a known one; empty if not asked."""
+    if all(one.distance == "any" for one in scenarios_named(settings.scenario)):
+        return {}
+    rows = labelled.drop_nulls("class").filter(pl.int_range(pl.len()).over("class") < MEAN_OF)
+    features = _vectors(outputs, {(name, PLAIN) for name in rows["sample_id"]})
+    means: dict[str, dict[str, np.ndarray]] = {"known": {}, "novel": {}}
+    for (role, name), part in rows.group_by("role", "class", maintain_order=True):
+        if role in means:
+            means[str(role)][str(name)] = features.of(part["sample_id"].to_list()).mean(0)
+    known = np.array(list(means["known"].values()))
+    return {
+        name: float(np.linalg.norm(known - mean, axis=1).min())
+        for name, mean in means["novel"].items()
+        if len(known)
+    }
 
 
 def labelled_samples(splits: pl.DataFrame) -> pl.DataFrame:
@@ -99,16 +149,15 @@ def _table(lake: Path, benchmark: str, name: str) -> pl.LazyFrame:
 
 
 def _outputs(lake: Path, benchmark: str) -> pl.LazyFrame:
-    """Outputs with features of samples as they are."""
-    return _table(lake, benchmark, "outputs").filter(
-        (pl.col("view") == PLAIN) & pl.col("features").is_not_null()
-    )
+    """Outputs with features."""
+    return _table(lake, benchmark, "outputs").filter(pl.col("features").is_not_null())
 
 
 def _feature_runs(lake: Path, benchmark: str) -> pl.DataFrame:
     """run_id, protocol, model and seed of the runs that give features."""
     runs = _table(lake, benchmark, "runs").select("run_id", "protocol", "model", "seed").collect()
-    giving = _outputs(lake, benchmark).select(pl.col("run_id").unique()).collect()
+    plain = _outputs(lake, benchmark).filter(pl.col("view") == PLAIN)
+    giving = plain.select(pl.col("run_id").unique()).collect()
     runs = runs.join(giving, on="run_id", how="semi").sort("protocol", "model", "seed", "run_id")
     if runs.is_empty():
         raise LakeError(
@@ -127,13 +176,19 @@ def _chosen_protocol(lake: Path, benchmark: str, wanted: str | None, runs: pl.Da
                 f"{benchmark} has no protocol {wanted!r}; there are: {_listed(protocols)}"
             )
         return wanted
-    of_runs = runs["protocol"]
-    return protocols[0] if of_runs.has_nulls() else str(of_runs.min())
+    if not (of_runs := runs["protocol"].drop_nulls()).is_empty():
+        return str(of_runs.min())
+    featured = _outputs(lake, benchmark).filter(pl.col("run_id").is_in(runs["run_id"].implode()))
+    rows = _table(lake, benchmark, "splits").filter(role="known", split="train")
+    rows = rows.join(featured, on="sample_id", how="semi").select(pl.col("protocol").unique())
+    return min(rows.collect()["protocol"], default=protocols[0])
 
 
 def _chosen_run(runs: pl.DataFrame, benchmark: str, protocol: str) -> str:
-    """The only one of these runs that is of the protocol, or of none."""
-    fitting = runs.filter(pl.col("protocol").is_null() | (pl.col("protocol") == protocol))
+    """The only one of these runs that is of the protocol, else the only one of none."""
+    fitting = runs.filter(pl.col("protocol") == protocol)
+    if fitting.is_empty():
+        fitting = runs.filter(pl.col("protocol").is_null())
     if fitting.height == 1:
         return str(fitting["run_id"][0])
     shown = fitting if fitting.height else runs

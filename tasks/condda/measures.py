@@ -193,6 +193,9 @@ def measure_test(
         corrected = {"m_acc": metrics.m_acc(novel, chosen, test.labels, columns, size)}
     else:
         corrected = metrics.evaluate(chances, chosen, novel, test.labels, columns, size)
+        corrected["m_false_alarm"] = metrics.m_false_alarm(
+            corrected["m_num_stats"], bool(test.disturbed.any())
+        )
     return metrics.long_form(upstream, corrected), clusters
 
 

@@ -233,6 +233,13 @@ def m_is_cdt_and_is_early(gt_index: float | None, p_index: float | None) -> Metr
     }
 
 
+def m_false_alarm(stats: Metric, nuisance: bool) -> Metric:
+    """Of a test without novelty: whether there was an alarm, under `unchanged` or `nuisance`."""
+    if stats["GT_indx"] is not None:
+        return {}
+    return {"nuisance" if nuisance else "unchanged": stats["P_indx_0.5"] is not None}
+
+
 def m_nrp(agent_acc: Metric, baseline_acc: Metric) -> Metric:
     """100 * agent's end of the test / baseline before novelty; None if either is missing or 0/0."""
     return {f"M_nrp_post_top{k}": _scaled(_nrp(agent_acc, baseline_acc, k), 100) for k in TOP}
@@ -257,11 +264,12 @@ def program_metrics(trials: Sequence[Trial], k: Literal[1, 3] = 1) -> Metric:
     M1, M2, M2.1 take system-detection trials: with a red light the answer is given. M1: mean rows
     from novelty to detection over the correctly detected; M2: percent of trials with novelty that
     are; M2.1: percent of trials detected early; no_cdt: percent of trials with novelty in which
-    nothing was detected, which M1 says nothing of. M3 and M4 are NRP (a ratio) under system and
-    under given detection: the docs do not say which is which, this is the order in which they
-    name the conditions. M5 (OPTI), M6_docs and M6_balanced (APTI without and with the agent in the
-    denominator) take all trials that have a baseline. A trial whose ratio has no value (no rows,
-    or a denominator of 0) is left out of that mean.
+    nothing was detected, which M1 says nothing of; false_alarms, nuisance_alarms: percent with an
+    alarm of the trials without novelty, as they are and with known classes shown otherwise. M3 and
+    M4 are NRP (a ratio) under system and under given detection: the docs do not say which is which,
+    this is the order in which they name the conditions. M5 (OPTI), M6_docs and M6_balanced (APTI
+    without and with the agent in the denominator) take all trials that have a baseline. A trial
+    whose ratio has no value (no rows, or a denominator of 0) is left out of that mean.
     """
     system = [trial for trial in trials if trial.condition == "system"]
     flags = [trial.agent["m_is_cdt_and_is_early"] for trial in system]
@@ -287,6 +295,8 @@ def program_metrics(trials: Sequence[Trial], k: Literal[1, 3] = 1) -> Metric:
             ),
             100,
         ),
+        "false_alarms": _alarms(system, "unchanged"),
+        "nuisance_alarms": _alarms(system, "nuisance"),
         "M3": _mean([_nrp(agent, base, k) for agent, base, kind in pairs if kind == "system"]),
         "M4": _mean([_nrp(agent, base, k) for agent, base, kind in pairs if kind == "given"]),
         "M5": _mean([_balanced(agent[post], base[post]) for agent, base, _ in pairs]),
@@ -349,6 +359,10 @@ def _balanced(agent: float | None, baseline: float | None) -> float | None:
 
 def _nrp(agent_acc: Metric, baseline_acc: Metric, k: int) -> float | None:
     return _ratio(agent_acc[f"post_asymptotic_top{k}"], baseline_acc[f"pre_top{k}"])
+
+
+def _alarms(trials: Sequence[Trial], kind: str) -> float | None:
+    return _scaled(_mean([t.agent.get("m_false_alarm", {}).get(kind) for t in trials]), 100)
 
 
 def _scaled(value: float | None, factor: float) -> float | None:

@@ -97,9 +97,11 @@ def _program(read: Read) -> Section | None:
     ).sort("protocol", "domain", "agent")
     said = paragraph(
         "M1 rows from novelty to detection, M2 percent of tests correctly detected, M2.1 percent "
-        "with an alarm before novelty; M3 and M4 accuracy after novelty over the baseline's before "
-        "it, with system and with given detection; M5 and M6 the agent's share of the accuracy "
-        "after novelty, over all of it and at the end. A dash: not applicable."
+        "with an alarm before novelty; false_alarms percent of tests without novelty with one, "
+        "nuisance_alarms of those in which known classes are shown otherwise; M3 and M4 accuracy "
+        "after novelty over the baseline's before it, with system and with given detection; M5 and "
+        "M6 the agent's share of the accuracy after novelty, over all of it and at the end. A "
+        "dash: not applicable."
     )
     return Section("Program metrics", [said, table(wide)])
 

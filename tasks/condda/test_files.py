@@ -22,6 +22,7 @@ import numpy as np
 import polars as pl
 
 from schemas.errors import ChangedSource, SourceError
+from schemas.tables import PLAIN
 from tasks.condda.domains import DOMAINS, PROTOCOLS, RED_LIGHT, Domain, domain_named
 
 TRUTH = "_single_df.csv"
@@ -80,6 +81,13 @@ class TestFile:
     def labels(self) -> np.ndarray:
         """Class of each row, int64."""
         return self.truth[self.domain.label].to_numpy()
+
+    @property
+    def disturbed(self) -> np.ndarray:
+        """Rows that are shown in another view than their samples', bool."""
+        if "view" not in self.truth.columns:
+            return np.zeros(len(self.ids), bool)
+        return (self.truth["view"].fill_null(PLAIN) != PLAIN).to_numpy()
 
     def rows(self, ids: Sequence[str]) -> list[int]:
         """Row of each of `ids`, -1 where the test has no such instance."""

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -11,14 +12,19 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from schemas.condda import TestSettings
 from schemas.config import make_config
 from schemas.errors import ConfigError, SourceError
 from tasks.condda.make_tests import (
     MADE,
-    TestSettings,
+    Plan,
+    PlannedTest,
+    Pool,
     known_class_names,
     make_tests,
+    planned,
 )
+from tasks.condda.scenarios import SCENARIOS, WHOLE
 from tasks.condda.test_files import TestLibrary
 
 
@@ -42,65 +48,169 @@ def files(root: Path) -> dict[str, bytes]:
     }
 
 
+def pool(known: int = 4, novel: int = 4, each: int = 60) -> Pool:
+    """Samples, half of the known ones in a second view, and how far novel classes are."""
+    samples = labelled(known, novel, each)
+    turned = samples.filter(role="known")["sample_id"]
+    distances = {f"novel_{number}": float(number) for number in range(novel)}
+    return Pool(samples, {"turned": frozenset(turned)}, distances)
+
+
 @st.composite
 def possible_settings(draw: st.DrawFn) -> TestSettings:
     values = {
         "kind": draw(st.sampled_from(["CONDDA", "OND"])),
-        "tests": draw(st.integers(1, 3)),
-        "rows": draw(st.integers(12, 150)),
-        "round_size": draw(st.integers(1, 40)),
+        "scenario": (draw(st.sampled_from([*SCENARIOS, "all"])),),
+        "tests": draw(st.integers(10, 14)),
+        "unchanged": draw(st.floats(0, 1)),
+        "rows": draw(st.none() | st.integers(24, 150)),
+        "round_size": draw(st.none() | st.integers(1, 40)),
         "earliest_change": draw(st.floats(0.01, 0.3)),
-        "latest_change": draw(st.floats(0.3, 0.7)),
-        "novelty_mix": draw(st.floats(0.05, 1)),
+        "latest_change": draw(st.floats(0.3, 0.6)),
+        "novelty_mix": draw(st.none() | st.floats(0.2, 1)),
+        "novel_classes": draw(st.none() | st.just(2)),
         "anonymous": draw(st.booleans()),
         "seed": draw(st.integers(0, 5)),
     }
-    plain = TestSettings(**values)
-    room = min(plain.novel_rows(plain.change_rows[1]), 3)
-    return TestSettings(**values, novel_classes=draw(st.integers(1, room)))
+    return TestSettings(**values)
 
 
 @given(settings=possible_settings())
 @hypothesis_settings(max_examples=40, deadline=None)
 def test_made_tests_keep_their_promises(settings: TestSettings) -> None:
-    samples = labelled(each=160)
-    names = known_class_names(samples)
+    samples = pool(each=160)
+    names = known_class_names(samples.labelled)
     with TemporaryDirectory() as folder:
-        made = make_tests(samples, Path(folder), settings)
+        made = planned(samples, Path(folder), settings).write(Path(folder))
         library = TestLibrary(Path(folder))
         assert library.test_ids(settings.kind, "novelty") == made["test_id"].to_list()
         tests = [library.load(test, settings.kind, "novelty") for test in made["test_id"]]
     assert made.schema == pl.Schema(MADE) and made.height == settings.tests
+    # The same size, whatever the scenario; as many without a change as the settings say.
+    [rows], [size] = made["rows"].unique(), {test.metadata["round_size"] for test in tests}
+    assert rows == (settings.rows or rows) and size == (settings.round_size or size)
+    dealt = made["scenario"].value_counts()
+    changing = dealt.filter(pl.col("scenario") != "none")["count"]
+    assert changing.is_empty() or changing.max() - changing.min() <= 1
+    if settings.scenario == ("all",):
+        assert set(dealt["scenario"]) == set(SCENARIOS)
     classes = {
         name: (kind, split)
-        for name, kind, split in samples.select("sample_id", "class", "split").rows()
+        for name, kind, split in samples.labelled.select("sample_id", "class", "split").rows()
     }
     for test, row in zip(tests, made.rows(named=True), strict=True):
         truth, start = test.truth, row["red_light_row"]
-        assert len(set(test.ids)) == len(test.ids) == settings.rows == row["rows"]
-        assert truth["detection"].to_list() == [int(n >= start) for n in range(settings.rows)]
-        assert 1 <= settings.change_rows[0] <= start <= settings.change_rows[1] < settings.rows
+        scenario = SCENARIOS[row["scenario"]]
+        first = rows if start is None else start
+        assert len(set(test.ids)) == len(test.ids) == rows
+        assert truth["sample_id"].n_unique() == rows
+        assert truth["detection"].to_list() == [int(n >= first) for n in range(rows)]
+        assert (start is not None) == bool(scenario.present) == bool(row["novel_rows"])
         assert (truth["novel"] == (truth["classification"] < 0)).all()
-        assert truth["novel"][:start].sum() == 0
-        assert truth["novel"].sum() == row["novel_rows"] == settings.novel_rows(start)
-        assert truth["novel"].arg_max() == row["first_novel_row"]
-        assert test.metadata["red_light"] == test.ids[start] == row["red_light"]
+        assert truth["novel"][:first].sum() == 0
+        assert truth["novel"].sum() == row["novel_rows"]
+        low, high = settings.change_rows(rows)
+        if start is not None:
+            assert truth["novel"].arg_max() == row["first_novel_row"] >= start
+            assert low <= start and (scenario.disturbed or start <= high)
+            assert test.metadata["red_light"] == test.ids[start] == row["red_light"]
+        else:
+            assert test.metadata["red_light"] == "" and test.red_light == ""
+        views = truth["view"] != "plain"
+        assert views.any() == scenario.disturbed
+        assert not views[:low].any() and not (views & (truth["novel"] == 1)).any()
         assert test.metadata["known_classes"] == 4 == row["known_classes"]
         assert test.metadata["known_class_names"] == list(names)
         told = test.metadata["novel_class_names"]
         assert list(told.values()) == row["novel_classes"]
-        assert len(row["novel_classes"]) == settings.novel_classes
+        if settings.novel_classes and scenario.present:
+            assert len(row["novel_classes"]) == settings.novel_classes
         assert (truth["sample_id"].to_list() == list(test.ids)) != settings.anonymous
         for name, label in zip(truth["sample_id"], test.labels.tolist(), strict=True):
             kind, split = classes[name]
             assert split == "test"
             assert kind == (names[label - 1] if label > 0 else told[str(label)])
         counts = truth.filter(pl.col("novel") == 1)["classification"].value_counts()["count"]
-        assert counts.max() - counts.min() <= 1
+        if scenario.present == WHOLE and not scenario.apart:
+            assert counts.max() - counts.min() <= 1
+
+
+def rows_of(truth: pl.DataFrame) -> dict[int, np.ndarray]:
+    """Rows of each novel class."""
+    labels = truth["classification"].to_numpy()
+    return {label: np.flatnonzero(labels == label) for label in np.unique(labels[labels < 0])}
+
+
+def many(name: str, **changes: Any) -> list[tuple[pl.DataFrame, dict[str, Any]]]:
+    """Truth and metadata of twenty tests of a scenario."""
+    values = {"tests": 20, "rows": 200, "unchanged": 0, "novelty_mix": 0.5, "seed": 3} | changes
+    plan = Plan(pool(each=200), TestSettings(scenario=(name,), **values))
+    tests = [plan.test(number) for number in range(20)]
+    return [(test.truth, test.metadata) for test in tests]
+
+
+def test_scenarios_are_what_they_say() -> None:
+    for truth, about in many("staggered", novel_classes=3):
+        firsts = sorted(rows[0] for rows in rows_of(truth).values())
+        span = 200 - about["detection"]
+        assert firsts[1] - firsts[0] > span / 6 and firsts[2] - firsts[1] > span / 12
+    for truth, about in many("vanishing", novel_classes=2):
+        left = max(rows[-1] for rows in rows_of(truth).values())
+        assert left <= about["detection"] + 0.62 * (200 - about["detection"])
+    for truth, about in many("recurring", novel_classes=1):
+        [rows], span = rows_of(truth).values(), 200 - about["detection"]
+        assert np.diff(rows).max() > span * 0.18 and rows[-1] > 200 - span * 0.15
+    for truth, about in many("gradual", novel_classes=1):
+        [rows], middle = rows_of(truth).values(), (200 + about["detection"]) / 2
+        assert 1.4 * (rows < middle).sum() < (rows >= middle).sum()
+    for name, classes in (("near", {"novel_0", "novel_1"}), ("far", {"novel_2", "novel_3"})):
+        drawn = {n for _, about in many(name) for n in about["novel_class_names"].values()}
+        assert drawn == classes
+    for truth, about in many("disturbed"):
+        first = int((truth["view"] != "plain").arg_max() or 0)
+        assert first < about["detection"] <= int(truth["novel"].arg_max() or 0)
+    assert not any(truth["novel"].max() for truth, _ in many("nuisance"))
+
+
+def test_a_killed_command_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
+    settings = TestSettings(scenario=("all",), tests=12)
+    whole = tmp_path / "whole"
+    planned(pool(), whole, settings).write(whole)
+    kept = json.loads((whole / "plan-CONDDA.1.json").read_text())
+    killed = tmp_path / "killed"
+    killed.mkdir()
+    (killed / "plan-CONDDA.1.json").write_text(json.dumps(kept, indent=2))
+    seen: list[str] = []
+
+    def kill_at(test: PlannedTest) -> None:
+        seen.append(test.test_id)
+        if len(seen) == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        planned(pool(), killed, settings).write(killed, kill_at)
+    assert len(list(killed.rglob("*_metadata.json"))) == 4
+    planned(pool(), killed, settings).write(killed, kill_at)
+    assert len(seen) == 5 + 8 and files(killed) == files(whole)
+    # A third command has nothing to do; another seed, other settings or samples are refused.
+    planned(pool(), killed, settings).write(killed, kill_at)
+    assert len(seen) == 13
+    for changed, other in (("settings", {"rows": 30}), ("seed", {"seed": 1})):
+        with pytest.raises(ConfigError, match=f"other tests .{changed} differ"):
+            planned(pool(), killed, settings.model_copy(update=other))
+    with pytest.raises(ConfigError, match="samples differ"):
+        planned(pool(each=61), killed, settings)
+
+
+def test_another_group_stands_beside(tmp_path: Path) -> None:
+    for group in (1, 2, 1):
+        make_tests(labelled(), tmp_path, TestSettings(tests=2, group=group))
+    ids = TestLibrary(tmp_path).test_ids("CONDDA", "novelty")
+    assert sorted(name.split(".")[1] for name in ids) == ["1", "1", "2", "2"]
 
 
 def test_row_order_does_not_matter_and_the_seed_does(tmp_path: Path) -> None:
-    samples, settings = labelled(), TestSettings(tests=2, rows=80, seed=0)
+    samples, settings = labelled(), TestSettings(tests=2, rows=80, seed=0, novelty_mix=0.5)
     make_tests(samples, tmp_path / "a", settings)
     make_tests(samples.sample(fraction=1, shuffle=True, seed=3), tmp_path / "b", settings)
     assert files(tmp_path / "a") == files(tmp_path / "b")
@@ -130,7 +240,7 @@ def test_numbers_of_one_test(tmp_path: Path) -> None:
     assert (metadata["round_size"], metadata["feedback_max_ids"]) == (30, 7)
     assert metadata["detection"] == 40
     header = (folder / f"{test}_single_df.csv").read_text().split("\n")[0]
-    assert header == "instance_id,novel,detection,classification,sample_id"
+    assert header == "instance_id,novel,detection,classification,sample_id,view"
 
 
 @pytest.mark.parametrize(
@@ -144,17 +254,13 @@ def test_numbers_of_one_test(tmp_path: Path) -> None:
     ids=["known", "novel", "classes", "split"],
 )
 def test_too_few_samples_are_a_sentence(tmp_path: Path, change: dict, message: str) -> None:
-    settings = TestSettings(**{"rows": 80, **change})
+    settings = TestSettings(**{"rows": 80, "novelty_mix": 0.5, "novel_classes": 1, **change})
     with pytest.raises(ConfigError, match=message):
         make_tests(labelled(), tmp_path, settings)
     assert not files(tmp_path)
 
 
 def test_settings_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(ConfigError, match="do not fit into 1 novel rows"):
-        make_config(
-            TestSettings, {"rows": 10, "latest_change": 0.9, "novel_classes": 2, "novelty_mix": 1}
-        )
     with pytest.raises(ConfigError, match="latest_change is smaller"):
         make_config(TestSettings, {"earliest_change": 0.6})
 

@@ -14,6 +14,7 @@ from tasks.condda.metrics import (
     evaluate,
     long_form,
     m_acc,
+    m_false_alarm,
     m_is_cdt_and_is_early,
     m_ndp,
     m_ndp_failed_reaction,
@@ -303,11 +304,27 @@ def test_program_metrics_by_hand():
     assert found["M2"] == 50  # 2 of the 4 with novelty
     assert found["M2.1"] == 40  # 2 of 5
     assert found["no_cdt"] == 25  # 1 of the 4 with novelty
+    assert found["false_alarms"] is found["nuisance_alarms"] is None
     assert found["M3"] == pytest.approx((0.8 / 0.8 + 0.4 / 0.8) / 2)
     assert found["M4"] == pytest.approx(0.9 / 0.5)
     assert found["M5"] == pytest.approx((0.75 + 0.5 + 0.9 + 1) / 4)
     assert found["M6_docs"] == pytest.approx((2 + 1 + 9) / 3)
     assert found["M6_balanced"] == pytest.approx((2 / 3 + 0.5 + 0.9 + 1) / 4)
+
+
+def test_alarms_of_tests_without_novelty_are_counted_apart():
+    quiet, alarmed = {"GT_indx": None, "P_indx_0.5": None}, {"GT_indx": None, "P_indx_0.5": 7}
+    assert m_false_alarm({"GT_indx": 3, "P_indx_0.5": 7}, False) == {}
+    assert m_false_alarm(quiet, False) == {"unchanged": False}
+    assert m_false_alarm(alarmed, True) == {"nuisance": True}
+    trials = [trial(10, 12), trial(None, 3), trial(None, None), trial(None, 5), trial(None, 2)]
+    kinds = (None, (alarmed, False), (quiet, False), (quiet, False), (alarmed, True))
+    for one, kind in zip(trials, kinds, strict=True):
+        if kind is not None:
+            one.agent["m_false_alarm"] = m_false_alarm(*kind)
+    found = program_metrics(trials)
+    assert found["false_alarms"] == pytest.approx(100 / 3) and found["nuisance_alarms"] == 100
+    assert (found["M1"], found["M2"], found["no_cdt"]) == (2, 100, 0)
 
 
 def test_program_metrics_of_nothing_are_not_available():

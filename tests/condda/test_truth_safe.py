@@ -1,4 +1,7 @@
-"""What an agent can see of a generated test in a whole run over HTTP: nothing of its truth."""
+"""What an agent can see of a generated test in a whole run over HTTP: nothing of its truth.
+
+Tests are of all scenarios; neither names, order, sizes nor metadata tell which.
+"""
 
 import json
 from collections.abc import Iterator
@@ -13,16 +16,17 @@ from sklearn.ensemble import RandomForestClassifier
 from sklearn.metrics import roc_auc_score
 
 from schemas.condda import TestSettings
-from tasks.condda.make_tests import make_tests
+from tasks.condda.make_tests import planned
 from tasks.condda.rules import Caller
+from tasks.condda.scenarios import SCENARIOS
 from tasks.condda.server.serve import Token, running
 from tasks.condda.test_files import TestFile, TestLibrary
-from tests.condda.test_make_tests import labelled
+from tests.condda.test_make_tests import pool
 
 TOKEN = "a-token-that-is-long-enough"
 TESTS = 24
 SETTINGS = TestSettings(
-    tests=TESTS, rows=80, round_size=16, novel_classes=2, feedback_max_ids=3, seed=20260101
+    scenario=("all",), tests=TESTS, rows=80, round_size=16, feedback_max_ids=3, seed=20260101
 )
 
 
@@ -76,7 +80,8 @@ def play(agent: Watched, session: str, test: str, alarm: int) -> None:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Watched, list[TestFile]]]:
     """All tests, played by an agent with a token; and their truth."""
     folder = tmp_path_factory.mktemp("safe")
-    made = make_tests(labelled(known=4, novel=4, each=80), folder / "data", SETTINGS)
+    made = planned(pool(each=80), folder / "data", SETTINGS).write(folder / "data")
+    assert set(made["scenario"]) == set(SCENARIOS)
     tests = made["test_id"].to_list()
     tokens = [Token(TOKEN, Caller("alice", "agent"))]
     with running(folder / "data", folder / "state", tokens=tokens) as url:
@@ -115,6 +120,7 @@ def test_no_response_of_a_whole_run_tells_truth(run: tuple[Watched, list[TestFil
     agent, tests = run
     assert len(agent.kept) > 24 * 60
     telling = ("novel_class", "pre_novelty", "prop_novel", "red_light", "GT_indx", "seed")
+    telling += ("scenario", "turned", *(name for name in SCENARIOS if name != "none"))
     secrets = {name for test in tests for name in test.truth["sample_id"]}
     secrets |= {str(test.metadata["seed"]) for test in tests}
     secrets |= set(tests[0].metadata["known_class_names"])
@@ -183,10 +189,31 @@ def test_names_order_sizes_and_headers_are_at_chance(run: tuple[Watched, list[Te
 
 
 def test_the_row_of_the_change_is_another_in_each_test(run: tuple[Watched, list[TestFile]]) -> None:
-    rows = [int(test.truth["detection"].arg_max() or 0) for test in run[1]]
-    low, high = SETTINGS.change_rows
-    assert len(set(rows)) > TESTS // 3 and min(rows) < low + 6 and max(rows) > high - 6
+    changing = [(n, test) for n, test in enumerate(run[1]) if test.truth["detection"].max()]
+    rows = [int(test.truth["detection"].arg_max() or 0) for _, test in changing]
+    low, high = SETTINGS.change_rows(80)
+    assert len(set(rows)) > len(rows) // 3 and min(rows) < low + 6 and max(rows) > high - 6
     # Neither the id of a test nor its place in the list tells it.
-    numbers = np.arange(TESTS)
-    assert abs(np.corrcoef(numbers, rows)[0, 1]) < 4 / TESTS**0.5
+    numbers = [number for number, _ in changing]
+    assert abs(np.corrcoef(numbers, rows)[0, 1]) < 4 / len(rows) ** 0.5
     assert len({test.test_id.split(".")[3] for test in run[1]}) == 1
+
+
+def test_nothing_tells_the_scenario(run: tuple[Watched, list[TestFile]]) -> None:
+    agent, tests = run
+    places = list(SCENARIOS)
+    numbers = [places.index(test.metadata["scenario"]) for test in tests]
+    unchanged = [not test.truth["detection"].max() for test in tests]
+    assert 0 < sum(unchanged) < TESTS
+    for values in (numbers, unchanged):
+        assert abs(np.corrcoef(np.arange(TESTS), values)[0, 1]) < 3 / TESTS**0.5
+    # All that is served of a test is of one size; the first was played otherwise.
+    shapes = set()
+    for test in tests[1:]:
+        answers = [
+            (path.replace(test.test_id, ""), answer.status_code, len(answer.content))
+            for path, answer in agent.kept
+            if test.test_id in path and path.startswith("GET") and "/rounds/" in path
+        ]
+        shapes.add((len(test.test_id), *answers))
+    assert len(shapes) == len({len(test.test_id) for test in tests[1:]})
