@@ -4,8 +4,9 @@
 reports, on one thread: meshes per second to 2,048 uniform points for our reader and sampler, for a
 plain Open3D loop and for trimesh; the whole way (read, 16,384 candidates, the farthest 4,096,
 normalised) for ours and for Open3D; the stage with its child process and Parquet; and farthest
-points for ours, the straightforward numpy loop, Open3D and fpsample. trimesh and fpsample are
-optional. Sets of farthest points are compared where the other side promises the same rule.
+points for ours, the straightforward numpy loop, Open3D and fpsample, also as our option. trimesh
+and fpsample are optional. Sets of farthest points are compared where the other side promises the
+same rule.
 """
 
 import argparse
@@ -20,12 +21,13 @@ from typing import Any
 
 import numpy as np
 
-from schemas.threedos import ShapeSettings
+from schemas.threedos import Farthest, ShapeSettings
 from storage.raw import open_raw
 from tasks.engine.stage import Build
 from tasks.threedos.formats import surface_of
 from tasks.threedos.ingest import plan_shape_shards, sample_shapes
 from tasks.threedos.sampling import (
+    bucketed_farthest_points,
     farthest_points,
     make_cloud,
     normalise,
@@ -89,12 +91,12 @@ def trimesh_uniform(paths: list[Path]) -> None:
         trimesh.load(path, force="mesh").sample(UNIFORM)
 
 
-def ours_whole(paths: list[Path]) -> None:
+def ours_whole(paths: list[Path], farthest: Farthest = "plain") -> None:
     for path in paths:
         surface = surface_of(read_off(path.read_bytes()))
         rng = shape_rng(0, path.name)
         candidates = sample_surface(surface.corners, surface.areas, CANDIDATES, rng)
-        make_cloud(candidates, POINTS, "unit_sphere")
+        make_cloud(candidates, POINTS, "unit_sphere", farthest)
 
 
 def open3d_whole(paths: list[Path]) -> None:
@@ -141,6 +143,8 @@ def compare_meshes(count: int, folder: Path) -> None:
         "ours, ordered": seconds(lambda: ours_whole(some), 1),
         "plain Open3D loop, unordered": seconds(lambda: open3d_whole(some), 1),
     }
+    if optional("fpsample"):
+        rows["ours, ordered, bucket"] = seconds(lambda: ours_whole(some, "bucket"), 1)
     title = f"{len(some)} meshes to the farthest {POINTS} of {CANDIDATES}, normalised"
     show(title, rows, len(some), "meshes/s")
     wall = stage_seconds(len(some), folder)
@@ -184,10 +188,8 @@ def compare_farthest() -> None:
             rows["fpsample, plain"] = seconds(
                 lambda p=points, c=count: fpsample.fps_sampling(p, c, start_idx=0)
             )
-            rows["fpsample, bucket"] = seconds(
-                lambda p=points, c=count: fpsample.bucket_fps_kdline_sampling(
-                    p, c, h=7, start_idx=0
-                )
+            rows["ours, --shapes.farthest bucket"] = seconds(
+                lambda p=points, c=count: bucketed_farthest_points(p, c)
             )
         show(f"farthest {count} of {size} points", rows)
 

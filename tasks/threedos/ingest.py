@@ -125,9 +125,8 @@ def _sampled(
             yield entry, path
         else:
             todo.append((entry, path))
-    how = settings.model_dump(
-        include={"points", "candidates", "normalisation", "background", "seed"}
-    )
+    names = ("points", "candidates", "farthest", "normalisation", "background", "seed")
+    how = {name: getattr(settings, name) for name in names}
     items = [
         {
             "path": str(path),
@@ -143,6 +142,7 @@ def _sampled(
     readers = {entry.reader for entry in entries}
     imports = ["open3d"] if readers & set(OPEN3D_READERS) else []
     imports += ["h5py"] if "h5" in readers else []
+    imports += ["fpsample"] if settings.farthest == "bucket" else []
     outcomes = run_batch(SAMPLE, items, limits=limits, imports=imports, batch=SHAPES_PER_SHARD)
     for (entry, _), outcome in zip(todo, outcomes, strict=True):
         yield entry, outcome

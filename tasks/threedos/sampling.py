@@ -7,15 +7,19 @@ float32. Nothing here depends on anything but its arguments.
 
 import hashlib
 from bisect import bisect_left, bisect_right
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
 from schemas.errors import RecordError
-from schemas.threedos import Normalisation
+from schemas.extras import require_library
+from schemas.threedos import Farthest, Normalisation
 
 # A point at this much more than the largest distance cannot come nearer, whatever was rounded.
 MARGIN = 1.00001
+# Of fpsample's tree: 2^6 buckets were the fastest for 4,096 of 16,384 points.
+TREE_HEIGHT = 6
 # Raw meshes of ModelNet40 stand on the xy plane; everything else has y up.
 Z_UP = ("modelnet40",)
 
@@ -91,6 +95,25 @@ def farthest_points(points: np.ndarray, count: int) -> np.ndarray:
     return chosen
 
 
+def bucketed_farthest_points(points: np.ndarray, count: int) -> np.ndarray:
+    """Indices as of `farthest_points`, but from another first point, by fpsample.
+
+    It keeps the points in the buckets of a k-d tree and begins at the first point of the first
+    bucket, not at index 0. Of points at one place it may name one several times. A cloud of fewer
+    points than buckets is left to `farthest_points`.
+    """
+    if len(points) < 2**TREE_HEIGHT:
+        return farthest_points(points, count)
+    sample = require_library("fpsample").bucket_fps_kdline_sampling
+    return np.asarray(sample(points, count, h=TREE_HEIGHT, start_idx=0)).astype(np.int64)
+
+
+FARTHEST: dict[Farthest, Callable[[np.ndarray, int], np.ndarray]] = {
+    "plain": farthest_points,
+    "bucket": bucketed_farthest_points,
+}
+
+
 def extent(points: np.ndarray, kind: Normalisation) -> tuple[np.ndarray, np.ndarray]:
     """Center (..., 1, 3) and scale (..., 1, 1) of clouds (..., n, 3)."""
     center = points.mean(axis=-2, keepdims=True)
@@ -113,10 +136,12 @@ def normalise(points: np.ndarray, kind: Normalisation = "unit_sphere") -> np.nda
     return (points - center) / scale
 
 
-def make_cloud(candidates: np.ndarray, count: int, kind: Normalisation) -> Cloud:
+def make_cloud(
+    candidates: np.ndarray, count: int, kind: Normalisation, farthest: Farthest = "plain"
+) -> Cloud:
     """The farthest `count` of the candidates (all, if there are fewer), then normalised."""
     rough = normalise(np.asarray(candidates, np.float64)).astype(np.float32)
-    chosen = candidates[farthest_points(rough, min(count, len(candidates)))]
+    chosen = candidates[FARTHEST[farthest](rough, min(count, len(candidates)))]
     center, scale = extent(chosen, kind)
     return Cloud(normalise(chosen, kind).astype(np.float32), center[0], float(scale[0, 0]))
 

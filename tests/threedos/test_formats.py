@@ -49,7 +49,7 @@ TETRAHEDRON = """OFF
 """
 ITEM = {
     "part": "", "row": None, "sample_id": "a/b", "points": 32, "candidates": 64, "seed": 0,
-    "normalisation": "unit_sphere", "background": "keep",
+    "farthest": "plain", "normalisation": "unit_sphere", "background": "keep",
 }  # fmt: skip
 
 

@@ -8,7 +8,9 @@ from hypothesis.extra.numpy import arrays
 from scipy.stats import chisquare, kstest
 
 from schemas.errors import RecordError
+from schemas.threedos import ShapeSettings
 from tasks.threedos.sampling import (
+    bucketed_farthest_points,
     farthest_points,
     filled,
     make_cloud,
@@ -94,6 +96,37 @@ def test_farthest_points_are_those_of_the_plain_loop(kind, scale):
         points = points * 0.01 + rng.integers(0, 3, (1500, 3))
     points = (points * scale).astype(np.float32)
     assert farthest_points(points, 700).tolist() == plain_farthest(points, 700)
+
+
+@pytest.mark.parametrize("kind", ["ball", "line", "grid"])
+def test_buckets_give_the_same_choice_from_another_first_point(kind):
+    pytest.importorskip("fpsample", reason="fpsample is not installed (extra threed)")
+    points = np.random.default_rng(5).normal(size=(1500, 3)).astype(np.float32)
+    if kind == "line":
+        points *= np.float32((0.001, 1, 0.001))
+    indices = bucketed_farthest_points(points, 700)
+    if kind == "grid":  # many equal distances: another choice of the farthest is as good
+        points = points.round()
+        indices = bucketed_farthest_points(points, 100)
+        chosen = points[indices].astype(np.float64)
+        gaps = [np.square(points - p).sum(1) for p in chosen]
+        nearest = np.minimum.accumulate(gaps)
+        assert all(nearest[k - 1][indices[k]] == nearest[k - 1].max() for k in range(1, 100))
+        return
+    order = np.r_[indices[0], np.delete(np.arange(1500), indices[0])]
+    assert indices.tolist() == order[farthest_points(points[order], 700)].tolist()
+
+
+def test_few_points_need_no_buckets():
+    points = np.random.default_rng(5).normal(size=(63, 3)).astype(np.float32)
+    assert np.array_equal(bucketed_farthest_points(points, 20), farthest_points(points, 20))
+    plain, bucket = (make_cloud(points, 20, "unit_sphere", how) for how in ("plain", "bucket"))
+    assert np.array_equal(plain.points, bucket.points)
+
+
+def test_how_points_are_found_is_in_the_key_only_where_it_is_not_the_default():
+    assert "farthest" not in ShapeSettings().model_dump()
+    assert ShapeSettings(farthest="bucket").model_dump()["farthest"] == "bucket"
 
 
 def test_a_beginning_is_the_choice_of_fewer():
