@@ -292,4 +292,9 @@ class Config(RunChoices):
     @classmethod
     def demo(cls, sample: Path) -> "Config":
         """The configuration of `make demo`."""
-        return cls(tests=sample)
+        return cls(
+            tests=sample,
+            scores={name: {} for name in ("mahalanobis", "knn", "cosine")},
+            run=SessionSettings(red_light="without"),
+            seeds=(0, 1, 2),
+        )

@@ -642,9 +642,11 @@ class Config(RunChoices):
         return cls(
             lists=sample / "lists",
             videos=sample / "videos",
-            models={"frame_backbone": {"crops": 2}},
-            features=FeatureSettings(transforms=("plain", "color_invert")),
+            models={"frame_backbone": {"crops": 1}},
             predictors={"ann": {}, "gmm_finch": {}},
+            evaluation=OpenWorldSettings(feedback=(0.0, 1.0)),
+            scores={name: {} for name in ("cosine", "knn", "mahalanobis")},
+            seeds=(0, 1, 2),
         )
 
     @model_validator(mode="after")

@@ -492,6 +492,16 @@ class Config(RunChoices):
     @classmethod
     def demo(cls, sample: Path) -> "Config":
         """The configuration of `make demo`."""
-        names = ("patch_memory", "colour_rarity", "vgg_classifier", "odin", "multimodal")
-        models = {**{name: {} for name in names}, "symbolic_mlp": {"contexts": [5]}}
-        return cls(source=sample, models=models)
+        return cls(
+            source=sample,
+            models={
+                "patch_memory": {"candidates": 20_000, "cpu_threads": 1},
+                "backbone": {"side": 96},
+                "colour_rarity": {},
+                "symbolic_mlp": {"contexts": [5], "cpu_threads": 1},
+                "multimodal": {},
+            },
+            scores={name: {} for name in ("own", "msp", "knn", "mahalanobis")},
+            windows=WindowSettings(contexts=(5,)),
+            seeds=(0, 1, 2),
+        )

@@ -195,8 +195,13 @@ class Config(RunChoices):
         kinds = ("cifar10", "stl10", "imagenet")
         return cls(
             source={kind: sample / kind for kind in kinds},
-            models={"classifier": {}, "rotation": {}, "odin": {}},
-            train={"epochs": 2, "evaluations": 2},
-            protocols=("cifar10/cat",),
-            seeds=(0, 1),
+            models={
+                "backbone": {"side": 96},
+                "classifier": {"epochs": 2, "evaluations": 2},
+                "pixel_gaussian": {},
+            },
+            scores={name: {} for name in ("own", "msp", "energy", "knn", "mahalanobis")},
+            protocols=("cifar10/cat", "cifar10/ship"),
+            trivial_baseline=False,
+            seeds=(0, 1, 2),
         )

@@ -269,6 +269,7 @@ class Config(RunChoices):
             shapes=ShapeSettings(points=1024, candidates=4096),
             models={"cross_entropy": {}},
             protocols=("SR1",),
+            scores={name: {} for name in ("msp", "mls", "knn", "mahalanobis", "vim")},
             train={"epochs": 20},
             seeds=(0, 1, 2),
         )

@@ -3,13 +3,14 @@
 In: a `View` (room, blocks of one layer, leaves, figures, pose, item bar). Out: 256x256 RGB pixels.
 Camera: fov 70 degrees, eye 1.62 above the feet, yaw 0 = south (+z), 90 = west, pitch > 0 looks down
 (docs/novelcraft.md, with the right order of rotations). Wall height, tree shape, sky and
-item bar were measured on published frames. Rays are cast with Embree; the hit point on the face is
-then computed in double precision, so that a texel does not depend on Embree's rounding.
+item bar were measured on published frames; textures are our own. Rays are cast with Embree; the hit
+point on the face is then computed in double precision, so that a texel does not depend on Embree's
+rounding.
 """
 
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -28,6 +29,7 @@ BAR_ROWS = 22
 Cell = tuple[int, int]
 Point = tuple[float, float, float]
 Part = tuple[Point, Point]
+Colour = tuple[float, float, float]
 
 
 class Block(NamedTuple):
@@ -54,7 +56,10 @@ class Figure(NamedTuple):
 
 @dataclass(frozen=True)
 class View:
-    """`cells` holds all that is neither air nor plain wall; positions are block centres."""
+    """`cells` holds all that is neither air nor plain wall; positions are block centres.
+
+    `light` multiplies all colours but those of the bar; `dyes` those of some textures.
+    """
 
     room: Room
     cells: Mapping[Cell, Block]
@@ -65,15 +70,18 @@ class View:
     pitch: float
     bar: tuple[tuple[str, int], ...] = ()
     selected: int = 0
+    light: Colour = (1.0, 1.0, 1.0)
+    dyes: Mapping[str, Colour] = field(default_factory=dict)
 
 
 # Texture -> (pattern of `texture`, its colours as hexadecimal RGB, by default dark to light).
+# A novel block has colours of blocks that every class has, and a pattern of its own.
 LOOKS: dict[str, tuple[str, str]] = {
     "minecraft:grass": ("blades", "2d2b14 333117 333117 3d3a1b 3d3a1b 494520 494520 5a5628"),
     "minecraft:bedrock": ("blotch", "080808 222222 545454 787878 989898"),
     "minecraft:leaves": ("blotch", "1d1c07 242208 3e3a0f 676119 766f1d"),
     "minecraft:log": ("bark", "3a2a20 453327 604432 6b4f39"),
-    "minecraft:log:jungle": ("bark", "4c3c16 5c4a1e 77622c 88723a"),
+    "minecraft:log:jungle": ("diagonal", "3a2a20 453327 604432 6b4f39"),
     "minecraft:planks": ("boards", "695432 8c7145 9f804d b4925c"),
     "minecraft:crafting_table": ("tools", "463420 96794a a88854 bebebe"),
     "minecraft:crafting_table:top": ("grid", "532618 965432 a6623c"),
@@ -88,17 +96,17 @@ LOOKS: dict[str, tuple[str, str]] = {
     "minecraft:anvil": ("noise", "38383a 444446 4e4e50 5c5c5e"),
     "minecraft:sand": ("noise", "ccbe8e d6cb9d ded3a8 e7deb6"),
     "minecraft:coal_block": ("blotch", "090909 121212 1b1b1c 2c2c2e"),
-    "minecraft:quartz_block": ("blotch", "ded9d0 e9e5de eeebe5 f6f3ee"),
-    "minecraft:obsidian": ("blotch", "08060e 110e1a 211a32 3f325c"),
-    "minecraft:prismarine": ("blotch", "4c7a70 5a988c 6aaa9e 86c0b4"),
-    "minecraft:tnt": ("band", "a02614 c83a1e dc5432 d6d6d6"),
-    "minecraft:tnt:top": ("grid", "78281a c43e24 dc966e"),
-    "minecraft:sea_lantern": ("tiles", "96b8b0 b2cec6 cee2dc e8f0ec"),
-    "minecraft:bookshelf": ("shelf", "96794a 6e281e 2e3e6e 3a542a 605032"),
-    "minecraft:cactus": ("bark", "0a4212 0c5c1a 146c22 68945c"),
-    "minecraft:pumpkin": ("bark", "96540e bc6c14 ce7e1c e0922c"),
-    "minecraft:netherrack": ("noise", "522222 68302f 7a3c3a 92504e"),
-    "minecraft:glowstone": ("tiles", "76562e ac844e d8b26a fae0a0"),
+    "minecraft:quartz_block": ("scales", "98a4b6 e2e2e6 ececf0 f4f4f7"),
+    "minecraft:obsidian": ("cracks", "545454 080808 121212 1b1b1c"),
+    "minecraft:prismarine": ("scales", "3e4654 787878 8c98aa 98a4b6"),
+    "minecraft:tnt": ("band", "823e14 924a1a 965432 ececf0"),
+    "minecraft:tnt:top": ("checks", "532618 965432 a6623c"),
+    "minecraft:sea_lantern": ("tiles", "787878 8c98aa 98a4b6 ececf0"),
+    "minecraft:bookshelf": ("shelf", "967949 5e2a0c 2c468e 3e3a0f 4e381c"),
+    "minecraft:cactus": ("spots", "5a5628 242208 3e3a0f 676119"),
+    "minecraft:pumpkin": ("ribs", "532618 823e14 965432 a6623c"),
+    "minecraft:netherrack": ("cracks", "a6623c 4e381c 5e2a0c 823e14"),
+    "minecraft:glowstone": ("tiles", "80683f aa8a58 ccbe8e e7deb6"),
     "item:flat": ("noise", "5a9696 82d2cd"),
     "figure:skin": ("noise", "c49e7a cea884"),
     "figure:head": ("face", "342012 cea884 007896"),
@@ -193,10 +201,12 @@ def draw(view: View) -> np.ndarray:
         place = eye[along] + distance * ray[row, along] - low[box, along]
         return np.floor(place * per_unit[box, along]).astype(np.int64) % TEXELS
 
-    colour = _atlas()[faces[box, face], face, -1 - texel(v_axis), texel(u_axis)]
+    look = faces[box, face]
+    colour = _atlas()[look, face, -1 - texel(v_axis), texel(u_axis)] * _dyed(view.dyes)[look]
     haze = (0.12 * np.clip((distance - 10) / 30, 0, 1)).astype(np.float32)[:, None]
     pixels[met] = colour + (SKY_AT_HORIZON.astype(np.float32) - colour) * haze
-    image = np.rint(pixels).astype(np.uint8).reshape(SIZE, SIZE, 3)
+    lit = (pixels * np.array(view.light, np.float32)).clip(0, 255)
+    image = np.rint(lit).astype(np.uint8).reshape(SIZE, SIZE, 3)
     return _with_bar(image, view.bar, view.selected)
 
 
@@ -304,6 +314,14 @@ def _face_textures(look: str) -> tuple[int, ...]:
     return (side, side, top, top, side, side)
 
 
+def _dyed(dyes: Mapping[str, Colour]) -> np.ndarray:
+    """What the colours of each texture are multiplied by."""
+    factors = np.ones((len(LOOKS), 3), dtype=np.float32)
+    for name, factor in dyes.items():
+        factors[list(LOOKS).index(name)] = factor
+    return factors
+
+
 @lru_cache(maxsize=1)
 def _atlas() -> np.ndarray:
     """Texels of every texture as lit on each of the six faces."""
@@ -331,6 +349,22 @@ def texture(name: str) -> np.ndarray:
         return _shades(line[column] + 0.35 * grain, palette)
     if pattern == "tiles":
         return _shades(line[(row // 4 * 4 + column // 4)] + 0.3 * grain, palette)
+    if pattern == "diagonal":
+        return _shades(line[(row + column) // 2 % TEXELS] + 0.2 * grain, palette)
+    if pattern == "checks":
+        dark = (row // 4 + column // 4) % 2 == 0
+        return np.where(dark[..., None], palette[0], _shades(grain, palette[1:]))
+    if pattern == "scales":
+        joint = (row % 4 == 0) | ((column + row // 4 % 2 * 4) % 8 == 0)
+        return np.where(joint[..., None], palette[0], _shades(grain, palette[1:]))
+    if pattern == "spots":
+        spots = (row % 5 % 4 < 2) & ((column + row // 5 * 2) % 5 % 4 < 2)
+        return np.where(spots[..., None], palette[0], _shades(grain, palette[1:]))
+    if pattern == "ribs":
+        return np.where((column % 4 == 0)[..., None], palette[0], _shades(grain, palette[1:]))
+    if pattern == "cracks":
+        cracks = (row + (16 * line[column // 4]).astype(int)) % 7 == 0
+        return np.where(cracks[..., None], palette[0], _shades(grain, palette[1:]))
     if pattern == "boards":
         board = _shades(line[row // 4] + 0.5 * grain[row, column // 6], palette[1:])
         return np.where((row % 4 == 3)[..., None], palette[0], board)

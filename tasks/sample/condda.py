@@ -5,7 +5,9 @@
 activity tests say `novel` and `detection` apart and give novel rows the label K, image tests give
 them a negative label; the first row with detection 1 is the red light. `<root>/features/<test>.npz`
 holds `instance_id`, `features`, `train_features` and `train_labels` (known classes only): known
-classes are Gaussians shared by all tests of a domain, novel ones are Gaussians elsewhere.
+classes are Gaussians shared by all tests of a domain. Novel ones are Gaussians too, in the first
+test of a domain near to known classes (hard: part of them cannot be told apart), in the second
+further off (easy, but not perfect).
 """
 
 import io
@@ -24,6 +26,8 @@ NOVEL_CLASSES = 3
 DIMENSIONS = 24
 TRAIN_PER_CLASS = 30
 MEAN_SPREAD = 1.2
+# Where the novel classes of each test lie between a place of their own (0) and a known class (1).
+NEARNESS = (0.7, 0.35, 0.35)
 ROUND_SIZE = 32
 PRE_NOVELTY_ROUNDS = 3
 # group, run, seed after the protocol; the third is the one that lacks round_size.
@@ -42,7 +46,14 @@ def bad_condda_records() -> list[tuple[str, str]]:
     return [(f"{protocol}/{domain}/{test}_metadata.json", "metadata without round_size")]
 
 
-def write_condda(root: Path, seed: int = 0, *, rows: int = 320, bad_records: bool = True) -> None:
+def write_condda(
+    root: Path,
+    seed: int = 0,
+    *,
+    rows: int = 320,
+    nearness: tuple[float, float, float] = NEARNESS,
+    bad_records: bool = True,
+) -> None:
     """Two tests for each protocol and domain, `rows` instances each, and one bad test if asked."""
     if rows <= (PRE_NOVELTY_ROUNDS + 2) * ROUND_SIZE:
         raise ValueError(f"rows is {rows}: too few for {PRE_NOVELTY_ROUNDS} rounds before novelty")
@@ -52,7 +63,9 @@ def write_condda(root: Path, seed: int = 0, *, rows: int = 320, bad_records: boo
             tests = [f"{protocol}.{number}" for number in numbers[: 3 if with_bad else 2]]
             folder = root / protocol / domain
             for variant, test in enumerate(tests):
-                truth, metadata, features = _test(seed, protocol, domain, test, variant, rows)
+                truth, metadata, features = _test(
+                    seed, protocol, domain, test, variant, rows, nearness[variant]
+                )
                 put(folder / f"{test}_single_df.csv", truth.encode())
                 put(folder / f"{test}_metadata.json", (json.dumps(metadata, indent=2)).encode())
                 put(root / "features" / f"{test}.npz", features)
@@ -60,7 +73,7 @@ def write_condda(root: Path, seed: int = 0, *, rows: int = 320, bad_records: boo
 
 
 def _test(
-    seed: int, protocol: str, domain: str, test: str, variant: int, rows: int
+    seed: int, protocol: str, domain: str, test: str, variant: int, rows: int, nearness: float
 ) -> tuple[str, dict[str, object], bytes]:
     rng = item_rng(seed, domain, test)
     known = KNOWN_CLASSES[domain]
@@ -77,6 +90,7 @@ def _test(
         rng, variant, known, classes, novel, detection
     )
     means = np.stack([_mean(seed, domain, number) for number in range(known + NOVEL_CLASSES)])
+    means[known:] += nearness * (means[:NOVEL_CLASSES] - means[known:])
     train_labels = np.repeat(np.arange(known), TRAIN_PER_CLASS)
     train_rng = item_rng(seed, domain, "train")
     noise = train_rng.standard_normal((len(train_labels), DIMENSIONS))

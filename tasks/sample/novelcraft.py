@@ -9,6 +9,10 @@ some episodes lists every entity at the player's own position; yaw is not normal
 The pogo recipe needs one of each block where the real one needs two, so that an episode has about
 28 frames and not 50.
 
+Neither a colour nor one number tells what is novel: a novel block has colours of known ones and a
+pattern of its own, the light changes from episode to episode, chests and clothes have any colour,
+and in some episodes of every class the agent takes logs out of the chest, jungle logs too.
+
 An episode is a function of (seed, class, episode) alone, whatever else is written beside it.
 """
 
@@ -25,10 +29,23 @@ import numpy as np
 
 from schemas.errors import ConfigError
 from tasks.learning.draws import item_rng
-from tasks.sample.blockworld import TRUNK_HEIGHT, Block, Cell, Figure, Room, View, draw
+from tasks.sample.blockworld import TRUNK_HEIGHT, Block, Cell, Colour, Figure, Room, View, draw
 
 ROOM = Room(x=40, y=17, z=32, side=32)
 MARGIN = 4
+# Of an episode: how dark its light may be, and how far its colour is from white.
+DARKEST, LIGHT_TINT = 0.6, 0.08
+# What has another colour in every episode, and by what its colours are multiplied.
+DYED = (
+    "polycraft:plastic_chest",
+    "figure:EntityTrader",
+    "figure:EntityTrader:legs",
+    "figure:EntityPogoist",
+    "figure:EntityPogoist:legs",
+)
+DYES = (0.35, 1.6)
+# Of all episodes: those in which the agent begins with logs out of the chest.
+CHEST_SHARE = 0.3
 TREES = 5
 NOVEL_COPIES = 3
 CANDIDATES = 150
@@ -181,6 +198,8 @@ class Frame:
     entities: tuple[Entity, ...]
     step: int
     over: bool = False
+    light: Colour = (1.0, 1.0, 1.0)
+    dyes: Mapping[str, Colour] = field(default_factory=dict)
 
     def view(self) -> View:
         return View(
@@ -196,6 +215,8 @@ class Frame:
             pitch=self.pitch,
             bar=tuple((item.name, count) for item, count in self.slots),
             selected=self.selected,
+            light=self.light,
+            dyes=self.dyes,
         )
 
 
@@ -333,9 +354,17 @@ class _Game:
         self.slots[7] = (PICKAXE, 1)
         self.selected, self.wear, self.step, self.pitch = 0, 0, 1, 0.0
         self.negative_yaw = self.rng.random() < 0.3
+        self.light, self.dyes = self.lighting()
         self.set_up_room()
         self.face(int(self.rng.integers(4)) * 90)
         self.record(0)
+
+    def lighting(self) -> tuple[Colour, dict[str, Colour]]:
+        """Light and dyes of the episode, drawn apart from the play."""
+        rng = item_rng(self.seed, "novelcraft", self.class_name, self.episode, "light")
+        level, tint = rng.uniform(DARKEST, 1), rng.uniform(1 - LIGHT_TINT, 1 + LIGHT_TINT, 3)
+        dyes = {look: tuple(rng.uniform(*DYES, 3).tolist()) for look in DYED}
+        return tuple((level * tint).tolist()), dyes
 
     # The room.
 
@@ -348,6 +377,7 @@ class _Game:
         for tree in self.trees:
             self.cells[tree] = OAK
             self.grow_leaves(tree)
+        self.chest = chest
         self.cells[self.table], self.cells[chest] = TABLE, CHEST
         self.platinum = [platinum, (platinum[0] + 1, platinum[1])]
         self.diamonds = [diamond, (diamond[0] + 1, diamond[1]), (diamond[0], diamond[1] + 1)]
@@ -396,6 +426,8 @@ class _Game:
     def make_pogo_stick(self) -> None:
         for _ in range(self.rng.integers(1, 4)):
             self.look_around()
+        if self.rng.random() < CHEST_SHARE:
+            self.take_from_chest()
         for errand in self.rng.permutation(["wood", "platinum", "diamond"]):
             if errand == "wood":
                 self.fetch_wood()
@@ -409,6 +441,13 @@ class _Game:
         self.tap_rubber()
         self.approach(self.table)
         self.craft(POGO_STICK, over=True)
+
+    def take_from_chest(self) -> None:
+        """Logs, some of them of the tree that is novel elsewhere; a fence needs its slot."""
+        self.approach(self.chest)
+        kinds = (OAK,) if self.class_name == "fence" else (OAK, NOVEL_BLOCKS["tree_easy"])
+        self.give(kinds[self.rng.integers(len(kinds))], int(self.rng.integers(2, 7)))
+        self.record(3)
 
     def fetch_wood(self) -> None:
         while self.count(OAK.name) < 2:
@@ -562,6 +601,8 @@ class _Game:
                 entities=tuple(self.entities),
                 step=self.step,
                 over=over,
+                light=self.light,
+                dyes=self.dyes,
             )
         )
         self.pogoist_wanders()

@@ -20,6 +20,8 @@ SESSION_TABLES = (
     *("rounds", "results", "feedback", "instances", "session_measures", "characterization"),
 )
 RUN_TABLES = ("predictions", "scores")
+APART = (0.0, 0.0, 0.0)
+"""Novel classes far from known ones, so that agents surely notice them."""
 FEW = {
     "predictors": {},
     "scores": {"nearest": {}},
@@ -36,7 +38,7 @@ def built(tmp_path_factory):
     from flows.condda import build
 
     root = tmp_path_factory.mktemp("condda")
-    write_condda(root / "tests", rows=192)
+    write_condda(root / "tests", rows=192, nearness=APART)
     config = Config(tests=root / "tests", lake=root / "lake")
     build(config)
     return root, config

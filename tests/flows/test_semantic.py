@@ -35,14 +35,14 @@ def built(tmp_path_factory):
 
     root = tmp_path_factory.mktemp("semantic")
     write_semantic(root / "raw", imagenet_val=3, **SIZES)
-    demo = Config.demo(root / "raw")
-    config = demo.model_copy(
-        update={
-            "lake": root / "lake",
-            "pictures": PictureSettings(side=64),
-            "subsets": ("cifar10", "fungus"),
-            "seeds": (0,),
-        }
+    config = Config(
+        source={kind: root / "raw" / kind for kind in ("cifar10", "stl10", "imagenet")},
+        lake=root / "lake",
+        pictures=PictureSettings(side=64),
+        subsets=("cifar10", "fungus"),
+        models={"classifier": {}, "rotation": {}, "odin": {}},
+        train={"epochs": 2, "evaluations": 2},
+        protocols=("cifar10/cat",),
     )
     build.fn(config)
     return root, config

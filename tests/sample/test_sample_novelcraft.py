@@ -14,8 +14,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.errors import ConfigError
+from tasks.novelcraft.classes import NORMAL
 from tasks.sample import novelcraft
-from tasks.sample.blockworld import FIELD_OF_VIEW, SIZE, Block, Room, View, draw
+from tasks.sample.blockworld import (
+    BAR_ROWS,
+    FIELD_OF_VIEW,
+    LOOKS,
+    SIZE,
+    Block,
+    Room,
+    View,
+    _look,
+    draw,
+)
 from tasks.sample.novelcraft import (
     BAD_RECORDS,
     DEFAULT_EPISODES,
@@ -245,10 +256,15 @@ def counts(frame) -> Counter:
     return Counter({item: count for item, count in frame.slots if count})
 
 
+def ahead(frame) -> Block:
+    (x, z), (dx, dz) = frame.position, novelcraft.DIRECTIONS[facing_of(frame.yaw)]
+    return frame.cells[x + dx, z + dz]
+
+
 @settings(max_examples=60, deadline=None)
 @given(games)
 def test_inventory_follows_map_and_recipes(game):
-    """Each step either breaks a block, picks up, crafts, or leaves the inventory as it was."""
+    """Each step breaks a block, picks up, takes logs from the chest, crafts, or changes nothing."""
     frames = play(*game)
     assert counts(frames[-1])[novelcraft.POGO_STICK] == 1
     rubber_frames = 0
@@ -277,6 +293,10 @@ def test_inventory_follows_map_and_recipes(game):
         elif gained == Counter({RUBBER: 1}):
             assert TREE_TAP in after.cells.values()
             rubber_frames += 1
+        elif gained and not lost and picked != gained:
+            [(item, number)] = (gained - picked).items()
+            assert item.name == "minecraft:log" and 2 <= number <= 6
+            assert ahead(after) == novelcraft.CHEST
         elif lost:
             [(item, number)] = gained.items()
             made, needed = RECIPES[item]
@@ -362,6 +382,27 @@ def test_reply_has_the_form_of_a_real_one():
 # The picture
 
 
+def test_novel_blocks_have_known_colours_and_a_pattern_of_their_own():
+    novel = {_look(block) for name, block in NOVEL_BLOCKS.items() if name not in NORMAL}
+    novel |= {f"{look}:top" for look in novel} & LOOKS.keys()
+    known = [LOOKS[look] for look in LOOKS.keys() - novel]
+    colours = {colour for _, palette in known for colour in palette.split()}
+    for pattern, palette in (LOOKS[look] for look in novel):
+        assert set(palette.split()) <= colours
+        assert pattern not in {other for other, _ in known}
+
+
+def test_light_and_dyes_are_of_the_episode_and_change_nothing_else():
+    first, second = play(0, "normal", 1), play(0, "normal", 2)
+    assert {frame.light for frame in first} == {first[0].light} != {second[0].light}
+    assert first[0].dyes == first[-1].dyes != second[0].dyes
+    view = first[0].view()
+    plain = draw(replace(view, light=(1.0, 1.0, 1.0), dyes={}))
+    grey = draw(replace(view, light=(0.5, 0.5, 0.5), dyes={}))
+    world = slice(0, SIZE - BAR_ROWS)
+    assert np.abs(plain[world] / 2 - grey[world]).max() <= 1
+
+
 @pytest.mark.parametrize(
     ("yaw", "step"), [(0, (0, 1)), (90, (-1, 0)), (180, (0, -1)), (270, (1, 0))]
 )
@@ -410,7 +451,7 @@ def test_novel_block_is_seen_in_some_frames_and_not_in_all(class_name):
 
 
 def test_broken_tree_leaves_its_crown():
-    frames = play(0, "normal", 1)
+    frames = play(0, "normal", 2)
     logs = [sum(b.name == "minecraft:log" for b in f.cells.values()) for f in frames]
     assert logs[0] - logs[-1] == 2
     assert frames[0].leaves == frames[-1].leaves
