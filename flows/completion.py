@@ -21,11 +21,11 @@ def words_of(parser: Parser, place: tuple[str, ...] = ()) -> Words:
     words: Words = {}
     for action in parser._actions:
         options += [option for option in action.option_strings if option.startswith("--")]
-        named = [str(choice) for choice in action.choices or ()]
-        if action.option_strings and named:
-            words |= {(*place, option): named for option in action.option_strings}
+        values = [str(choice) for choice in action.choices or ()]
+        if action.option_strings and values:
+            words |= {(*place, option): values for option in action.option_strings}
         elif not below:
-            choices += named
+            choices += values
     words[place] = [*below, *choices, *options]
     for name, command in below.items():
         words |= words_of(command, (*place, name))

@@ -97,9 +97,9 @@ def read_service(given: str | Path | None = None, *, check: bool = True) -> Serv
     Without `check` the builds' settings stay as they are written: to stop or look at a service
     no source need be there.
     """
-    named = given or os.environ.get("NOVELTY_SERVICE")
-    path = Path(named or SERVICE_FILE).expanduser().absolute()
-    values = read_config_file(path) if named or path.exists() else {}
+    file = given or os.environ.get("NOVELTY_SERVICE")
+    path = Path(file or SERVICE_FILE).expanduser().absolute()
+    values = read_config_file(path) if file or path.exists() else {}
     service = make_config(Service, values)
     if service.database and not service.database.startswith("postgresql+asyncpg://"):
         raise ConfigError("database must begin with postgresql+asyncpg://; leave it out for SQLite")
@@ -116,19 +116,19 @@ def read_service(given: str | Path | None = None, *, check: bool = True) -> Serv
     return service.model_copy(update={"benchmarks": benchmarks})
 
 
-def _lake(given: Path | None, folder: Path) -> Path:
-    if given is not None:
-        return _whole(given, folder)
-    named = os.environ.get("NOVELTY_LAKE", "")
-    return Path(named) if REMOTE.match(named) else lake_root()
+def _lake(path: Path | None, folder: Path) -> Path:
+    if path is not None:
+        return _whole(path, folder)
+    address = os.environ.get("NOVELTY_LAKE", "")
+    return Path(address) if REMOTE.match(address) else lake_root()
 
 
 def _checked(benchmark: str, values: dict[str, Any], folder: Path, lake: Path) -> dict[str, Any]:
     """The settings as JSON with whole paths, refused now rather than in the first run."""
-    known = [each.flow for each in declared_deployments() if each.flow != GC]
-    if benchmark not in known:
-        there = f"{', '.join(known)}{did_you_mean(benchmark, known)}"
-        raise ConfigError(f"unknown benchmark {benchmark!r}; there are: {there}")
+    benchmarks = [each.flow for each in declared_deployments() if each.flow != GC]
+    if benchmark not in benchmarks:
+        names = f"{', '.join(benchmarks)}{did_you_mean(benchmark, benchmarks)}"
+        raise ConfigError(f"unknown benchmark {benchmark!r}; there are: {names}")
     model = importlib.import_module(f"schemas.{benchmark}").Config
     try:
         config = with_whole_paths(make_config(model, {"lake": lake} | values), folder)
@@ -224,9 +224,9 @@ def _planned(declared: Deployment, service: Service) -> Deployment:
 def rhythm_name(rhythm: dict[str, Any]) -> str:
     """What a deployment is called: hourly, daily, weekly, monthly, yearly, or more exactly."""
     if seconds := rhythm.get("interval"):
-        named = {3600: "hourly", 86400: "daily", 604800: "weekly"}
-        if seconds in named:
-            return named[seconds]
+        intervals = {3600: "hourly", 86400: "daily", 604800: "weekly"}
+        if seconds in intervals:
+            return intervals[seconds]
         for size, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
             if seconds % size == 0:
                 return f"every-{seconds / size:g}-{unit}"
@@ -261,17 +261,17 @@ def deploy(service: Service) -> list[Deployment]:
 
 
 def _remove_renamed(planned: list[Deployment]) -> None:
-    """A deployment is named after its schedule; one of the schedule before must not run on."""
+    """Remove deployments of earlier schedules: a deployment is named after its schedule."""
     from prefect.client.orchestration import get_client
 
     names = {deployment.flow: deployment.name for deployment in planned}
     pools = {deployment.pool for deployment in planned}
     with get_client(sync_client=True) as client:
         flows = {flow.id: flow.name for flow in client.read_flows()}
-        for made in client.read_deployments():
-            wanted = names.get(flows[made.flow_id])
-            if made.work_pool_name in pools and wanted not in (None, made.name):
-                client.delete_deployment(made.id)
+        for old in client.read_deployments():
+            name = names.get(flows[old.flow_id])
+            if old.work_pool_name in pools and name not in (None, old.name):
+                client.delete_deployment(old.id)
 
 
 def _apply(deployment: Deployment) -> None:
@@ -279,7 +279,7 @@ def _apply(deployment: Deployment) -> None:
     from prefect.types.entrypoint import EntrypointType
 
     module, function = deployment.entrypoint.rsplit(".", 1)
-    made = getattr(importlib.import_module(module), function).to_deployment(
+    runnable = getattr(importlib.import_module(module), function).to_deployment(
         name=deployment.name,
         description=deployment.description,
         tags=list(deployment.tags),
@@ -291,7 +291,7 @@ def _apply(deployment: Deployment) -> None:
         job_variables=deployment.job_variables,
         entrypoint_type=EntrypointType.MODULE_PATH,
     )
-    made.apply(work_pool_name=deployment.pool)
+    runnable.apply(work_pool_name=deployment.pool)
 
 
 def _prefect_schedule(deployment: Deployment) -> Any:

@@ -43,11 +43,13 @@ def stages_of(code: ModuleType | FunctionType) -> list[str]:
             stage = names.get(argument)
             stages += [stage.name] if isinstance(stage, Stage) else []
         elif isinstance(call.func, ast.Name) and argument == "build":
-            called = names.get(call.func.id)
-            whole = isinstance(code, ModuleType) and called in vars(code).values()
-            of_module = isinstance(called, FunctionType) and called.__module__ == names["__name__"]
-            if isinstance(called, FunctionType) and not (whole and of_module):
-                stages += stages_of(called)
+            function = names.get(call.func.id)
+            in_module = isinstance(code, ModuleType) and function in vars(code).values()
+            of_module = (
+                isinstance(function, FunctionType) and function.__module__ == names["__name__"]
+            )
+            if isinstance(function, FunctionType) and not (in_module and of_module):
+                stages += stages_of(function)
     return list(dict.fromkeys(stages))
 
 
@@ -104,7 +106,7 @@ def _total(run: DryRun) -> str:
         if run.published:
             return "nothing to do"
         return "nothing to make; a build would publish the tables again"
-    timed = sum(plan.seconds or 0 for plan in run.plans)
+    seconds = sum(plan.seconds or 0 for plan in run.plans)
     unknown = [
         f"{plan.stage} ({', '.join(plan.lacking)})" if plan.lacking else plan.stage
         for plan in run.plans
@@ -117,10 +119,10 @@ def _total(run: DryRun) -> str:
     elif run.incomplete:
         unknown.append("shards that only new rows will show")
     about = "no time is known"
-    if timed:
+    if seconds:
         workers = f" with {run.at_once} workers" if any(p.referred for p in run.plans) else ""
-        about = f"about {duration(timed)} on this machine{workers}"
+        about = f"about {duration(seconds)} on this machine{workers}"
     if written := sum(plan.bytes or 0 for plan in run.plans):
         about += f", about {bytes_text(round(written))} written"
-    left = f"; not counted: {', '.join(dict.fromkeys(unknown))}" if unknown else ""
-    return f"{about}{left}; nothing was made"
+    gaps = f"; not counted: {', '.join(dict.fromkeys(unknown))}" if unknown else ""
+    return f"{about}{gaps}; nothing was made"

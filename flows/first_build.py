@@ -46,7 +46,7 @@ from tasks.threedos.runs import density_views
 from tasks.threedos.runs import plan_runs as plan_cloud_runs
 from tasks.threedos.tracks import built_in_tracks, choose_tracks, read_tracks
 
-GIVEN = frozenset({"train", "valid"})
+FITTED_ON = frozenset({"train", "valid"})
 PLAIN_PRESETS = ("none", "small")
 SIDES = {"cifar10": 32, "stl10": 96, "imagenet": 224}
 """Sides of pictures, which decide the network; those of other data sets count as ImageNet's."""
@@ -66,7 +66,7 @@ class Works:
 
     raw: Mapping[str, Mapping[str, Raw]]
     sources: Mapping[Path, Raw] = field(default_factory=dict)
-    found: list[Work] = field(default_factory=list)
+    entries: list[Work] = field(default_factory=list)
 
     def shards(self, stage: str) -> int:
         return len(self.raw.get(stage, ()))
@@ -89,10 +89,10 @@ class Works:
         *,
         written: float | None = None,
     ) -> None:
-        """Of one model, as each has its own pace."""
+        """The same for one model: each has its own pace."""
         if shards:
             amount = amount or float(shards)
-            self.found.append(
+            self.entries.append(
                 Work(stage, shards, amount, amount if written is None else written, model)
             )
 
@@ -103,12 +103,12 @@ def first_build(
     raw: Mapping[str, Mapping[str, Raw]],
     sources: Mapping[Path, Raw] | None = None,
 ) -> list[Work] | None:
-    """The work of every stage that the settings ask for; None of a benchmark that is not told."""
+    """The work of every stage that the settings ask for; None for one that is not `COUNTED`."""
     if benchmark not in COUNTED:
         return None
     works = Works(raw, sources or {})
     COUNTED[benchmark](works, config)
-    return works.found
+    return works.entries
 
 
 # ---------------------------------------------------------------- benchmarks
@@ -117,20 +117,20 @@ def first_build(
 def of_novelcraft(works: Works, config: novelcraft.Config) -> None:
     episodes, raw = works.shards("ingest_episodes"), works.files("ingest_episodes")
     size = float(raw.files)
-    rendered = episodes if config.targets_csv is None else 0
-    checked = rendered and config.checks.share and config.render.renderer == "raycast"
+    render_shards = episodes if config.targets_csv is None else 0
+    has_checks = render_shards and config.checks.share and config.render.renderer == "raycast"
     protocols, runs = chosen_protocols(config), chosen_runs(config)
     works.add("ingest_episodes", episodes, raw.megabytes)
     works.add("read_official_targets", int(config.targets_csv is not None), size)
-    works.add("render_targets", rendered, size)
-    works.add("check_frames", int(bool(checked and blender_version())), size)
+    works.add("render_targets", render_shards, size)
+    works.add("check_frames", int(bool(has_checks and blender_version())), size)
     works.add("compare_targets", int(config.compare_targets is not None), size)
     works.add("split_frames", 1, size)
     works.add("cut_all_windows", 1, size)
     works.add("calibrate_camera", int(bool(config.camera_states and config.camera_masks)))
     works.add("key_protocols", 2, size)
-    discovered = 2 * len(config.seeds) if config.discovery else 0
-    works.add("discover_categories", discovered, discovered * size)
+    discoveries = 2 * len(config.seeds) if config.discovery else 0
+    works.add("discover_categories", discoveries, discoveries * size)
     if runs:
         fit_models(works, runs, config.preset, lambda run: size, episodes)
         symbolic = [r for r in runs if r.offer.protocol == FRAMES_PROTOCOL]
@@ -138,27 +138,27 @@ def of_novelcraft(works: Works, config: novelcraft.Config) -> None:
         windows = len(of_windows)
         works.add("pass_windows", windows, windows * size)
         scores = chosen_scores(config.scores, config.preset)
-        given = [(r.kind.gives, size) for r in runs if r.offer.protocol in protocols]
-        given += [(r.kind.gives, size) for r in of_windows]
-        score_runs(works, given, scores)
+        outputs = [(r.kind.gives, size) for r in runs if r.offer.protocol in protocols]
+        outputs += [(r.kind.gives, size) for r in of_windows]
+        score_runs(works, outputs, scores)
 
 
 def of_kowl(works: Works, config: kowl.Config) -> None:
-    listed = works.files("read_lists").megabytes
-    works.add("read_lists", works.shards("read_lists"), listed)
-    works.add("unify_releases", 1, listed)
-    works.add("cut_increments", 1, listed)
+    list_megabytes = works.files("read_lists").megabytes
+    works.add("read_lists", works.shards("read_lists"), list_megabytes)
+    works.add("unify_releases", 1, list_megabytes)
+    works.add("cut_increments", 1, list_megabytes)
     backbones, videos, shards = plan_backbones(config), 0.0, 0
     if config.videos:
-        there = "validate_videos" in works.raw
-        raw = works.files("validate_videos") if there else files_in(config.videos)
+        planned = "validate_videos" in works.raw
+        raw = works.files("validate_videos") if planned else files_in(config.videos)
         videos = float(raw.files)
         clips = works.files("read_lists").bytes / CLIP_BYTES
         shards = works.shards("validate_videos") or power_of_two(clips / CLIPS_PER_SHARD)
         works.add("validate_videos", shards, raw.megabytes)
         works.add("validate_unlisted", works.shards("validate_unlisted") or 1)
-    works.add("list_samples", 1, listed)
-    works.add("key_protocols", 1, listed)
+    works.add("list_samples", 1, list_megabytes)
+    works.add("key_protocols", 1, list_megabytes)
     if not backbones:
         return
     views = len(config.features.transforms)
@@ -167,19 +167,19 @@ def of_kowl(works: Works, config: kowl.Config) -> None:
     works.add("record_run", 2 * len(backbones))
     predictors = resolved_predictors(config.predictors, config.preset, config.train)
     works.add("group_clips", int(bool(config.evaluation.ava and predictors)))
-    led = len(backbones) * len(config.evaluation.feedback) * len(config.seeds)
+    evaluations = len(backbones) * len(config.evaluation.feedback) * len(config.seeds)
     for name in predictors:
-        shown = name if config.preset in PLAIN_PRESETS else f"{name} ({config.preset})"
-        works.add_of(shown, "evaluate_predictor", led, led * videos)
+        title = name if config.preset in PLAIN_PRESETS else f"{name} ({config.preset})"
+        works.add_of(title, "evaluate_predictor", evaluations, evaluations * videos)
     scores = [s for s in chosen_scores(config.scores, config.preset) if s.name != OWN.name]
-    given = [(run.kind.gives, videos) for run in backbones]
+    outputs = [(run.kind.gives, videos) for run in backbones]
     described = [OWN, KOWL_P_UNKNOWN] if predictors else []
-    score_runs(works, given, scores, described, [videos] * led * len(predictors))
+    score_runs(works, outputs, scores, described, [videos] * evaluations * len(predictors))
 
 
 def of_condda(works: Works, config: condda.Config) -> None:
     tests = works.raw.get("read_test", {})
-    wanted = [
+    protocols = [
         name
         for name in tests
         if not config.protocols or any(is_part_of(name, one) for one in config.protocols)
@@ -187,17 +187,17 @@ def of_condda(works: Works, config: condda.Config) -> None:
     size = works.files("read_test").megabytes / max(1, len(tests))
     works.add("read_test", len(tests), len(tests) * size)
     works.add("key_protocols", len(tests), len(tests) * size)
-    works.add("pass_features", len(wanted), len(wanted) * size)
+    works.add("pass_features", len(protocols), len(protocols) * size)
     scores, agents = fitting_scores(config), chosen_agents(config)
     works.add("describe_scores", len({s.score_id for s in (*scores, P_UNKNOWN)}))
-    scored = len(wanted) * len(scores)
+    scored = len(protocols) * len(scores)
     works.add("score_outputs", scored, scored * size)
     ways = 2 if config.run.red_light == "both" else 1
     for agent in agents:
-        runs = len(wanted) * ways
-        shown = agent.model
-        shown += "" if agent.preset in PLAIN_PRESETS else f" ({agent.preset})"
-        works.add_of(shown, "run_agent", runs, runs * size)
+        runs = len(protocols) * ways
+        title = agent.model
+        title += "" if agent.preset in PLAIN_PRESETS else f" ({agent.preset})"
+        works.add_of(title, "run_agent", runs, runs * size)
         scored += runs
     works.add("export_session", int(config.state is not None))
     works.add("evaluate_scores", scored, scored * size)
@@ -223,26 +223,30 @@ def of_semantic(works: Works, config: semantic.Config) -> None:
     if not models.models:
         return
     words = {p: {p, subset.name, name} for p, (subset, name) in trials.items()}
-    chosen = {p for p in trials if not config.protocols or words[p] & set(config.protocols)}
+    selection = {p for p in trials if not config.protocols or words[p] & set(config.protocols)}
 
     def offer(protocol: str) -> Offer:
         side = SIDES.get(trials[protocol][0].dataset, SIDES["imagenet"])
-        named = [offers.network_for(n, side) for n in offers.chosen_networks(config.networks)]
+        networks = [offers.network_for(n, side) for n in offers.chosen_networks(config.networks)]
         return Offer(
             protocol,
             offers.MODALITY,
-            tuple(dict.fromkeys(named)),
-            lambda kind: protocol in chosen or (kind is PixelGaussian and config.trivial_baseline),
+            tuple(dict.fromkeys(networks)),
+            lambda kind: (
+                protocol in selection or (kind is PixelGaussian and config.trivial_baseline)
+            ),
         )
 
     runs = plan_models(offers.BENCHMARK, models, [offer(protocol) for protocol in trials])
     shards = works.shards("read_images")
     fit_models(works, runs, config.preset, lambda run: sizes[run.offer.protocol], shards)
-    kept = [run for run in runs if keeps_epochs(run) or any(map(keeps_epochs, run.bases))]
-    works.add("measure_epochs", len(kept), sum(sizes[run.offer.protocol] for run in kept))
-    given = [(run.kind.gives, sizes[run.offer.protocol]) for run in runs]
+    epoch_runs = [run for run in runs if keeps_epochs(run) or any(map(keeps_epochs, run.bases))]
+    works.add(
+        "measure_epochs", len(epoch_runs), sum(sizes[run.offer.protocol] for run in epoch_runs)
+    )
+    outputs = [(run.kind.gives, sizes[run.offer.protocol]) for run in runs]
     scores = chosen_scores(config.scores, config.preset)
-    score_runs(works, given, scores, described_scores())
+    score_runs(works, outputs, scores, described_scores())
 
 
 def of_threedos(works: Works, config: threedos.Config) -> None:
@@ -260,17 +264,21 @@ def of_threedos(works: Works, config: threedos.Config) -> None:
     works.add("key_protocols", len(tracks), len(tracks) * sum(size.values()))
     if not config.models:
         return
-    there: dict[str, float] = {}
-    for name, held in size.items():
+    dataset_sizes: dict[str, float] = {}
+    for name, samples in size.items():
         dataset = DATASETS.get(name, name)
-        there[dataset] = there.get(dataset, 0.0) + held
-    asked = choose_tracks(config.protocols, tracks)
-    ready = {t.name: sum(there[s] for s in t.sources) for t in asked if t.sources <= there.keys()}
+        dataset_sizes[dataset] = dataset_sizes.get(dataset, 0.0) + samples
+    chosen_tracks = choose_tracks(config.protocols, tracks)
+    ready = {
+        t.name: sum(dataset_sizes[s] for s in t.sources)
+        for t in chosen_tracks
+        if t.sources <= dataset_sizes.keys()
+    }
     views = len(density_views(config.points))
-    runs = plan_cloud_runs(config, tuple(track for track in asked if track.name in ready))
+    runs = plan_cloud_runs(config, tuple(track for track in chosen_tracks if track.name in ready))
     fit_models(works, runs, config.preset, lambda run: ready[run.offer.protocol], shards, views)
-    given = [(run.kind.gives, ready[run.offer.protocol]) for run in runs for _ in range(views)]
-    score_runs(works, given, chosen_scores(config.scores, config.preset))
+    outputs = [(run.kind.gives, ready[run.offer.protocol]) for run in runs for _ in range(views)]
+    score_runs(works, outputs, chosen_scores(config.scores, config.preset))
 
 
 COUNTED: dict[str, Callable[[Works, Any], None]] = {
@@ -304,27 +312,31 @@ def fit_models(
     by_model: dict[str, list[ModelRun]] = {}
     for run in runs:
         by_model.setdefault(label(run, preset), []).append(run)
-    for model, own in by_model.items():
-        amount = sum(size(run) * int(getattr(run.settings, "epochs", 1)) for run in own)
-        works.add_of(model, "train_model", len(own), amount, written=len(own))
-    for model, own in by_model.items():
-        amount = views * sum(size(run) for run in own)
-        works.add_of(model, "pass_samples", views * len(own), amount)
+    for model, model_runs in by_model.items():
+        amount = sum(size(run) * int(getattr(run.settings, "epochs", 1)) for run in model_runs)
+        works.add_of(model, "train_model", len(model_runs), amount, written=len(model_runs))
+    for model, model_runs in by_model.items():
+        amount = views * sum(size(run) for run in model_runs)
+        works.add_of(model, "pass_samples", views * len(model_runs), amount)
 
 
 def score_runs(
     works: Works,
-    given: Iterable[tuple[frozenset[str], float]],
+    outputs: Iterable[tuple[frozenset[str], float]],
     scores: Sequence[ScoreChoice],
     described: Sequence[ScoreChoice] = (),
     scored: Sequence[float] = (),
 ) -> None:
-    """Scores of runs that put out so much, then metrics, also of what is `scored` already."""
+    """Scores and metrics of runs.
+
+    `outputs` are what each run puts out and its number of samples; `scored` are the numbers of
+    samples of scores that other stages make.
+    """
     fitting = [
         size
-        for gives, size in given
+        for gives, size in outputs
         for score in scores
-        if score_files.find(score.name).needs <= gives | GIVEN
+        if score_files.find(score.name).needs <= gives | FITTED_ON
     ]
     works.add("describe_scores", len({score.score_id for score in (*scores, *described)}))
     works.add("score_outputs", len(fitting), sum(fitting))
@@ -357,29 +369,29 @@ def possible_subsets(config: semantic.Config) -> list[Subset]:
             name=f"{KNOWN}{config.known}", dataset=dataset, members={}, novel=config.novel
         )
         return [*(s for s in declared if s.name in config.subsets), whole]
-    spoken_of = {subset.dataset for subset in declared}
-    own = [
+    declared_datasets = {subset.dataset for subset in declared}
+    whole_sets = [
         Subset.model_construct(
             name=dataset,
             dataset=dataset,
-            members={name: name for name in CLASS_ORDER.get(dataset) or classes_in(some)},
+            members={name: name for name in CLASS_ORDER.get(dataset) or classes_in(folders)},
         )
-        for dataset, some in paths.items()
-        if dataset not in spoken_of or dataset in config.subsets
+        for dataset, folders in paths.items()
+        if dataset not in declared_datasets or dataset in config.subsets
     ]
     return [
         subset
-        for subset in (*declared, *own)
+        for subset in (*declared, *whole_sets)
         if subset.dataset in paths and (not config.subsets or subset.name in config.subsets)
     ]
 
 
 def by_source(raw: Mapping[str, Raw]) -> dict[str, Raw]:
     """Files by data set: shards are named after their sources."""
-    found: dict[str, list[Raw]] = {}
+    by_dataset: dict[str, list[Raw]] = {}
     for shard, files in raw.items():
-        found.setdefault(shard.partition("/")[0].partition(".")[0], []).append(files)
-    return {name: Raw.sum(some) for name, some in found.items()}
+        by_dataset.setdefault(shard.partition("/")[0].partition(".")[0], []).append(files)
+    return {name: Raw.sum(parts) for name, parts in by_dataset.items()}
 
 
 def samples_in(source: str, raw: Raw) -> float:

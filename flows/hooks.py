@@ -86,12 +86,12 @@ def note_end(benchmark: str, config: Any, run: FlowRun | None, error: BaseExcept
 def write_failure(flow: Any, flow_run: Any, state: Any) -> None:
     """Prefect's `on_failure` and `on_crashed` hook. A worker calls it with these names."""
     run = latest_run()
-    here = run if run is not None and run.id == str(flow_run.id) else None
+    own_run = run if run is not None and run.id == str(flow_run.id) else None
     ending = Ending(
         f"{flow_run.name}, {flow_run.id}",
         state.name.lower(),
-        here.error if here else _error(state),
-        here.open_shards() if here else open_shards(flow_run.id),
+        own_run.error if own_run else _error(state),
+        own_run.open_shards() if own_run else open_shards(flow_run.id),
         state.message or "",
     )
     note = Note.of(flow.name, flow_run.parameters, ending)
@@ -166,13 +166,13 @@ def end_trouble(benchmark: str, parameters: dict[str, Any], run: str) -> None:
     if trouble is None:
         return
     note = note_path(lake, trouble)
-    said = f"It works again: run {run}, {datetime.now(UTC):{TIME}} UTC."
+    message = f"It works again: run {run}, {datetime.now(UTC):{TIME}} UTC."
     if note.exists():
-        write_bytes(note, f"{said}\n\n{note.read_text()}".encode())
+        write_bytes(note, f"{message}\n\n{note.read_text()}".encode())
         push_file(lake, note)
     trouble_path(lake, benchmark).unlink(missing_ok=True)
     failed = f"It failed {trouble.times} times since {trouble.since} UTC"
-    notify(f"novelty: {benchmark} works again", f"{said}\n{failed}; the note of it: {note}")
+    notify(f"novelty: {benchmark} works again", f"{message}\n{failed}; the note of it: {note}")
 
 
 @dataclass(frozen=True)
@@ -208,8 +208,8 @@ class Note:
                 write_bytes(path, text.encode())
             for path in files:
                 push_file(self.lake, path)
-            counted = json.dumps(asdict(self.trouble)).encode()
-            write_bytes(trouble_path(self.lake, self.benchmark), counted)
+            record = json.dumps(asdict(self.trouble)).encode()
+            write_bytes(trouble_path(self.lake, self.benchmark), record)
         finally:
             if self.trouble.is_said():
                 body = self.text.partition("\n## ")[0]
@@ -218,8 +218,8 @@ class Note:
 
 def run_settings(benchmark: str, parameters: dict[str, Any]) -> dict[str, Any]:
     """The configuration of a run as JSON with whole paths: the note is read in another folder."""
-    given = parameters.get("config") or {}
-    values = given.model_dump(mode="json") if isinstance(given, BaseModel) else dict(given)
+    settings = parameters.get("config") or {}
+    values = settings.model_dump(mode="json") if isinstance(settings, BaseModel) else dict(settings)
     try:
         model = importlib.import_module(f"schemas.{benchmark}").Config
         config = with_whole_paths(make_config(model, values), Path.cwd())
@@ -232,8 +232,8 @@ def _error(state: Any) -> BaseException | None:
     """The exception itself where the flow ran in this process; after a crash there is none."""
     if state.data is None:
         return None
-    found = state.result(raise_on_failure=False)
-    return found if isinstance(found, BaseException) else None
+    result = state.result(raise_on_failure=False)
+    return result if isinstance(result, BaseException) else None
 
 
 def open_shards(run_id: Any) -> list[tuple[str, str, str]]:
@@ -246,15 +246,15 @@ def open_shards(run_id: Any) -> list[tuple[str, str, str]]:
 
 
 def open_tasks(run_id: Any) -> list[Any]:
-    """Task runs that failed, crashed, or are held for running."""
+    """Task runs that failed or crashed, or that the server takes for running."""
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId, TaskRunFilter
 
-    wanted = {"state": {"type": {"any_": ["RUNNING", "FAILED", "CRASHED"]}}}
+    conditions = {"state": {"type": {"any_": ["RUNNING", "FAILED", "CRASHED"]}}}
     with get_client(sync_client=True) as client:
         return client.read_task_runs(
             flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run_id])),
-            task_run_filter=TaskRunFilter.model_validate(wanted),
+            task_run_filter=TaskRunFilter.model_validate(conditions),
         )
 
 

@@ -28,10 +28,10 @@ from tasks.predictors import predictor_names
 
 def import_file(lake: Path, asked: Import) -> str:
     """Add the run to the lake; its id. The report is left to the caller."""
-    there = benchmarks_in(lake)
-    if asked.benchmark not in there:
-        named = f"{', '.join(there)}{did_you_mean(asked.benchmark, there)}"
-        raise LakeError(f"no tables of {asked.benchmark!r} in {lake}; there are: {named}")
+    benchmarks = benchmarks_in(lake)
+    if asked.benchmark not in benchmarks:
+        names = f"{', '.join(benchmarks)}{did_you_mean(asked.benchmark, benchmarks)}"
+        raise LakeError(f"no tables of {asked.benchmark!r} in {lake}; there are: {names}")
     _check_name(asked.name)
     if asked.seed is not None and not 0 <= asked.seed < 1 << 31:
         raise ConfigError(f"--seed is {asked.seed}, expected 0 to {(1 << 31) - 1}")
@@ -68,10 +68,10 @@ def _check_name(name: str) -> None:
 
 
 def conventions_of(benchmark: str, protocol: str) -> Sequence[str]:
-    """Those that the benchmark's flow measures its own runs by, as `CONVENTIONS`."""
+    """The conventions of the benchmark's flow (`CONVENTIONS`), or the default one."""
     name = f"flows.{benchmark}"
-    there = importlib.util.find_spec(name) is not None
-    declared = getattr(importlib.import_module(name), "CONVENTIONS", None) if there else None
+    has_flow = importlib.util.find_spec(name) is not None
+    declared = getattr(importlib.import_module(name), "CONVENTIONS", None) if has_flow else None
     if isinstance(declared, Mapping):
         declared = declared.get(protocol)
     return tuple(declared or (CONVENTION,))

@@ -20,9 +20,9 @@ def addresses() -> list[str]:
     return os.environ.get(NOTIFY, "").split()
 
 
-def check_addresses(given: Sequence[str]) -> None:
+def check_addresses(targets: Sequence[str]) -> None:
     """Refuse what apprise cannot send to, without sending anything."""
-    for address in given:
+    for address in targets:
         if _service(address) is None:
             kind = address.partition(":")[0]
             raise ConfigError(

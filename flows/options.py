@@ -50,9 +50,9 @@ def split_settings(
     kinds = {name: _plain(field.annotation) for name, field in model.model_fields.items()}
     trees: dict[str, dict[str, Any]] = {}
     rest: list[str] = []
-    left = list(words)
-    while left:
-        word = left.pop(0)
+    queue = list(words)
+    while queue:
+        word = queue.pop(0)
         option, mark, value = word.partition("=")
         path = option.removeprefix("--").split(".")
         kind = kinds.get(path[0])
@@ -62,9 +62,9 @@ def split_settings(
         if _is_choice(kind) and len(path) < 3:
             raise ConfigError(f"{option}: expected {option}.SETTING VALUE")
         if not mark:
-            if not left or left[0].startswith("--"):
+            if not queue or queue[0].startswith("--"):
                 raise ConfigError(f"{option}: expected a value after it")
-            value = left.pop(0)
+            value = queue.pop(0)
         tree = trees.setdefault(path[0], {})
         names = [path[1], *(name.replace("-", "_") for name in path[2:])]
         for name in names[:-1]:
@@ -124,24 +124,24 @@ def add_options(parser: argparse.ArgumentParser, model: type[BaseModel], prefix:
 
 
 def _merge(
-    into: dict[str, Any], model: type[BaseModel], given: dict[str, Any], prefix: str = ""
+    into: dict[str, Any], model: type[BaseModel], values: dict[str, Any], prefix: str = ""
 ) -> None:
     for name, field in model.model_fields.items():
         kind = _plain(field.annotation)
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             nested = dict(into.get(name) or {})
-            _merge(nested, kind, given, f"{prefix}{name.replace('_', '-')}.")
+            _merge(nested, kind, values, f"{prefix}{name.replace('_', '-')}.")
             if nested:
                 into[name] = nested
             continue
-        if f"{prefix}{name}" not in given:
+        if f"{prefix}{name}" not in values:
             continue
-        value = given[f"{prefix}{name}"]
+        value = values[f"{prefix}{name}"]
         if _is_choice(kind):
             names = [one.strip() for entry in value for one in entry.split(",") if one.strip()]
             before = into.get(name)
-            kept = before if isinstance(before, dict) else {}
-            into[name] = {one: kept.get(one) or {} for one in names}
+            settings = before if isinstance(before, dict) else {}
+            into[name] = {one: settings.get(one) or {} for one in names}
             continue
         if typing.get_origin(kind) in (tuple, list):
             value = [part for entry in value for part in entry.split(",")]
@@ -179,14 +179,14 @@ def _with_settings(
         before = declared.get_default(call_default_factory=True)
     if not _is_choice(_plain(declared.annotation)):
         return {**before, **tree}
-    chosen = dict(before) if isinstance(before, dict) else {str(name): {} for name in before}
+    choices = dict(before) if isinstance(before, dict) else {str(name): {} for name in before}
     for name, changes in tree.items():
-        if name not in chosen and "all" not in chosen:
+        if name not in choices and "all" not in choices:
             raise ConfigError(
                 f"--{field}.{name}: {name} is not among the {field}; name it with --{field} {name}"
             )
-        chosen[name] = _over(chosen.get(name) or {}, changes)
-    return chosen
+        choices[name] = _over(choices.get(name) or {}, changes)
+    return choices
 
 
 def _over(before: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

@@ -42,23 +42,23 @@ class Parser(argparse.ArgumentParser):
             return
         names = [str(name) for name in action.choices]
         what = action.metavar or action.dest or "value"
-        there = "" if isinstance(action, Commands) else f"; there are: {', '.join(names)}"
+        hint = "" if isinstance(action, Commands) else f"; there are: {', '.join(names)}"
         raise argparse.ArgumentError(
-            None, f"unknown {what} {value!r}{did_you_mean(str(value), names) or there}"
+            None, f"unknown {what} {value!r}{did_you_mean(str(value), names) or hint}"
         )
 
     def commands(self) -> "dict[str, Parser]":
         """The parsers of the commands below this one, by name."""
-        found = [action for action in self._actions if isinstance(action, Commands)]
-        return dict(found[0].choices) if found else {}
+        actions = [action for action in self._actions if isinstance(action, Commands)]
+        return dict(actions[0].choices) if actions else {}
 
     def format_help(self) -> str:
         below = next((action for action in self._actions if isinstance(action, Commands)), None)
         if below is None:
             return super().format_help()
         about = {choice.dest: choice.help or "" for choice in below._choices_actions}
-        named = {name for names in self.groups.values() for name in names}
-        groups = {**self.groups, OTHERS: [name for name in about if name not in named]}
+        grouped_names = {name for names in self.groups.values() for name in names}
+        groups = {**self.groups, OTHERS: [name for name in about if name not in grouped_names]}
         width = max(map(len, about)) + 2
         lines = [f"usage: {self.prog} COMMAND …", "", self.description or ""]
         for title, names in groups.items():

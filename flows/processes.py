@@ -56,12 +56,12 @@ class Background:
     def pid(self) -> int | None:
         """Its id while it lives."""
         try:
-            kept = json.loads(self.record.read_text())
+            record = json.loads(self.record.read_text())
         except FileNotFoundError:
             return None
         # One that ended before it could be recorded has no mark, and never lives.
-        lives = kept["start"] is not None and start_mark(kept["pid"]) == kept["start"]
-        return kept["pid"] if lives else None
+        lives = record["start"] is not None and start_mark(record["pid"]) == record["start"]
+        return record["pid"] if lives else None
 
     def start(
         self, command: list[str], environment: dict[str, str], *, for_ever: bool = True
@@ -85,8 +85,8 @@ class Background:
                 cwd=self.folder,
                 start_new_session=True,
             )
-        kept = {"pid": process.pid, "start": start_mark(process.pid), "command": command}
-        write_bytes(self.record, json.dumps(kept).encode())
+        record = {"pid": process.pid, "start": start_mark(process.pid), "command": command}
+        write_bytes(self.record, json.dumps(record).encode())
 
     def family(self) -> list[psutil.Process]:
         """It and everything that it started."""
@@ -107,7 +107,7 @@ class Background:
         """Ask it to end, insist after a while, forget it; True if there was one."""
         family = self.family()
         self.ask_to_stop()
-        end_all(family[:1], wait_seconds, asked=True)
+        end_all(family[:1], wait_seconds, term_sent=True)
         end_all(family[1:], min(5.0, wait_seconds))
         self.record.unlink(missing_ok=True)
         return bool(family)
@@ -119,11 +119,11 @@ class Background:
 
 
 def end_all(
-    processes: Iterable[psutil.Process], wait_seconds: float, *, asked: bool = False
+    processes: Iterable[psutil.Process], wait_seconds: float, *, term_sent: bool = False
 ) -> None:
     """SIGTERM, then SIGKILL for what is still there; psutil refuses ids that are used again."""
     living = [process for process in processes if process.is_running()]
-    for process in [] if asked else living:
+    for process in [] if term_sent else living:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.terminate()
     _, living = psutil.wait_procs(living, wait_seconds)

@@ -65,27 +65,27 @@ def reports_address(service: Service) -> str:
 
 
 def worker_name(service: Service) -> str:
-    """The same after a restart, another for every state folder and, on a shared server, machine."""
+    """The same after a restart; each state folder has its own, on a shared server each machine."""
     place = "" if is_own(service) else f"{socket.gethostname()}-"
     return f"novelty-{place}{content_key(str(service.state))[:6]}"
 
 
 def environment(service: Service) -> dict[str, str]:
-    """What the server and the worker find: offline, everything of theirs in the state folder."""
-    asked = {
+    """Environment of the server and the worker: all files of theirs lie in the state folder."""
+    settings = {
         "PREFECT_API_URL": api_address(service),
         "PREFECT_LOGGING_LEVEL": "INFO",
         REPORTS_URL: reports_address(service),
         REPORTS_LAKE: str(service.lake),
     }
     if service.notify:
-        asked[NOTIFY] = " ".join(service.notify)
+        settings[NOTIFY] = " ".join(service.notify)
     if not is_own(service):
-        return os.environ | asked  # its keys and certificates are in the user's own settings
+        return os.environ | settings  # its keys and certificates are in the user's own settings
     folder = service.state
     return (
         os.environ
-        | asked
+        | settings
         | {
             "PREFECT_HOME": str(folder / "prefect"),
             "PREFECT_SERVER_DATABASE_CONNECTION_URL": (
@@ -104,6 +104,17 @@ def parts(service: Service) -> tuple[Background, Background, Background]:
         Background(name, service.state) for name in ("server", "worker", "reports")
     )
     return server, worker, reports
+
+
+def _own_parts(service: Service) -> list[Background]:
+    """Those that run here: no server where another one is named."""
+    server, *others = parts(service)
+    return [server, *others] if is_own(service) else others
+
+
+def _require_alive(part: Background, title: str) -> None:
+    if part.pid() is None:
+        raise ServiceError(f"{title} ended; {part.log} ends with:\n{part.last_words()}")
 
 
 @contextlib.contextmanager
@@ -126,8 +137,8 @@ def connected(service: Service) -> Iterator[Any]:
 def _no_proxy_on_loopback() -> None:
     """A company's proxy cannot reach 127.0.0.1 of this machine."""
     for name in ("NO_PROXY", "no_proxy"):
-        kept = [part for part in os.environ.get(name, "").split(",") if part]
-        os.environ[name] = ",".join(dict.fromkeys([*kept, "127.0.0.1", "localhost"]))
+        hosts = [part for part in os.environ.get(name, "").split(",") if part]
+        os.environ[name] = ",".join(dict.fromkeys([*hosts, "127.0.0.1", "localhost"]))
 
 
 @contextlib.contextmanager
@@ -157,11 +168,10 @@ def start(service: Service) -> None:
     plan_deployments(service)  # a mistake in the file is said before anything starts
     with _alone(service):
         server, worker, reports = parts(service)
-        wanted = [*([server] if is_own(service) else []), worker, reports]
-        if all(part.pid() for part in wanted):
+        fresh = [part for part in _own_parts(service) if not part.pid()]
+        if not fresh:
             print(f"already running: {_account(service)}")
             return
-        fresh = [part for part in wanted if not part.pid()]
         try:
             if reports in fresh:
                 _start_reports(service, reports)
@@ -202,8 +212,8 @@ def temporary_server() -> Iterator[None]:
                 _start_server(service, server, for_ever=False)
             except (NoveltyError, OSError) as error:
                 stack.close()
-                said = str(error).partition("\n")[0]
-                log.info(f"no Prefect server follows these builds: {said}")
+                reason = str(error).partition("\n")[0]
+                log.info(f"no Prefect server follows these builds: {reason}")
         yield
 
 
@@ -228,9 +238,7 @@ def _start_reports(service: Service, reports: Background) -> None:
     reports.start(command, environment(service))
 
     def serves() -> bool:
-        if reports.pid() is None:
-            said = f"{reports.log} ends with:\n{reports.last_words()}"
-            raise ServiceError(f"the server of reports ended; {said}")
+        _require_alive(reports, "the server of reports")
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 5):
             return True
         return False
@@ -253,8 +261,7 @@ def _start_server(service: Service, server: Background, *, for_ever: bool = True
         __import__(f"flows.{deployment.flow}")
 
     def healthy() -> bool:
-        if server.pid() is None:
-            raise ServiceError(f"the server ended; {server.log} ends with:\n{server.last_words()}")
+        _require_alive(server, "the server")
         with contextlib.suppress(ServiceError), connected(service):
             return True
         return False
@@ -282,9 +289,7 @@ def _start_worker(service: Service, worker: Background, *, fresh: bool) -> None:
         before = datetime.now(UTC)
 
         def online() -> bool:
-            if worker.pid() is None:
-                said = f"{worker.log} ends with:\n{worker.last_words()}"
-                raise ServiceError(f"the worker ended; {said}")
+            _require_alive(worker, "the worker")
             beats = {
                 known.name: known.last_heartbeat_time
                 for known in client.read_workers_for_work_pool(pool)
@@ -346,21 +351,21 @@ def deploy_only(service: Service) -> None:
 def _say_deployed(service: Service) -> None:
     for deployment in deploy(service):
         if deployment.config is None:
-            said = "paused: not in service.yaml"
+            text = "paused: not in service.yaml"
         else:
             rhythm = deployment.schedule
-            said = (
+            text = (
                 f"every {rhythm['interval']:g} s"
                 if "interval" in rhythm
                 else f"{rhythm['cron']} {rhythm['timezone']}"
             )
-            said += ", paused" if deployment.paused else ""
-        print(f"  {deployment.flow}/{deployment.name}: {said}")
+            text += ", paused" if deployment.paused else ""
+        print(f"  {deployment.flow}/{deployment.name}: {text}")
 
 
 def _lost(client: Any, service: Service, worker_lives: bool) -> list[Any]:
-    own = is_own(service)
-    return lost_runs(client, worker_name(service), worker_lives=worker_lives, own_server=own)
+    own_server = is_own(service)
+    return lost_runs(client, worker_name(service), worker_lives=worker_lives, own_server=own_server)
 
 
 def _clear(client: Any, service: Service, *, worker_lives: bool, reason: str) -> None:
@@ -374,9 +379,8 @@ def _clear(client: Any, service: Service, *, worker_lives: bool, reason: str) ->
 def status(service: Service, clear: bool = False) -> int:
     """What runs, what is scheduled next, and what is amiss; 1 if something is."""
     _check_user(service)
-    server, worker, reports = parts(service)
-    wanted = [*([server] if is_own(service) else []), worker, reports]
-    for part in wanted:
+    server, worker, _ = parts(service)
+    for part in _own_parts(service):
         print(f"{part.name}: " + (f"process {part.pid()}" if part.pid() else "not running"))
     if is_own(service) and not server.pid():
         return 1
@@ -389,12 +393,12 @@ def status(service: Service, clear: bool = False) -> int:
         problems = _say_schedules(client)
         lost = _lost(client, service, lives)
         for run in unfinished_runs(client):
-            gone = any(run.id == other.id for other in lost)
+            is_lost = any(run.id == other.id for other in lost)
             mark = "its process is gone; clear it with `novelty service status --clear`"
-            print(f"  run {run.name} ({run.id}): {run.state.name}{', ' + mark if gone else ''}")
+            print(f"  run {run.name} ({run.id}): {run.state.name}{', ' + mark if is_lost else ''}")
     for problem in problems:
         print(f"AMISS: {problem}")
-    return int(bool(lost or problems) or not all(part.pid() for part in wanted))
+    return int(bool(lost or problems) or not all(part.pid() for part in _own_parts(service)))
 
 
 def send_test(service: Service) -> int:
@@ -419,17 +423,19 @@ def _say_schedules(client: Any) -> list[str]:
             name = f"{flows[deployment.flow_id]}/{deployment.name}"
             state = "paused" if deployment.paused else "scheduled"
             last = last_run(client, deployment.id)
-            said = f"{last.state.name} at {last.state.timestamp:{MINUTE}} UTC" if last else "none"
-            print(f"  {name}: {state}, last run: {said}")
-            found = schedule_problems(client, deployment, last, datetime.now(UTC))
-            problems += [f"{name}: {problem}" for problem in found]
+            last_state = (
+                f"{last.state.name} at {last.state.timestamp:{MINUTE}} UTC" if last else "none"
+            )
+            print(f"  {name}: {state}, last run: {last_state}")
+            faults = schedule_problems(client, deployment, last, datetime.now(UTC))
+            problems += [f"{name}: {problem}" for problem in faults]
     return problems
 
 
 def schedule_problems(client: Any, deployment: Any, last: Any, now: datetime) -> list[str]:
     """Why a deployment does not run as it should: it failed, it is late, or runs are missing.
 
-    Of one that is paused nothing is expected.
+    A paused one has no problem.
     """
     schedules = [schedule for schedule in deployment.schedules if schedule.active]
     if deployment.paused or not schedules:
@@ -446,7 +452,7 @@ def schedule_problems(client: Any, deployment: Any, last: Any, now: datetime) ->
         if (now - changed).total_seconds() > LATE_SECONDS:
             problems.append("no run is scheduled; see the server's log, and try `make deploy`")
         return problems
-    # From run to run no more time may pass than lies between two that are scheduled.
+    # Two runs may lie no further apart than two times of the schedule.
     gaps = [after - before for before, after in itertools.pairwise(due)]
     since = max([changed, *([last.start_time] if last else [])])
     under_way = last is not None and not last.state.is_final()
@@ -461,12 +467,12 @@ def _scheduled_times(client: Any, deployment_id: Any) -> list[datetime]:
     from prefect.client.schemas.filters import FlowRunFilter
     from prefect.client.schemas.sorting import FlowRunSort
 
-    wanted = {
+    conditions = {
         "deployment_id": {"any_": [deployment_id]},
         "state": {"type": {"any_": ["SCHEDULED"]}},
     }
     runs = client.read_flow_runs(
-        flow_run_filter=FlowRunFilter.model_validate(wanted),
+        flow_run_filter=FlowRunFilter.model_validate(conditions),
         sort=FlowRunSort.EXPECTED_START_TIME_ASC,
         limit=LAST_RUNS,
     )
@@ -485,5 +491,5 @@ def last_run(client: Any, deployment_id: Any) -> Any:
         limit=LAST_RUNS,
     )
     # One that came while another was under way is cancelled before it does anything.
-    done = [run for run in runs if not (run.state.is_cancelled() and not run.total_run_time)]
-    return done[0] if done else None
+    real_runs = [run for run in runs if not (run.state.is_cancelled() and not run.total_run_time)]
+    return real_runs[0] if real_runs else None

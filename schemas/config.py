@@ -60,8 +60,8 @@ def _place_in_yaml(error: Exception) -> str:
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         return f": {str(error).partition(chr(10))[0]}"
     mark = error.problem_mark
-    begun = error.context_mark
-    since = f" (what it belongs to begins in line {begun.line + 1})" if begun else ""
+    start = error.context_mark
+    since = f" (what it belongs to begins in line {start.line + 1})" if start else ""
     return f": line {mark.line + 1}, column {mark.column + 1}: {error.problem}{since}"
 
 
