@@ -392,6 +392,10 @@ def _parser() -> Parser:
     doctor.add_argument(
         "--install", action="store_true", help="install missing system libraries (apt, as root)"
     )
+    doctor.add_argument("--gpu", action="store_true", help="try every model on the GPU")
+    doctor.add_argument("--device", default="cuda", help="with --gpu: cuda, cuda:N or cpu")
+    doctor.add_argument("--preset", action="append", choices=("small", "paper"))
+    doctor.add_argument("--models", nargs="+", default=(), help="with --gpu: these alone")
     return parser
 
 
@@ -1077,6 +1081,10 @@ def _service(parsed: argparse.Namespace) -> int:
 def _doctor(parsed: argparse.Namespace) -> int:
     from tasks.operations.doctor import examine, install_libraries
 
+    if parsed.gpu:
+        from tasks.operations.gpu_check import examine_device
+
+        return examine_device(parsed.device, parsed.preset or ("small",), parsed.models)
     if parsed.install:
         install_libraries()
     return examine(sys.executable)

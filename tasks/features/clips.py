@@ -7,10 +7,12 @@ logits of the classes that the network was trained on; tasks/models/clips.py pas
 from abc import ABC, abstractmethod
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import nn
 
 from schemas.errors import ConfigError
+from tasks.learning.devices import to_device
 
 Normalisation = Literal["release", "fair"]
 # The release gives both networks the first pair, means over Kinetics. FAIR trained the weights of
@@ -57,7 +59,7 @@ def prepare(frames: torch.Tensor, normalisation: Normalisation = "release") -> t
         raise ConfigError(
             f"frames are {frames.dtype} {tuple(frames.shape)}, expected uint8 (N, T, H, W, 3)"
         )
-    mean, deviation = torch.tensor(NORMALISATIONS[normalisation], device=frames.device)
+    mean, deviation = to_device(np.array(NORMALISATIONS[normalisation], np.float32), frames.device)
     return ((frames / 255 - mean) / deviation).permute(0, 4, 1, 2, 3).contiguous()
 
 

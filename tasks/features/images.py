@@ -10,7 +10,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from schemas.errors import ConfigError
+from tasks.learning.devices import to_device
 
 if TYPE_CHECKING:
     import torch
@@ -61,7 +64,8 @@ def scaled(images: torch.Tensor, scale: float) -> torch.Tensor:
 def normalised(images: torch.Tensor) -> torch.Tensor:
     """Minus the ImageNet mean, by its deviation, per channel."""
     mean, deviation = (
-        images.new_tensor(values).view(1, 3, 1, 1) for values in (IMAGENET_MEAN, IMAGENET_DEVIATION)
+        to_device(np.array(values, np.float32), images.device).view(1, 3, 1, 1)
+        for values in (IMAGENET_MEAN, IMAGENET_DEVIATION)
     )
     return (images - mean) / deviation
 

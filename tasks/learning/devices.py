@@ -5,10 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from schemas.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
 
 
 def choose_device(device: str) -> str:
@@ -28,6 +32,21 @@ def choose_device(device: str) -> str:
             f"device {device!r} was asked for, but torch sees no GPU; use auto or cpu"
         )
     return device
+
+
+def to_device(values: np.ndarray, device: str | torch.device) -> torch.Tensor:
+    """The one way from the program to a device; a GPU reads pinned memory, and nobody waits."""
+    import torch
+
+    tensor, place = torch.from_numpy(values), torch.device(device)
+    if place.type == "cuda":
+        tensor = tensor.pin_memory()
+    return tensor.to(place, non_blocking=True)
+
+
+def to_host(values: torch.Tensor) -> np.ndarray:
+    """The one way from a device to the program, which waits here until the device has computed."""
+    return values.detach().cpu().numpy()
 
 
 def use_threads(count: int) -> None:
@@ -66,5 +85,7 @@ def precision_on(device: str, mixed_precision: bool) -> str:
         return "float32"
     import torch
 
-    on_gpu = torch.device(choose_device(device)).type == "cuda"
-    return "bfloat16" if on_gpu and torch.cuda.is_bf16_supported(False) else "float32"
+    kind = torch.device(choose_device(device)).type
+    if kind == "cpu":
+        return "float32"
+    return "bfloat16" if torch.get_device_module(kind).is_bf16_supported(False) else "float32"

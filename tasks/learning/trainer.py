@@ -27,7 +27,7 @@ from pydantic import Field
 from schemas.config import Settings
 from schemas.errors import ConfigError, TrainingError
 from storage.tensors import read_header, read_tensors, write_tensors
-from tasks.learning.devices import choose_device, precision_on, seeded
+from tasks.learning.devices import choose_device, precision_on, seeded, to_device, to_host
 from tasks.learning.samples import Samples
 from tasks.learning.training import Progress
 
@@ -137,18 +137,14 @@ class Batch:
         return len(self.rows)
 
     def array(self, name: str) -> torch.Tensor:
-        import torch
-
         values = np.ascontiguousarray(self.samples.array(name)[self.rows])
-        return torch.from_numpy(values).to(self.device)
+        return to_device(values, self.device)
 
     @property
     def labels(self) -> torch.Tensor:
-        import torch
-
         if self.samples.labels is None:
             raise ConfigError("this training needs labels; give them with the samples")
-        return torch.from_numpy(self.samples.labels[self.rows]).to(self.device)
+        return to_device(self.samples.labels[self.rows], self.device)
 
 
 class Optimizers(dict[str, "torch.optim.Optimizer"]):
@@ -416,7 +412,7 @@ class _Training:
         assert self.sums is not None
         self._agree()
         count = sum(len(batch) for batch in first)
-        means = [total / count for total in self.sums.tolist()]
+        means = [total / count for total in to_host(self.sums).tolist()]
         self.sums = None
         return {
             "rate": rate or self.under_way.pop("rate", 0.0),
@@ -456,9 +452,9 @@ class _Training:
             self.sums = torch.zeros(0, dtype=torch.float64, device=self.fabric.device)
         if new:
             self.sums = torch.cat([self.sums, self.sums.new_zeros(len(new))])
-        places = [names.index(name) for name in losses]
-        values = torch.stack([value.detach().double() for value in losses.values()]) * count
-        self.sums[places] += values
+        none = self.sums.new_zeros(())
+        values = [losses[name].detach().double() if name in losses else none for name in names]
+        self.sums += torch.stack(values) * count
 
     def _measured(self, samples: Samples) -> dict[str, float]:
         """Means of the losses over samples, without learning."""
@@ -472,7 +468,7 @@ class _Training:
                     losses = self.trainable.losses(Batch(samples, rows, self.fabric.device))
                 self._add(names, losses, len(rows))
         assert self.sums is not None
-        means = [total / len(samples) for total in self.sums.tolist()]
+        means = [total / len(samples) for total in to_host(self.sums).tolist()]
         self.sums = None
         return dict(zip(names, means, strict=True))
 
@@ -560,21 +556,24 @@ def make_fabric(device: str, settings: TrainingSettings, processes: int = 1) -> 
     """Lightning Fabric on one device, or on as many devices as there are processes."""
     import torch
     from lightning_fabric import Fabric
+    from lightning_fabric.plugins import MixedPrecision, Precision
+    from lightning_fabric.strategies.single_device import SingleDeviceStrategy
 
     place = torch.device(device)
     devices: int | list[int] = processes
-    if place.type == "cuda" and processes == 1:
-        devices = [place.index or 0]
+    if place.type != "cpu" and processes == 1:
+        place = torch.device(place.type, place.index or 0)
+        devices = [place.index]
     elif place.type == "cuda" and processes > torch.cuda.device_count():
         raise ConfigError(
             f"processes is {processes}, but there are {torch.cuda.device_count()} GPUs; lower it"
         )
-    precision = precision_on(device, settings.mixed_precision)
+    mixed = precision_on(device, settings.mixed_precision) == "bfloat16"
     return Fabric(
         accelerator=place.type,
         devices=devices,
-        strategy="auto" if processes == 1 else "ddp_spawn",
-        precision="bf16-mixed" if precision == "bfloat16" else "32-true",
+        strategy=SingleDeviceStrategy(place) if processes == 1 else "ddp_spawn",
+        plugins=[MixedPrecision("bf16-mixed", place.type) if mixed else Precision()],
     )
 
 
@@ -596,7 +595,7 @@ def compute_in_batches(
         for start in range(0, max(len(samples), 1), batch_size):
             rows = np.arange(start, min(start + batch_size, len(samples)))
             values = compute(Batch(samples, rows, place))
-            parts.append({name: value.cpu().numpy() for name, value in values.items()})
+            parts.append({name: to_host(value) for name, value in values.items()})
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 

@@ -19,6 +19,7 @@ from pydantic import Field
 
 from schemas.config import Settings
 from schemas.errors import ConfigError
+from tasks.learning.devices import to_device
 from tasks.learning.samples import Rows, Samples
 from tasks.learning.trainer import Batch, Losses, TrainingSettings, compute_in_batches
 from tasks.models.base import CLASSIFIER, Fitting, Model, NetworkModel
@@ -111,7 +112,8 @@ def embed_pictures(
     }
     pictures = middle_square(images, shown["side"], shown["shown"], rows_cut)
     mean, deviation = (
-        pictures.new_tensor(shown[name])[:, None, None] for name in ("mean", "deviation")
+        to_device(np.array(shown[name], np.float32), pictures.device)[:, None, None]
+        for name in ("mean", "deviation")
     )
     features: torch.Tensor = network.embed((pictures - mean) / deviation)
     return features
@@ -136,11 +138,11 @@ class Backbone(OnPictureNetwork, NetworkModel):
 
     def embed(self, samples: Samples) -> np.ndarray:
         samples.images()
-        rows_cut = self.settings.item_bar_rows
+        network, rows_cut = self.frozen, self.settings.item_bar_rows
 
         def compute(batch: Batch) -> dict[str, torch.Tensor]:
             images = batch.array("images")
-            return {"features": embed_pictures(self.frozen, images, self.settings, rows_cut)}
+            return {"features": embed_pictures(network, images, self.settings, rows_cut)}
 
         batch = self.settings.embedding_batch
         return compute_in_batches(compute, samples, self.device, batch)["features"]

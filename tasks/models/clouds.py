@@ -21,7 +21,7 @@ from pydantic import Field
 from schemas.errors import ConfigError
 from schemas.runs import Origin
 from tasks import networks
-from tasks.learning.devices import precision_on, seeded
+from tasks.learning.devices import precision_on, seeded, to_device
 from tasks.learning.samples import Samples
 from tasks.learning.trainer import Batch, Losses, TrainingSettings
 from tasks.models.base import Fitting, NetworkModel
@@ -205,7 +205,9 @@ class CloudModel(NetworkModel):
         mixed = precision_on(self.device, self.settings.mixed_precision) == "bfloat16"
         with torch.autocast(clouds.device.type, torch.bfloat16, enabled=mixed):
             votes = [
-                self.cloud_outputs(normalised(clouds[:, places], normalisation))
+                self.cloud_outputs(
+                    normalised(clouds[:, to_device(places, clouds.device)], normalisation)
+                )
                 for places in vote_places(clouds.shape[1], count, self.settings.votes)
             ]
         mean = {name: torch.stack([v[name].float() for v in votes]).mean(0) for name in votes[0]}

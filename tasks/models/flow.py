@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from pydantic import Field
 
+from tasks.learning.devices import to_device
 from tasks.learning.trainer import Batch, Losses, Optimizers, make_optimizer
 from tasks.models import cross_entropy
 from tasks.models.base import CLASSIFIER
@@ -134,10 +135,7 @@ def transform(
 
 def _order(values: torch.Tensor, block: int) -> torch.Tensor:
     """The block's permutation, the same in every training and as released."""
-    import torch
-
-    order = np.random.RandomState(block).permutation(values.shape[1])
-    return torch.from_numpy(order).to(values.device)
+    return to_device(np.random.RandomState(block).permutation(values.shape[1]), values.device)
 
 
 def _coupling(settings: Configuration) -> nn.ModuleList:

@@ -40,8 +40,10 @@ class FrameBackbone(OnPictureNetwork, Backbone):
         return load_frozen(self.settings)
 
     def pass_batch(self, clips: np.ndarray) -> dict[str, np.ndarray]:
+        network = self.network
+
         def compute(batch: Batch) -> dict[str, torch.Tensor]:
-            return {"features": embed_pictures(self.network, batch.array("images"), self.settings)}
+            return {"features": embed_pictures(network, batch.array("images"), self.settings)}
 
         frames = clips.shape[1] * clips.shape[2]
         images = Samples.unnamed(images=clips.reshape(-1, *clips.shape[-3:]))

@@ -20,6 +20,7 @@ import numpy as np
 from pydantic import Field
 
 from schemas.config import Settings
+from tasks.learning.devices import to_host
 from tasks.learning.samples import Samples
 from tasks.learning.trainer import Batch, Losses, make_optimizer
 from tasks.models.vgg_classifier import SMALL_NETWORK, VggClassifier, VggSettings
@@ -131,7 +132,7 @@ class Ndcc(VggClassifier):
         """Means (classes, features) and the shared variances (features), as used in scoring."""
         scatter = self.layers["scatter"]
         weight, sigma, delta = (
-            value.detach().cpu().double().numpy()
+            to_host(value).astype(np.float64)
             for value in (self.last_layer.weight, scatter["sigma"], scatter["delta"])
         )
         deviation = sigma + delta

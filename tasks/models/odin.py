@@ -29,7 +29,7 @@ from schemas.config import Settings
 from schemas.errors import ConfigError
 from tasks import models, networks
 from tasks.features.images import IMAGENET_MEAN
-from tasks.learning.devices import seeded
+from tasks.learning.devices import seeded, to_device
 from tasks.learning.samples import NOVEL, Samples
 from tasks.learning.trainer import compute_in_batches
 from tasks.models.base import BaseRun, Fitting, Model
@@ -105,7 +105,7 @@ def perturbed(
 
     sign = torch.where(gradient >= 0, 1.0, -1.0).to(pictures)
     if mean is not None:
-        sign = sign - sign.new_tensor(mean)[None, :, None, None]
+        sign = sign - to_device(np.array(mean, np.float32), sign.device)[None, :, None, None]
     return pictures - sign * step.to(pictures)[None, :, None, None]
 
 

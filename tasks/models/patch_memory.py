@@ -24,7 +24,7 @@ from pydantic import Field
 
 from schemas.config import Settings
 from schemas.errors import ConfigError
-from tasks.learning.devices import seeded
+from tasks.learning.devices import seeded, to_device, to_host
 from tasks.learning.samples import Samples
 from tasks.learning.trainer import Batch, compute_in_batches
 from tasks.models.base import Fitting, Model
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 PROJECTED = 128
 # Distances held at once.
 LARGEST = 1 << 22
+# Memories chosen before it is asked whether a point is left.
+ASKED_EVERY = 64
 
 
 class Configuration(FrameSettings):
@@ -101,10 +103,9 @@ class PatchMemory(Model):
 
     def _candidates(self, samples: Samples, seed: int) -> tuple[torch.Tensor, int]:
         """Features (rows, d) of the patches drawn, in order, and how many patches there were."""
-        import torch
 
         network = self._network()
-        first = torch.from_numpy(samples.images()[:1]).to(self.device)
+        first = to_device(samples.images()[:1], self.device)
         grid = self._patches(network, first).shape[1]
         patches = len(samples) * grid
         wanted = min(self.settings.candidates or patches, patches)
@@ -115,12 +116,12 @@ class PatchMemory(Model):
             described = self._patches(network, batch.array("images")).flatten(0, 1)
             start = int(batch.rows[0]) * grid
             low, high = np.searchsorted(drawn, (start, start + len(described)))
-            rows = torch.from_numpy(drawn[low:high] - start).to(self.device)
+            rows = to_device(drawn[low:high] - start, self.device)
             return {"patches": described[rows]}
 
         size = self.settings.batch_size
         candidates = compute_in_batches(compute, samples, self.device, size)["patches"]
-        return torch.from_numpy(candidates).to(self.device), patches
+        return to_device(candidates, self.device), patches
 
     def _patches(self, network: nn.Module, images: torch.Tensor) -> torch.Tensor:
         """uint8 (N, H, W, 3) to (N, patches, d)."""
@@ -178,17 +179,23 @@ def k_centre(points: torch.Tensor, count: int) -> tuple[torch.Tensor, float]:
     norms = points.square().sum(1)
     row = torch.randint(len(points), (1,), device=points.device)
     squared = torch.full_like(norms, torch.inf)
-    rows = []
-    for _ in range(count):
+    rows: list[torch.Tensor] = []
+    left = []
+    for number in range(1, count + 1):
         rows.append(row)
-        other = points[row[0]]
+        other = points[row][0]
         squared = torch.minimum(squared, norms + norms[row] - 2 * (points @ other))
         # Rounding may leave a point at a distance from itself.
         squared[row] = 0
         row = squared.argmax(0, keepdim=True)
-        if squared[row] <= 0:
-            break
-    return torch.cat(rows), float(squared[row].clamp(min=0).sqrt())
+        left.append(squared[row])
+        if number % ASKED_EVERY == 0 or number == count:
+            # Not at every step: the program would wait for the device each time.
+            none_left = np.flatnonzero(to_host(torch.cat(left)) <= 0)
+            if none_left.size:
+                rows = rows[: none_left[0] + 1]
+                break
+    return torch.cat(rows), float(to_host(squared[row].clamp(min=0).sqrt())[0])
 
 
 def random_rows(points: torch.Tensor, count: int) -> tuple[torch.Tensor, float]:

@@ -18,6 +18,7 @@ from pydantic import Field
 
 from schemas.config import Settings
 from schemas.errors import ConfigError
+from tasks.learning.devices import to_device
 from tasks.learning.samples import Rows, Samples
 from tasks.learning.trainer import (
     Batch,
@@ -171,14 +172,10 @@ class PictureClassifier(NetworkModel):
 
     def input_deviation(self) -> torch.Tensor:
         """(3,), of pixels 0-255: what divided them in the input."""
-        import torch
-
-        return torch.tensor(self.record["deviation"], dtype=torch.float32, device=self.device)
+        return to_device(np.array(self.record["deviation"], np.float32), self.device)
 
     def _normalised(self, pictures: torch.Tensor) -> torch.Tensor:
-        import torch
-
-        mean = torch.tensor(self.record["mean"], dtype=torch.float32, device=self.device)
+        mean = to_device(np.array(self.record["mean"], np.float32), self.device)
         return normalised(pictures, mean, self.input_deviation(), self.settings.shrink)
 
     def classify(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -18,6 +18,7 @@ from schemas.config import Settings
 from schemas.errors import ConfigError
 from schemas.runs import Origin
 from tasks.features.images import IMAGENET_DEVIATION, IMAGENET_MEAN
+from tasks.learning.devices import to_device
 from tasks.learning.samples import Samples
 from tasks.learning.trainer import Batch, compute_in_batches
 from tasks.models.base import CLASSIFIER, Fitting, Model
@@ -71,17 +72,12 @@ class Pretrained(Model):
 
     def inputs(self, batch: Batch, *, whole: bool = False) -> torch.Tensor:
         """Normalised pictures; they are always whole."""
-        import torch
-
-        mean = torch.tensor(self.settings.mean, dtype=torch.float32, device=self.device) * 255
+        mean = to_device(np.array(self.settings.mean, np.float32), self.device) * 255
         return normalised(batch.array("images"), mean, self.input_deviation())
 
     def input_deviation(self) -> torch.Tensor:
         """(3,), of pixels 0-255: what divided them in the input."""
-        import torch
-
-        deviation = self.settings.deviation
-        return torch.tensor(deviation, dtype=torch.float32, device=self.device) * 255
+        return to_device(np.array(self.settings.deviation, np.float32), self.device) * 255
 
     def classify(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits and features of normalised pictures."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise, product
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -22,6 +23,7 @@ from pydantic import Field
 
 from schemas.config import Settings
 from schemas.errors import ConfigError, TrainingError
+from tasks.learning.devices import to_host
 from tasks.learning.encoding import ColumnGroups, column_groups, encoded, learn_vocabulary
 from tasks.learning.samples import NOVEL, Rows, Samples
 from tasks.learning.trainer import Batch, Losses, TrainingSettings, compute_in_batches
@@ -136,7 +138,7 @@ class SymbolicMlp(NetworkModel):
 
     def _fit_shape(self, train: Samples, valid: Samples | None, fitting: Fitting) -> pl.DataFrame:
         history = super()._fit(train, valid, fitting)
-        epoch = int(self.layers["stopping"].epoch)
+        epoch = self.kept_epoch()
         self.record["weights_of_epoch"] = (
             f"{epoch}, least validation loss" if epoch else f"{len(history)}, the last"
         )
@@ -154,7 +156,7 @@ class SymbolicMlp(NetworkModel):
             self.shape = {"layers": layers, "hidden": hidden}
             work = None if fitting.work is None else fitting.work / f"{layers}_x_{hidden}"
             self._fit_shape(train, valid, replace(fitting, work=work, keep=None))
-            loss = float(self.layers["stopping"].least)
+            loss = float(to_host(self.layers["stopping"].least))
             rows.append({**self.shape, "valid_loss": loss})
             if loss < least:
                 least, best = loss, (len(rows) - 1, self.record, self.layers)
@@ -238,7 +240,7 @@ class SymbolicMlp(NetworkModel):
     def close_epoch(self, epoch: int, measures: Mapping[str, float]) -> None:
         """Keep the latest weights if their validation loss is the least."""
         loss, stopping = measures.get("valid_loss"), self.layers["stopping"]
-        if loss is not None and loss < stopping.least:
+        if loss is not None and loss < to_host(stopping.least):
             self.layers["best"].load_state_dict(self.layers["latest"].state_dict())
             stopping.least.fill_(loss)
             stopping.epoch.fill_(epoch)
@@ -257,14 +259,22 @@ class SymbolicMlp(NetworkModel):
         return torch.cat([numeric, *categorical], 1)
 
     def compute(self, batch: Batch) -> dict[str, torch.Tensor]:
-        network = self.layers["best" if self.layers["stopping"].epoch else "latest"]
+        return self._computed(self.kept_epoch(), batch)
+
+    def _computed(self, epoch: int, batch: Batch) -> dict[str, torch.Tensor]:
+        network = self.layers["best" if epoch else "latest"]
         return {"losses": self._losses_of_variables(network, batch.array("sequences")).double()}
+
+    def kept_epoch(self) -> int:
+        """The epoch of the least validation loss; 0: none was measured, the last one counts."""
+        return int(to_host(self.layers["stopping"].epoch))
 
     def variable_losses(self, samples: Samples) -> np.ndarray:
         """(N, variables): what novelty is the largest of; zeros where the context is short."""
         rows = complete_rows(samples)
         whole = Samples.unnamed(sequences=Sequences(samples, rows, self.encode))
-        measured = compute_in_batches(self.compute, whole, self.device, SCORING_BATCH)["losses"]
+        compute = partial(self._computed, self.kept_epoch())
+        measured = compute_in_batches(compute, whole, self.device, SCORING_BATCH)["losses"]
         losses = np.zeros((len(samples), measured.shape[1]))
         losses[rows] = measured
         return losses

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
+from tasks.learning.devices import to_device
 from tasks.learning.trainer import Losses
 from tasks.models.clouds import CloudModel, CloudSettings
 from tasks.networks.geometry import gather_rows, nearest, nearest_other
@@ -122,7 +123,8 @@ class Vae(CloudModel):
         """Clouds (N, points, 3) of the first folding, and of the second: the reconstruction."""
         import torch
 
-        points = sphere(self.settings.reconstruction_points).to(code).expand(len(code), -1, -1)
+        points = to_device(sphere(self.settings.reconstruction_points).numpy(), code.device)
+        points = points.expand(len(code), -1, -1)
         repeated = code[:, None].expand(-1, points.shape[1], -1)
         foldings = []
         for fold in self.layers["folds"]:

@@ -19,6 +19,7 @@ from schemas.config import Settings
 from schemas.errors import ConfigError
 from tasks.features import VGG16
 from tasks.features import images as preprocessing
+from tasks.learning.devices import to_device
 from tasks.learning.samples import Samples
 from tasks.learning.trainer import Batch, Losses
 from tasks.models.base import CLASSIFIER, NOVELTY_ONLY, NetworkModel
@@ -122,9 +123,7 @@ class VggClassifier(NetworkModel):
 
     def input_deviation(self) -> torch.Tensor:
         """Deviation of pixels 0-255 by channel, as `inputs` divides by it."""
-        import torch
-
-        return torch.tensor(preprocessing.IMAGENET_DEVIATION, device=self.device) * 255
+        return to_device(np.array(preprocessing.IMAGENET_DEVIATION, np.float32), self.device) * 255
 
     @property
     def last_layer(self) -> nn.Linear:

@@ -13,14 +13,14 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
 import polars as pl
 from pydantic import Field, model_validator
 
 from schemas.errors import ConfigError
-from tasks.learning.devices import choose_device, seeded
+from tasks.learning.devices import choose_device, seeded, to_device
 from tasks.learning.samples import NOVEL, Rows, Samples
 from tasks.learning.trainer import (
     Batch,
@@ -207,7 +207,8 @@ class Contrast(Trainable):
         from torch.nn import functional
 
         settings, layers = self.settings, self.layers
-        images, labels = batch.array("images"), batch.labels
+        images, numbers = batch.array("images"), batch.samples.labels
+        assert numbers is not None
         rows = torch.randperm(len(self.unlabelled))[: settings.unlabelled_batch].numpy()
         others = Batch(self.unlabelled, rows, batch.device).array("images")
         both = resized(torch.cat([images, others]), settings.image_size)
@@ -219,6 +220,7 @@ class Contrast(Trainable):
             for _ in range(2)
         )
         unsupervised = view_contrast(first, second, settings.temperature)
+        labels = torch.from_numpy(numbers[batch.rows])
         supervised = class_contrast(first[: len(images)], labels, settings.temperature)
         share = settings.supervised_weight
         loss = (1 - share) * unsupervised + share * supervised
@@ -246,12 +248,13 @@ def class_contrast(
     """Each image against the mean of the others of its class; one alone in its class is left out.
 
     (The release divides the sum over the others of a class by its size, not by one less.)
+    `labels` are on the CPU, which must know how many have a pair.
     """
     alike = labels[:, None] == labels
     alike.fill_diagonal_(False)
-    similar = _similarities(embeddings, temperature)
-    paired = alike.any(1)
-    similar, alike = similar[paired], alike[paired]
+    paired = alike.any(1).nonzero()[:, 0]
+    alike = to_device(alike[paired].numpy(), embeddings.device)
+    similar = _similarities(embeddings, temperature)[to_device(paired.numpy(), embeddings.device)]
     losses = similar.logsumexp(1) - similar.masked_fill(~alike, 0).sum(1) / alike.sum(1)
     return losses.sum() / max(len(losses), 1)
 
@@ -275,8 +278,13 @@ def resized(images: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def normalised(images: torch.Tensor) -> torch.Tensor:
-    mean, deviation = (images.new_tensor(v).view(1, 3, 1, 1) for v in (MEAN, DEVIATION))
+    mean, deviation = (_constant(v, images).view(1, 3, 1, 1) for v in (MEAN, DEVIATION))
     return (images - mean) / deviation
+
+
+def _constant(values: Any, images: torch.Tensor) -> torch.Tensor:
+    """Beside the images, in their type."""
+    return to_device(np.array(values, np.float32), images.device).to(images.dtype)
 
 
 def random_views(images: torch.Tensor, smallest_crop: float) -> torch.Tensor:
@@ -287,11 +295,11 @@ def random_views(images: torch.Tensor, smallest_crop: float) -> torch.Tensor:
 
     count, size = len(images), images.shape[3]
 
-    def uniform(low: float, high: float) -> torch.Tensor:
-        return low + (high - low) * torch.rand(count, device=images.device)
+    def uniform(low: float, high: float, device: Any = images.device) -> torch.Tensor:
+        return low + (high - low) * torch.rand(count, device=device)
 
-    def happens(probability: float) -> torch.Tensor:
-        return torch.rand(count, device=images.device) < probability
+    def happens(probability: float, device: Any = images.device) -> torch.Tensor:
+        return torch.rand(count, device=device) < probability
 
     area, ratio = (
         uniform(smallest_crop, 1),
@@ -312,12 +320,13 @@ def random_views(images: torch.Tensor, smallest_crop: float) -> torch.Tensor:
     turn = jitter * uniform(-0.1, 0.1)
     views = _recoloured(views, brightness, contrast, saturation, turn)
 
-    blurred = happens(0.5)
-    solarised = ~blurred & happens(0.2)
-    blurred |= happens(0.1)
+    # Drawn by the program, which must know the reach of the blur.
+    blurred = happens(0.5, "cpu")
+    solarised = ~blurred & happens(0.2, "cpu")
+    blurred |= happens(0.1, "cpu")
     # DINO's radii are in pixels of 224.
-    views = _blurred(views, torch.where(blurred, uniform(0.1, 2.0), 1e-3) * size / 224)
-    flipped = solarised[:, None, None, None] & (views >= 0.5)
+    views = _blurred(views, torch.where(blurred, uniform(0.1, 2.0, "cpu"), 1e-3) * size / 224)
+    flipped = to_device(solarised.numpy(), images.device)[:, None, None, None] & (views >= 0.5)
     return normalised(torch.where(flipped, 1 - views, views))
 
 
@@ -332,11 +341,11 @@ def _recoloured(
     import torch
 
     images = (images * brightness[:, None, None, None]).clamp(0, 1)
-    grey = images.new_tensor(GREY)
+    grey = _constant(GREY, images)
     mean = torch.einsum("nchw,c->nhw", images, grey).mean((1, 2))[:, None, None, None]
     images = mean + contrast[:, None, None, None] * (images - mean)
     angle = 2 * math.pi * turn[:, None, None]
-    cross = images.new_tensor([[0, -1, 1], [1, 0, -1], [-1, 1, 0]]) / math.sqrt(3)
+    cross = _constant([[0, -1, 1], [1, 0, -1], [-1, 1, 0]], images) / math.sqrt(3)
     eye, ones = torch.eye(3, device=images.device), images.new_ones(3, 3)
     rotate = angle.cos() * eye + (1 - angle.cos()) / 3 * ones + angle.sin() * cross
     vivid = saturation[:, None, None]
@@ -345,12 +354,13 @@ def _recoloured(
 
 
 def _blurred(images: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
-    """Gaussian blur with a deviation in pixels per image."""
+    """Gaussian blur with a deviation in pixels per image; `sigma` is on the CPU."""
     import torch
     from torch.nn import functional
 
     count, channels, height, width = images.shape
     reach = min(max(1, math.ceil(3 * float(sigma.max()))), height - 1, width - 1)
+    sigma = to_device(sigma.numpy(), images.device)
     offsets = torch.arange(-reach, reach + 1, device=images.device)
     kernel = torch.softmax(-(offsets**2) / (2 * sigma[:, None] ** 2), 1)
     kernel = kernel.repeat_interleave(channels, 0)[:, None, None]

@@ -19,6 +19,7 @@ from schemas.config import Settings
 from schemas.errors import ConfigError, NoveltyError, SourceError
 from storage.tensors import read_header, read_tensors, write_tensors
 from tasks.engine.plugins import Plugin
+from tasks.learning.devices import to_host
 
 if TYPE_CHECKING:
     import torch
@@ -117,9 +118,9 @@ class Head:
         import torch
 
         def copied(tensor: torch.Tensor | None, missing: torch.Tensor) -> torch.Tensor:
-            return missing if tensor is None else tensor.detach().cpu().clone()
+            return missing if tensor is None else torch.from_numpy(to_host(tensor).copy())
 
-        weight = linear.weight.detach().cpu().clone()
+        weight = torch.from_numpy(to_host(linear.weight).copy())
         bias = copied(linear.bias, torch.zeros(len(weight)))
         if norm is None:
             return cls(weight, bias, None, slope)
