@@ -11,6 +11,7 @@ In a folder, what is not a plain readable file with a UTF-8 name is never read: 
 `skipped` with the reason, so that a stage can account for it.
 """
 
+import errno
 import hashlib
 import os
 import stat
@@ -56,6 +57,11 @@ class RawFile:
     digest: str
     path: str | None = None
 
+    def sha256(self, data: bytes) -> str:
+        """Of bytes that were read as this file: a listing by SHA-256 has it, compared by `read`."""
+        listed = len(self.digest) == 64
+        return self.digest if listed else hashlib.sha256(data).hexdigest()
+
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
@@ -89,10 +95,12 @@ def open_raw(
     cache: HashCache | None = None,
     inside: str = "",
     limits: ArchiveLimits = LIMITS,
+    listed_once: bool = False,
 ) -> RawSource:
     """`inside="folder/"` shows only what lies below that folder, with names that begin there.
 
     `archive.zip/folder` says the same in one path: the `root` of a source opens that source again.
+    `listed_once`: who asks for all files of a folder again is told the same.
     """
     path = Path(os.path.abspath(path))
     if not path.exists():
@@ -103,7 +111,7 @@ def open_raw(
                 break
     prefix = f"{inside.strip('/')}/" if inside.strip("/") else ""
     if path.is_dir():
-        return RawFolder(path, cache, prefix)
+        return RawFolder(path, cache, prefix, listed_once)
     if not path.exists():
         raise SourceError(
             f"raw source {path} does not exist. Name an existing folder, .zip, .tar, .tar.gz or "
@@ -146,7 +154,13 @@ def _missing(root: str, name: str) -> RecordError:
 
 
 class RawFolder:
-    def __init__(self, path: Path, cache: HashCache | None = None, inside: str = ""):
+    def __init__(
+        self,
+        path: Path,
+        cache: HashCache | None = None,
+        inside: str = "",
+        listed_once: bool = False,
+    ):
         self.root = os.path.join(path, inside).rstrip("/")
         self._real = os.path.realpath(path)
         if inside:
@@ -156,8 +170,14 @@ class RawFolder:
         self.skipped: list[Skipped] = []
         self._cache = cache
         self._listed: dict[str, str] = {}
+        self._listed_once = listed_once
+        self._all: tuple[list[RawFile], list[Skipped]] | None = None
+        self._plain_folders: set[str] = set()
 
     def files(self, pattern: str | None = None, digests: bool = True) -> list[RawFile]:
+        if self._all is not None and pattern is None and digests:
+            listed, self.skipped = self._all
+            return list(listed)
         self.skipped = []
         sizes = dict(self._walk())
         names = _chosen(sizes, pattern)
@@ -166,7 +186,10 @@ class RawFolder:
             digest_of = self._digests(names)
         self._listed |= digest_of
         self.skipped.sort(key=lambda skipped: skipped.name)
-        return [RawFile(name, sizes[name], digest) for name, digest in digest_of.items()]
+        listed = [RawFile(name, sizes[name], digest) for name, digest in digest_of.items()]
+        if self._listed_once and pattern is None and digests:
+            self._all = listed, self.skipped
+        return list(listed)
 
     def _walk(self) -> Iterator[tuple[str, int]]:
         folders = [""]
@@ -225,17 +248,28 @@ class RawFolder:
         except RecordError as error:
             if digest is None or error.rule == "too_large":
                 raise
+            self._all = None
             if self._cache is not None:
                 self._cache.forget([path])
             raise ChangedSource(path, error.message) from None
         watch.compared.add(path)
         return data
 
+    def _is_inside(self, path: str) -> bool:
+        """Whether no folder on its way is a link; the file itself is opened only if it is none."""
+        folder, _, last = path.rpartition("/")
+        if folder not in self._plain_folders:
+            if os.path.realpath(folder) != folder:
+                return False
+            self._plain_folders.add(folder)
+        return last not in ("", ".", "..")
+
     def _read(self, path: str, name: str, limit: int) -> bytes:
-        if "\0" in name or os.path.realpath(path) != path:
-            raise RecordError(
-                "unreadable", f"{name!r} leads out of {self.root} or through a symbolic link"
-            )
+        astray = RecordError(
+            "unreadable", f"{name!r} leads out of {self.root} or through a symbolic link"
+        )
+        if "\0" in name or not self._is_inside(path):
+            raise astray
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
@@ -250,6 +284,8 @@ class RawFolder:
         except FileNotFoundError:
             raise _missing(self.root, name) from None
         except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise astray from None
             raise RecordError(
                 "unreadable", f"{name} in {self.root} cannot be read: {error.strerror}"
             ) from None

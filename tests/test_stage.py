@@ -22,6 +22,8 @@ from schemas.errors import (
 )
 from storage.locks import locked
 from storage.tables import current_version
+from tasks.engine.estimates import note_time
+from tasks.engine.places import Spread
 from tasks.engine.stage import Build, Produced, Shard, stage, stage_version
 from tests.toy import (
     READINGS,
@@ -183,6 +185,50 @@ def test_shards_in_processes_of_their_own(tmp_path):
     processes = {int(name.split()[-1]) for name in rows["file"]}
     assert len(processes) == 2
     assert os.getpid() not in processes
+
+
+@stage(writes=(READINGS,))
+def where_made(shard: Shard, settings: Settings) -> Produced:
+    """One row: the process that made it."""
+    row = [(f"{shard.name} in {os.getpid()}", 0, 0.0, "a")]
+    return Produced({"readings": pl.DataFrame(row, schema=READINGS.polars_schema, orient="row")}, 1)
+
+
+def test_a_stage_that_took_long_is_spread_over_processes_at_once(tmp_path):
+    lake = tmp_path / "lake"
+    with Build("toy", lake, workers=2) as build:
+        (piece,) = build.run(where_made, [Shard("first")], Settings())
+        note_time(lake, piece.manifest, 60.0)
+    with Build("toy", lake, workers=2) as build:
+        build.run(where_made, [Shard(name) for name in ("one", "two", "three")], Settings())
+    files = build.versions["readings"].read()["file"]
+    processes = [int(name.split()[-1]) for name in files if "first" not in name]
+    assert len(processes) == 3 and os.getpid() not in processes
+
+
+def test_the_smallest_shard_tells_the_pace_and_then_the_largest_come_first():
+    left = Spread(2, {0: 30.0, 1: 5.0, 2: 10.0, 3: 40.0}, None)
+    first = left.next()
+    assert first == 1 and not left.is_long(first, warm=True)
+    with left.measured(first):
+        pass
+    assert [left.next() for _ in range(len(left))] == [3, 0, 2]
+
+
+@pytest.mark.parametrize(
+    ("workers", "sizes", "warm", "long"),
+    [
+        (2, {0: 1.0, 1: 1.0}, False, False),
+        (2, {0: 1.0, 1: 1.0}, True, True),
+        (2, {0: 2.0, 1: 3.0}, False, True),
+        (1, {0: 2.0, 1: 3.0}, True, False),
+        (2, {0: 9.0}, True, False),
+    ],
+)
+def test_what_would_keep_the_threads_busy_goes_to_processes(workers, sizes, warm, long):
+    seconds = 1.5 * sum(sizes.values())
+    left = Spread(workers, sizes, seconds)
+    assert left.is_long(left.next(), warm) == long
 
 
 def test_errors_of_processes_of_their_own(tmp_path):

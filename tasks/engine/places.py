@@ -9,7 +9,8 @@ import importlib
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -25,8 +26,10 @@ from tasks.engine.workers import Workers
 SEEN_WITHIN_SECONDS = 90.0
 """How long a committed piece may stay unseen: network file systems remember absence for a while."""
 
-LONG_SECONDS = 3.0
-"""Work of a stage that is spread over processes; less stays in threads."""
+LONG_SECONDS = 2.0
+"""Work for each thread from which on a stage is spread over processes; less stays in threads."""
+LONG_SECONDS_WARM = 1.0
+"""The same while processes of an earlier stage are waiting for work."""
 SLOTS = Slots(os.cpu_count() or 1, gpu_count())
 """What shards in processes of their own share on this machine."""
 WORKERS = Workers()
@@ -49,30 +52,51 @@ class Cluster(Protocol):
         """How many functions they run at once."""
 
 
-class ThreadTimes:
-    """How long the shards of a stage take, to tell whether other processes pay.
+class Spread:
+    """Whether the shards of a stage are made in threads or in other processes.
 
-    Threads of one process share one interpreter, but starting others and their imports takes a
-    second or two: a few short shards are made here.
+    Threads of one process share one interpreter, but starting others and their imports takes about
+    a second: a few short shards are made here. What a shard takes grows with its `size`; it is told
+    by `seconds` for all that are missing, where those are known, and by the shards made here. If
+    nothing is known the smallest shard is made first, else the largest, so that all ends together.
     """
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers: int, sizes: Mapping[int, float], seconds: float | None) -> None:
         self._workers = workers
-        self._seconds: list[float] = []
+        self._sizes = sizes
+        self._left = deque(sorted(sizes, key=lambda number: (sizes[number], -number)))
+        self._size_left = total = sum(sizes.values())
+        self._pace = seconds / total if seconds is not None else None
+        self._made = self._made_seconds = 0.0
+
+    def __len__(self) -> int:
+        """Shards that wait."""
+        return len(self._left)
+
+    def next(self) -> int:
+        """The shard to begin now."""
+        number = self._left.popleft() if self._pace is None else self._left.pop()
+        self._size_left -= self._sizes[number]
+        return number
 
     @contextmanager
-    def measured(self) -> Iterator[None]:
+    def measured(self, number: int) -> Iterator[None]:
         """Around the making of one shard in this process."""
         start = time.monotonic()
         yield
-        self._seconds.append(time.monotonic() - start)
+        self._made_seconds += time.monotonic() - start
+        self._made += self._sizes[number]
+        self._pace = self._made_seconds / self._made
 
-    def long(self, left: int) -> bool:
-        """Whether so many shards more would keep the threads busy for long."""
-        if self._workers == 1 or not self._seconds:
+    def is_long(self, number: int, warm: bool) -> bool:
+        """Whether this shard and those that wait would keep the threads busy for long.
+
+        A single one would not end sooner elsewhere.
+        """
+        if self._workers == 1 or self._pace is None or len(self._sizes) == 1:
             return False
-        mean = sum(self._seconds) / len(self._seconds)
-        return left * mean / self._workers > LONG_SECONDS
+        seconds = self._pace * (self._size_left + self._sizes[number]) / self._workers
+        return seconds > (LONG_SECONDS_WARM if warm else LONG_SECONDS)
 
 
 def make_shard(code: str, lake: str, benchmark: str, shard: Any, settings: Settings) -> Piece:

@@ -68,11 +68,19 @@ from storage.tables import (
 )
 from storage.unchanged import read_unchanged
 from storage.upkeep import read_build_record, write_build_record
-from tasks.engine.estimates import DryRun, DryRunEnds, current_dry_run, note_time
+from tasks.engine.estimates import (
+    DryRun,
+    DryRunEnds,
+    Pace,
+    current_dry_run,
+    note_time,
+    paces,
+    raw_of,
+)
 from tasks.engine.flow_run import FlowRun, current_run
-from tasks.engine.places import WORKERS, ThreadTimes, make_apart, make_on_cluster, make_shard
+from tasks.engine.places import WORKERS, Spread, make_apart, make_on_cluster, make_shard
 from tasks.engine.progress import progress
-from tasks.engine.reference import Raw
+from tasks.engine.reference import Raw, shipped_reference
 from tasks.engine.threads import one_blas_thread
 
 log = logging.getLogger(__name__)
@@ -157,6 +165,10 @@ class Shard:
     def inputs(self) -> list[Input]:
         raw = [Input(name=file.name, digest=file.digest, size=file.size) for file in self.files]
         return raw + [part.as_input() for part in self.parts]
+
+    def size(self) -> int:
+        """Bytes that go in, to tell large shards from small ones."""
+        return 1 + sum(file.size for file in self.files) + sum(part.bytes for part in self.parts)
 
     def identity(self) -> Any:
         """What of its inputs is in the content key."""
@@ -384,6 +396,7 @@ class Build:
         self._stack = ExitStack()
         self._unpublished = False
         self._published_at = self._publish_cost = 0.0
+        self._paces: dict[str, Pace] | None = None
 
     def __enter__(self) -> "Build":
         if self.dry is not None:
@@ -419,8 +432,8 @@ class Build:
 
     def source(self, path: Path, **options: Any) -> RawSource:
         """Open a raw folder or archive; its listing is kept so that `status` can tell changes."""
-        opened = open_raw(path, HashCache(self._hash_cache()), **options)
-        listed = list(opened.files())
+        opened = open_raw(path, HashCache(self._hash_cache()), listed_once=True, **options)
+        listed = opened.files()
         files = {file.name: file.digest for file in listed}
         if self.dry is not None:
             self.dry.sources[path] = Raw(len(listed), sum(file.size for file in listed))
@@ -525,31 +538,33 @@ class Build:
         with ExitStack() as stack:
             run = current_run() or stack.enter_context(FlowRun())
             cluster = run.cluster
-            times = ThreadTimes(self.workers if _is_found(stage) else 1)
+            sizes = {number: shards[number].size() for number in missing}
+            spreads = _is_found(stage) and not stage.apart and cluster is None
+            to_make = [shards[number] for number in missing]
+            seconds = self._expected(stage, to_make) if spreads else 0.0
+            left = Spread(self.workers if spreads else 1, sizes, seconds)
 
-            def make(shard: Shard) -> Piece:
-                what = (self.benchmark, shard, settings)
+            def make(number: int) -> Piece:
+                what = (self.benchmark, shards[number], settings)
                 if cluster is not None:
                     return make_on_cluster(cluster, stage, self.lake, *what)
                 if stage.apart:
                     return make_shard(stage.code, str(self.lake), *what)
-                if times.long(len(left)):
+                if left.is_long(number, WORKERS.warm):
                     return make_apart(stage.code, str(self.lake), *what)
-                with times.measured():
+                with left.measured(number):
                     return stage.make(self.lake, *what)
 
             done: queue.SimpleQueue[Future[Piece]] = queue.SimpleQueue()
             waiting: dict[Future[Piece], int] = {}
-            left = list(reversed(missing))
             title = f"{self.benchmark}/{stage.name}, shards"
             advance = stack.enter_context(progress(title, len(missing)))
             try:
                 while left or waiting:
                     while left and len(waiting) < self._at_once(stage, run):
-                        number = left.pop()
-                        shard = shards[number]
-                        work = partial(make, shard)
-                        future = run.submit(self.benchmark, stage, shard.name, work)
+                        number = left.next()
+                        work = partial(make, number)
+                        future = run.submit(self.benchmark, stage, shards[number].name, work)
                         waiting[future] = number
                         future.add_done_callback(done.put)
                     try:
@@ -567,6 +582,21 @@ class Build:
                 if cluster is None:
                     wait(waiting)  # what is under way is committed while the lake is still ours
                 raise
+
+    def _expected(self, stage: Stage, shards: Sequence[Shard]) -> float | None:
+        """Seconds of one process for these shards, by earlier builds or else by the reference.
+
+        The reference tells the pace of stages that read raw files, in megabytes.
+        """
+        if len(shards) < 2:
+            return None
+        if self._paces is None:
+            self._paces = paces(self.lake, self.benchmark)
+        if (pace := self._paces.get(stage.name)) is not None:
+            return pace.expect(None) * len(shards)
+        raw = Raw.sum(raw_of(shards).values())
+        rate = shipped_reference().rates.get((self.benchmark, stage.name, ""))
+        return rate.seconds * raw.megabytes if rate is not None and raw.files else None
 
     def _at_once(self, stage: Stage, run: FlowRun) -> int:
         """How many of a stage's shards may be under way now; a cluster may have grown."""

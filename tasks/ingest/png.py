@@ -19,12 +19,14 @@ def check_png(data: bytes) -> tuple[int, int]:
     if not data.startswith(SIGNATURE):
         raise RecordError("png_signature", f"not a PNG: begins with {data[:8]!r}")
     place, header, compressed, ended = len(SIGNATURE), None, [], False
+    view = memoryview(data)
     while place + 12 <= len(data) and not ended:
         length, kind = struct.unpack_from(">I4s", data, place)
-        body = data[place + 8 : place + 8 + length]
+        body = view[place + 8 : place + 8 + length]
         if len(body) < length or place + 12 + length > len(data):
             break
-        if zlib.crc32(kind + body) != struct.unpack_from(">I", data, place + 8 + length)[0]:
+        (checksum,) = struct.unpack_from(">I", data, place + 8 + length)
+        if zlib.crc32(view[place + 4 : place + 8 + length]) != checksum:
             raise RecordError(
                 "png_checksum", f"chunk {kind!r} at byte {place} has a wrong checksum"
             )
@@ -46,13 +48,12 @@ def check_png(data: bytes) -> tuple[int, int]:
             "png_header", f"the PNG claims {width}x{height} pixels, colour type {colour}"
         )
     if not interlace:
-        _check_pixels(
-            b"".join(compressed), height * (1 + (width * CHANNELS[colour] * depth + 7) // 8)
-        )
+        pixels = compressed[0] if len(compressed) == 1 else b"".join(compressed)
+        _check_pixels(pixels, height * (1 + (width * CHANNELS[colour] * depth + 7) // 8))
     return width, height
 
 
-def _check_pixels(compressed: bytes, expected: int) -> None:
+def _check_pixels(compressed: bytes | memoryview, expected: int) -> None:
     inflater = zlib.decompressobj()
     try:
         pixels = inflater.decompress(compressed, expected + 1)

@@ -5,7 +5,6 @@ deeper). Leaves: one shard per class and ten episodes, so that a touched episode
 A frame is a pair of files; a missing half, a bad PNG or a bad state sends the frame to quarantine.
 """
 
-import hashlib
 import json
 import logging
 import math
@@ -117,7 +116,7 @@ def ingest_episodes(shard: Shard, settings: IngestSettings) -> Produced:
         return Produced({}, len(rejects), rejects)
     source = open_raw(Path(shard.source or ""), limits=ARCHIVE_LIMITS)
     novel_item = None
-    pairs: dict[tuple[str, str, int], dict[int, dict[str, str]]] = defaultdict(
+    pairs: dict[tuple[str, str, int], dict[int, dict[str, RawFile]]] = defaultdict(
         lambda: defaultdict(dict)
     )
     for file in shard.files:
@@ -126,7 +125,7 @@ def ingest_episodes(shard: Shard, settings: IngestSettings) -> Produced:
             novel_item = _described_item(source, file.name)
             continue
         episode = (match["class"], match["subset"] or "", int(match["episode"]))
-        pairs[episode][int(match["frame"])][match["kind"]] = file.name
+        pairs[episode][int(match["frame"])][match["kind"]] = file
     rows = _Rows()
     for episode, frames in sorted(pairs.items()):
         rows.add_episode(source, episode, frames, novel_item, settings)
@@ -160,7 +159,7 @@ class _Rows:
         self,
         source: RawSource,
         episode: tuple[str, str, int],
-        frames: dict[int, dict[str, str]],
+        frames: dict[int, dict[str, RawFile]],
         novel_item: str | None,
         settings: IngestSettings,
     ) -> None:
@@ -185,7 +184,7 @@ class _Rows:
                     "class": class_,
                     "sequence": episode_id,
                     "position": len(states),
-                    "source": files["png"],
+                    "source": files["png"].name,
                     "digest": frame_digest(row, state),
                     "modality": "image",
                 }
@@ -254,17 +253,17 @@ def frame_digest(row: dict[str, Any], state: WorldState) -> str:
 
 
 def _read_frame(
-    source: RawSource, files: dict[str, str], settings: IngestSettings
+    source: RawSource, files: dict[str, RawFile], settings: IngestSettings
 ) -> tuple[bytes, WorldState, dict[str, Any]]:
     for kind, what in (("png", "picture"), ("json", "world state")):
         if kind not in files:
             raise RecordError(f"missing_{kind}", f"the frame has no {what} (.{kind} file)")
-    png = source.read(files["png"], limit=settings.max_image_bytes)
+    png = source.read(files["png"].name, limit=settings.max_image_bytes)
     width, height = check_png(png)
     size = settings.image_size
     if (width, height) != (size, size):
         raise RecordError("image_size", f"the picture is {width}x{height}, expected {size}x{size}")
-    text = source.read(files["json"], limit=settings.max_state_bytes)
+    text = source.read(files["json"].name, limit=settings.max_state_bytes)
     state = parse_world_state(text)
     if state.game_over and settings.last_frame == "drop":
         raise RecordError("finished_game", "the game is over: the picture may show the next game")
@@ -273,8 +272,8 @@ def _read_frame(
         "suspect_last": bool(state.game_over),
         "width": width,
         "height": height,
-        "image_sha256": hashlib.sha256(png).hexdigest(),
-        "state_sha256": hashlib.sha256(text).hexdigest(),
+        "image_sha256": files["png"].sha256(png),
+        "state_sha256": files["json"].sha256(text),
         "x": x,
         "y": y,
         "z": z,

@@ -146,8 +146,13 @@ def samples_needed(coverage: str, samples: int = SAMPLES) -> int:
 def samples_per_pixel(shown: np.ndarray, samples: int = SAMPLES) -> np.ndarray:
     """How many of each pixel's samples are set, uint8."""
     rows = np.ascontiguousarray(shown).view(np.uint8)
-    down = sum((rows[i::samples] for i in range(1, samples)), start=rows[0::samples])
-    return sum((down[:, i::samples] for i in range(1, samples)), start=down[:, 0::samples])
+    down = np.add.reduce(
+        rows.reshape(len(rows) // samples, samples, rows.shape[1]), axis=1, dtype=np.uint8
+    )
+    counts = down[:, 0::samples].copy()
+    for i in range(1, samples):
+        counts += down[:, i::samples]
+    return counts
 
 
 class _Outlines(NamedTuple):

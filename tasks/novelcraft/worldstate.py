@@ -7,7 +7,9 @@ that names the rule it broke.
 """
 
 import math
+import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +25,7 @@ MAX_ENTITIES = 1 << 10
 MAX_COORDINATE = 30_000_000  # the border of a Minecraft world
 FACINGS = ("NORTH", "EAST", "SOUTH", "WEST")
 
+_PLAIN_PLACES = re.compile(r"(?:-?[0-9]{1,9},-?[0-9]{1,9},-?[0-9]{1,9};)+")
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
@@ -102,7 +105,7 @@ def world_state(document: Any) -> WorldState:
     return WorldState(
         positions=positions,
         keys=distinct,
-        key_index=np.array([rank[key] for key in keys], np.int32),
+        key_index=np.fromiter(map(rank.__getitem__, keys), np.int32, len(keys)),
         player=_position(player.get("pos"), "player.pos"),
         yaw=yaw,
         pitch=pitch,
@@ -185,33 +188,45 @@ def _map(cells: dict) -> tuple[np.ndarray, list[str]]:
             block_key(block, f"map[{place}]") if "variant" in block else block["name"]
             for place, block in solid.items()
         ]
-        plain = all(type(key) is str and key for key in keys)
+        plain = all(keys) and set(map(type, keys)) <= {str}
     except (TypeError, KeyError):
         plain = False
     if not plain:
         for place, block in cells.items():
             block_key(block, f"map[{place!r:.40}]")
-    return _places(list(solid)), keys
+    return _places(tuple(solid)), keys
 
 
-def _places(places: list[str]) -> np.ndarray:
-    """ "x,y,z" texts to (N, 3) int32, all in one conversion."""
-    numbers = ",".join(places).split(",") if places else []
-    try:
-        parsed = np.array(numbers, np.int64).reshape(-1, 3)
-        good = (
-            len(parsed) == len(places)
-            and all(place.count(",") == 2 for place in places)
-            and (parsed.size == 0 or np.abs(parsed).max() <= MAX_COORDINATE)
-        )
-    except (ValueError, OverflowError):
-        good = False
-    if not good:
+def _places(places: tuple[str, ...]) -> np.ndarray:
+    """ "x,y,z" texts to (N, 3) int32. From frame to frame they seldom change."""
+    positions = _known_places(places)
+    if positions is None:
         bad = next((place for place in places if not _is_place(place)), places[0])
         raise RecordError(
             "map_position", f"map key {bad!r:.60} is no position, expected three integers 'x,y,z'"
         )
-    return parsed.astype(np.int32)
+    return positions
+
+
+@lru_cache(maxsize=4)
+def _known_places(places: tuple[str, ...]) -> np.ndarray | None:
+    """All in one conversion, read-only; None if one is no position."""
+    if not places:
+        parsed = np.zeros((0, 3), np.int64)
+    elif _PLAIN_PLACES.fullmatch(text := ";".join(places) + ";"):
+        parsed = np.fromstring(text.replace(";", ","), np.int64, sep=",").reshape(-1, 3)
+    else:
+        try:
+            parsed = np.array(",".join(places).split(","), np.int64).reshape(-1, 3)
+        except (ValueError, OverflowError):
+            return None
+        if len(parsed) != len(places) or any(place.count(",") != 2 for place in places):
+            return None
+    if parsed.size and np.abs(parsed).max() > MAX_COORDINATE:
+        return None
+    positions = parsed.astype(np.int32)
+    positions.flags.writeable = False
+    return positions
 
 
 def _is_place(place: str) -> bool:
