@@ -166,7 +166,11 @@ def evaluate(
         facts = predictor_facts(config, predictors, run, keys["fit_key"])
         shards += plan_runs(facts, run, build.table("clip_groups"))
         runs += led_runs(facts, run)
-    how = RunSettings(predicted_ranks=config.evaluation.predicted_ranks, device=config.device)
+    how = RunSettings(
+        predicted_ranks=config.evaluation.predicted_ranks,
+        device=config.device,
+        memory=config.memory,
+    )
     led = [piece for _, piece in build.run_each(evaluate_predictor, shards, how)]
     # A predictor gives its own novelty itself; features alone have none.
     scores = {name: changes for name, changes in config.scores.items() if name != OWN.name}

@@ -7,9 +7,10 @@ of a lake in a bucket it may have its manifest alone; a file is fetched when its
 """
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import polars as pl
 
@@ -20,7 +21,7 @@ from storage.atomic import new_directory, step
 from storage.filehash import sha256_file
 from storage.layout import MANIFEST, lake_root, piece_path, pieces_path
 from storage.objects import bucket_of
-from storage.parquet import read_parquet, write_parquet
+from storage.parquet import opened_parquet, read_parquet, write_parquet
 from storage.remote import (
     at_once,
     commit_piece,
@@ -60,6 +61,12 @@ class Part:
 
     def read(self, columns: list[str] | None = None) -> pl.DataFrame:
         return read_parquet([self.path], columns)
+
+    def row_groups(self, columns: list[str]) -> Iterator[pl.DataFrame]:
+        """The rows of one row group after the other."""
+        with opened_parquet(self.path) as file:
+            for group in range(file.num_row_groups):
+                yield cast(pl.DataFrame, pl.from_arrow(file.read_row_group(group, columns)))
 
     def as_input(self) -> Input:
         return Input(name=self.table, digest=self.sha256, size=self.bytes, piece=self.piece)

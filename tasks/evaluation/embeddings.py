@@ -8,7 +8,7 @@ view changes is told to the model in `about` of the samples.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -19,7 +19,6 @@ from schemas.manifest import RunMark
 from schemas.runs import RunFacts
 from schemas.tables import OUTPUTS, PLAIN
 from storage.layout import content_key
-from storage.parquet import opened_parquet
 from storage.pieces import Part, Piece
 from storage.raw import RawFile
 from tasks.engine.stage import Build, Produced, Shard, stage
@@ -191,17 +190,14 @@ def read_features(
     array: np.ndarray | None = None
     numbered, count = keys.select(on).with_row_index("row"), 0
     for part in parts:
-        with opened_parquet(part.path) as file:
-            for group in range(file.num_row_groups):
-                table = file.read_row_group(group, [*on, "features"])
-                rows = cast(pl.DataFrame, pl.from_arrow(table)).with_row_index("place")
-                rows = rows.join(numbered, on=list(on)).sort("place")
-                if rows.height:
-                    values = rows["features"].explode().to_numpy().reshape(rows.height, -1)
-                    if array is None:
-                        array = new_array((keys.height, values.shape[1]), np.float32)
-                    array[rows["row"].to_numpy()] = values
-                    count += rows.height
+        for group in part.row_groups([*on, "features"]):
+            rows = group.join(numbered, on=list(on))
+            if rows.height:
+                values = rows["features"].explode().to_numpy().reshape(rows.height, -1)
+                if array is None:
+                    array = new_array((keys.height, values.shape[1]), np.float32)
+                array[rows["row"].to_numpy()] = values
+                count += rows.height
     if array is None:
         array = np.empty((keys.height, 0), np.float32)
     return array, keys.height - count

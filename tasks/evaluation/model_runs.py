@@ -508,7 +508,7 @@ def pass_shards(shard: Shard, piece: Piece, view: View) -> list[Shard]:
     rows = sum(part.rows for part in splits)
     if rows > SAMPLES_PER_PASS:
         protocol = shard.run.protocol
-        rows = sum((part.read(["protocol"])["protocol"] == protocol).sum() for part in splits)
+        rows = sum(part.read(["protocol"]).filter(protocol=protocol).height for part in splits)
     count = max(1, math.ceil(rows / SAMPLES_PER_PASS))
     whole = replace(
         shard,

@@ -41,6 +41,7 @@ from storage.pieces import Part
 from storage.raw import RawSource, open_raw
 from tasks.engine.plugins import Resolved
 from tasks.engine.stage import Produced, Shard, stage
+from tasks.evaluation.embeddings import read_features
 from tasks.evaluation.runs import config_id, run_id, run_mark, run_row
 from tasks.evaluation.stages import EVALUATED, PassedRun, with_sequences
 from tasks.kowl.accuracy import GROUP, MEASURED, accuracy_intervals, judged
@@ -57,6 +58,7 @@ from tasks.kowl.evaluator import (
 )
 from tasks.kowl.features import features_name
 from tasks.learning.devices import use_threads
+from tasks.learning.memory import DEFAULT, use_memory
 from tasks.predictors import find_predictor
 
 log = logging.getLogger(__name__)
@@ -78,6 +80,7 @@ class RunSettings(Settings):
     draws: int = Field(1000, ge=1)
     """Bootstrap draws behind an interval of an accuracy."""
     device: str = Field("auto", exclude=True)
+    memory: float = Field(DEFAULT, exclude=True)
 
 
 # ---------------------------------------------------------------- what AVA says of a clip
@@ -229,6 +232,7 @@ def evaluate_predictor(shard: Shard, settings: RunSettings) -> Produced:
     """Lead one predictor through all increments, before and after feedback."""
     facts = RunFacts.model_validate(shard.about)
     use_threads(facts.settings["threads"])
+    use_memory(settings.memory, shard.work)
     features, splits = _presented(shard, str(facts.protocol))
     groups = _groups(shard, splits)
     work = shard.work or Path(mkdtemp())
@@ -312,7 +316,7 @@ def metric_rows(facts: RunFacts, measures: pl.DataFrame, bounds: pl.DataFrame) -
 
 def _presented(shard: Shard, protocol: str) -> tuple[Features, pl.DataFrame]:
     """The features, and the protocol's rows of the clips that have some."""
-    rows = shard.read(OUTPUTS.name, ["sample_id", "view", "features"])
+    rows = shard.read(OUTPUTS.name, ["sample_id", "view"])
     plain = rows.filter(pl.col("view") == PLAIN).select("sample_id")
     splits = (
         shard.read("splits", ["protocol", "sample_id", "step", "class", "split", "role"])
@@ -324,7 +328,8 @@ def _presented(shard: Shard, protocol: str) -> tuple[Features, pl.DataFrame]:
     if splits.is_empty():
         raise SourceError(NO_CLIP)
     rows = rows.join(splits, on="sample_id", how="semi", maintain_order="left")
-    vectors = rows["features"].list.to_array(rows["features"].list.len()[0]).to_numpy()
+    parts = [part for part in shard.parts if part.table == OUTPUTS.name]
+    vectors, _ = read_features(parts, rows, ("sample_id", "view"))
     return Features(rows["sample_id"], vectors, rows["view"]), splits
 
 

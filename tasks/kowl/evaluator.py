@@ -47,6 +47,7 @@ from tasks.kowl.confusion import (
     reduce,
     top_k,
 )
+from tasks.learning.samples import Rows, some_rows
 from tasks.predictors import find_predictor
 from tasks.predictors.base import KNOWN, UNKNOWN, Examples, Predictor, revive
 
@@ -259,7 +260,7 @@ class OpenWorldRun:
         if self.done:
             if self.predictor.discovers:
                 rows = np.concatenate([self._unlabelled(), new["row"].to_numpy()])
-                self.predictor.discover(self.features.values[rows])
+                self.predictor.discover(self._rows(rows))
             found = self._predicted(number)
             evaluate(PRE, found, self.done - 1)
             novelty = self._novelty(number, found)
@@ -308,7 +309,7 @@ class OpenWorldRun:
         if not amount:
             return new.clear()
         order = self.predictor.feedback_order(
-            self.features.values[new["row"].to_numpy()], seed=[self.settings.seed, number]
+            self._rows(new["row"].to_numpy()), seed=[self.settings.seed, number]
         )
         if sorted(order.tolist()) != list(range(new.height)):
             raise ValueError(f"predictor {self.predictor.name}: feedback order is no permutation")
@@ -345,7 +346,12 @@ class OpenWorldRun:
         )
 
     def _examples(self, samples: pl.DataFrame) -> Examples:
-        return Examples(self.features.values[samples["row"].to_numpy()], samples["label"])
+        return Examples(self._rows(samples["row"].to_numpy()), samples["label"])
+
+    def _rows(self, rows: np.ndarray) -> Rows:
+        """Features of these rows; what lies in a file stays there if the predictor reads blocks."""
+        values = self.features.values
+        return some_rows(values, rows) if self.predictor.reads_blocks else values[rows]
 
     def _predicted(self, number: int) -> Found:
         found = {}
@@ -378,7 +384,7 @@ class OpenWorldRun:
                 continue
             rows = ranked.samples["row"].to_numpy()
             values = [
-                (OWN, self.predictor.novelty(self.features.values[rows])),
+                (OWN, self.predictor.novelty(self._rows(rows))),
                 (P_UNKNOWN, ranked.p_unknown),
             ]
             frames += [

@@ -21,7 +21,7 @@ from pydantic import Field
 
 from schemas.config import Settings
 from tasks.learning.devices import seeded
-from tasks.learning.samples import Samples
+from tasks.learning.samples import Rows, Samples, SomeRows
 from tasks.learning.trainer import (
     TRAINER_VERSION,
     Batch,
@@ -67,8 +67,23 @@ class Configuration(TrainingSettings):
     )
 
 
+class _Singles(SomeRows):
+    """All rows in single precision."""
+
+    def __init__(self, every: Rows) -> None:
+        super().__init__(every, np.arange(len(every)))
+
+    @property
+    def dtype(self) -> np.dtype:
+        return np.dtype(np.float32)
+
+    def __getitem__(self, rows: Any) -> np.ndarray:
+        return super().__getitem__(rows).astype(np.float32, copy=False)
+
+
 class Ann(Predictor, Trainable):
     name: ClassVar[str] = "ann"
+    reads_blocks: ClassVar[bool] = True
     version: ClassVar[int] = 2
     configuration: ClassVar[type[Settings]] = Configuration
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -106,8 +121,7 @@ class Ann(Predictor, Trainable):
             self.layers = layers
         # Column 0 is `unknown`, which no sample is labelled with.
         codes = examples.codes(self.known) + 1
-        features = np.ascontiguousarray(examples.features, np.float32)
-        samples = Samples([""] * len(codes), codes, {"features": features})
+        samples = Samples([""] * len(codes), codes, {"features": _Singles(examples.features)})
         drawn = int(np.random.default_rng([*seed, 1]).integers(2**31))
         train(self, samples, seed=drawn, device=self.device)
         if valid is not None and (self.threshold is None or self.settings.calibrate == "every_fit"):
@@ -142,7 +156,7 @@ class Ann(Predictor, Trainable):
                 last.weight[:outputs] = before.weight
                 last.bias[:outputs] = before.bias
 
-    def _softmax(self, features: np.ndarray) -> np.ndarray:
+    def _softmax(self, features: Rows) -> np.ndarray:
         import torch
 
         parts = [np.empty((0, len(self.known) + 1), np.float32)]
@@ -153,14 +167,14 @@ class Ann(Predictor, Trainable):
                 parts.append(logits.softmax(1).cpu().numpy())
         return np.concatenate(parts)
 
-    def _predict(self, features: np.ndarray) -> Prediction:
+    def _predict(self, features: Rows) -> Prediction:
         probabilities = self._softmax(features)
         if self.threshold is not None:
             detected = probabilities.max(1) < self.threshold
             probabilities = with_unknown(probabilities, detected)
         return Prediction((UNKNOWN, *self.known), probabilities)
 
-    def _novelty(self, features: np.ndarray) -> np.ndarray:
+    def _novelty(self, features: Rows) -> np.ndarray:
         """Minus the largest softmax among the known labels."""
         return -self._softmax(features)[:, 1:].max(1)
 

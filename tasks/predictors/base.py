@@ -21,6 +21,8 @@ from schemas.errors import ConfigError, NoveltyError
 from storage.tensors import write_tensors
 from tasks.engine.plugins import Plugin
 from tasks.learning.devices import choose_device
+from tasks.learning.finch import all_finite
+from tasks.learning.samples import some_rows
 
 if TYPE_CHECKING:
     import torch
@@ -29,16 +31,22 @@ if TYPE_CHECKING:
 KNOWN, UNKNOWN = "known", "unknown"
 _RESERVED = rf"^({KNOWN}|{UNKNOWN}(_\d+)?)$"
 
+FeatureRows = Any
+"""Features (N, D): an array or, where a predictor `reads_blocks`, `tasks.learning.samples.Rows`."""
+
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Features with the labels that were given for them; null where none was."""
+    """Features with the labels that were given for them; null where none was.
 
-    features: np.ndarray
+    A predictor that `reads_blocks` may get features that lie in a file.
+    """
+
+    features: FeatureRows
     labels: pl.Series
 
     def __post_init__(self) -> None:
-        if self.features.ndim != 2 or len(self.features) != len(self.labels):
+        if len(self.features.shape) != 2 or len(self.features) != len(self.labels):
             raise ConfigError(
                 f"examples: features are {self.features.shape}, labels {len(self.labels)}; "
                 "expected (N, D) and N"
@@ -59,10 +67,11 @@ class Examples:
 
     def take(self, rows: np.ndarray) -> Examples:
         """Those that a mask marks."""
-        return Examples(self.features[rows], self.labels.filter(pl.Series(rows)))
+        features = some_rows(self.features, np.flatnonzero(rows))
+        return Examples(features, self.labels.filter(pl.Series(rows)))
 
-    def unlabelled(self) -> np.ndarray:
-        return self.features[self.labels.is_null().to_numpy()]
+    def unlabelled(self) -> FeatureRows:
+        return some_rows(self.features, self.labels.is_null().arg_true().to_numpy())
 
     def codes(self, names: Sequence[str]) -> np.ndarray:
         """The place of each label among `names`; all must be labelled."""
@@ -98,6 +107,8 @@ class Predictor(Plugin, ABC):
     """
 
     discovers: ClassVar[bool] = False
+    reads_blocks: ClassVar[bool] = False
+    """Whether it reads features in blocks and never as one array; then they may lie in a file."""
 
     @classmethod
     def versions(cls, settings: Any) -> dict[str, int]:
@@ -139,7 +150,7 @@ class Predictor(Plugin, ABC):
                 f"predictor {self.name}: features have {train.features.shape[1]} numbers, it was "
                 f"fitted on {self.width}; use features of the same model"
             )
-        if not np.isfinite(train.features).all():
+        if not all_finite(train.features):
             raise NoveltyError(
                 f"predictor {self.name}: features are not all finite; rebuild the feature table"
             )
@@ -151,32 +162,32 @@ class Predictor(Plugin, ABC):
         if self.discovers:
             self.discover(train.unlabelled(), most=most)
 
-    def discover(self, features: np.ndarray, *, most: int | None = None) -> None:
+    def discover(self, features: FeatureRows, *, most: int | None = None) -> None:
         """Look for new classes among all samples seen so far that have no label.
 
         A predictor that does so sets `discovers`; `most` is how many there may be, where it is
         known.
         """
 
-    def predict(self, features: np.ndarray) -> Prediction:
+    def predict(self, features: FeatureRows) -> Prediction:
         """A row does not depend on the other rows."""
         self._check_fitted(features)
         return self._predict(features)
 
-    def novelty(self, features: np.ndarray) -> np.ndarray:
+    def novelty(self, features: FeatureRows) -> np.ndarray:
         """How novel each row is before any threshold: float64 (N,), higher = more novel."""
         self._check_fitted(features)
         return self._novelty(features).astype(np.float64)
 
-    def feedback_order(self, features: np.ndarray, *, seed: Sequence[int]) -> np.ndarray:
+    def feedback_order(self, features: FeatureRows, *, seed: Sequence[int]) -> np.ndarray:
         """Row numbers in the order in which labels are wanted; here drawn from `seed`."""
         self._check_fitted(features)
         return np.random.default_rng(list(seed)).permutation(len(features))
 
-    def _check_fitted(self, features: np.ndarray) -> None:
+    def _check_fitted(self, features: FeatureRows) -> None:
         if not self.known:
             raise ConfigError(f"predictor {self.name} is not fitted; call fit first")
-        if features.ndim != 2 or features.shape[1] != self.width:
+        if len(features.shape) != 2 or features.shape[1] != self.width:
             raise ConfigError(
                 f"predictor {self.name}: features are {features.shape}, expected (N, {self.width})"
             )
@@ -193,10 +204,10 @@ class Predictor(Plugin, ABC):
         """`train` is labelled throughout, `before` were the known labels, `valid` may be None."""
 
     @abstractmethod
-    def _predict(self, features: np.ndarray) -> Prediction: ...
+    def _predict(self, features: FeatureRows) -> Prediction: ...
 
     @abstractmethod
-    def _novelty(self, features: np.ndarray) -> np.ndarray:
+    def _novelty(self, features: FeatureRows) -> np.ndarray:
         """What the predictor's rule for the unknown compares with its threshold."""
 
     @abstractmethod

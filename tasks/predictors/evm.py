@@ -23,6 +23,8 @@ from pydantic import Field
 
 from schemas.config import Settings
 from schemas.errors import ConfigError
+from tasks.learning.memory import new_array
+from tasks.learning.samples import Rows
 from tasks.predictors.base import UNKNOWN, Examples, Prediction, Predictor
 
 if TYPE_CHECKING:
@@ -55,6 +57,7 @@ class Configuration(Settings):
 
 class Evm(Predictor):
     name: ClassVar[str] = "evm"
+    reads_blocks: ClassVar[bool] = True
     version: ClassVar[int] = 2
     configuration: ClassVar[type[Settings]] = Configuration
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -85,13 +88,12 @@ class Evm(Predictor):
                 f"predictor {self.name}: all samples have one label; it needs at least two"
             )
         order = np.argsort(codes, kind="stable")
-        rows = self._unit(train.features[order])
-        own = (rows.square().sum(1) - 1).abs()
-        if float(own.max()) > self.settings.tolerance:
+        rows, off = self._unit_rows(train.features, order)
+        if off > self.settings.tolerance:
             raise ConfigError(
-                f"predictor {self.name}: a sample is {float(own.max()):.2g} away from itself, "
-                f"expected at most {self.settings.tolerance:g}; a feature vector of zeros has no "
-                "cosine, leave such samples out"
+                f"predictor {self.name}: a sample is {off:.2g} away from itself, expected at most "
+                f"{self.settings.tolerance:g}; a feature vector of zeros has no cosine, leave such "
+                "samples out"
             )
         kept, weibull = [], []
         ends = np.cumsum(sizes)
@@ -109,6 +111,22 @@ class Evm(Predictor):
         places = torch.cat(kept)
         self.vectors, self.weibull = rows[places], torch.cat(weibull)
         self.owner = torch.from_numpy(codes[order]).to(self.device)[places]
+
+    def _unit_rows(self, features: Rows, order: np.ndarray) -> tuple[torch.Tensor, float]:
+        """All rows of length 1 in that order, and how far one of them is from that at most.
+
+        They lie in a file where the memory does not suffice; on a GPU in its memory.
+        """
+        import torch
+
+        width, off = features.shape[1], 0.0
+        array = new_array((len(order), width), np.float32)
+        step = max(1, BLOCK_ELEMENTS // width)
+        for start in range(0, len(order), step):
+            block = self._unit(features[order[start : start + step]])
+            off = max(off, float((block.square().sum(1) - 1).abs().max()))
+            array[start : start + step] = block.cpu().numpy()
+        return torch.from_numpy(array).to(self.device), off
 
     def _unit(self, features: np.ndarray) -> torch.Tensor:
         import torch
@@ -149,7 +167,7 @@ class Evm(Predictor):
         covers = torch.cat(parts)
         return covers.fill_diagonal_(True)
 
-    def _members(self, features: np.ndarray) -> Iterator[torch.Tensor]:
+    def _members(self, features: Rows) -> Iterator[torch.Tensor]:
         """Probabilities (labels, rows) of belonging to each known label, some rows at a time."""
         import torch
 
@@ -160,7 +178,7 @@ class Evm(Predictor):
             inside = belonging(1 - self.vectors @ rows.T, self.weibull)
             yield torch.segment_reduce(inside, "max", lengths=sizes, axis=0, initial=0)
 
-    def _predict(self, features: np.ndarray) -> Prediction:
+    def _predict(self, features: Rows) -> Prediction:
         import torch
 
         parts = [np.empty((0, len(self.known) + 1), np.float32)]
@@ -169,7 +187,7 @@ class Evm(Predictor):
             parts.append((every / every.sum(0)).T.float().cpu().numpy())
         return Prediction((UNKNOWN, *self.known), np.concatenate(parts))
 
-    def _novelty(self, features: np.ndarray) -> np.ndarray:
+    def _novelty(self, features: Rows) -> np.ndarray:
         """Minus the largest probability of belonging to a known label."""
         parts = [best.max(0).values.cpu().numpy() for best in self._members(features)]
         return -np.concatenate([np.empty(0), *parts])

@@ -27,6 +27,8 @@ from pydantic import Field
 from schemas.config import Settings
 from tasks.learning.devices import seeded
 from tasks.learning.finch import finch
+from tasks.learning.memory import new_array
+from tasks.learning.samples import Rows, some_rows
 from tasks.predictors.base import UNKNOWN, Examples, Prediction, Predictor, with_unknown
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
 # Projections held at a time: 128 MB of float64.
 BLOCK_ELEMENTS = 2**24
+MEAN_ROWS = 512
 
 
 class Configuration(Settings):
@@ -61,6 +64,7 @@ class GmmFinch(Predictor):
     name: ClassVar[str] = "gmm_finch"
     version: ClassVar[int] = 2
     discovers: ClassVar[bool] = True
+    reads_blocks: ClassVar[bool] = True
     configuration: ClassVar[type[Settings]] = Configuration
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "paper": {},
@@ -84,13 +88,13 @@ class GmmFinch(Predictor):
         codes = train.codes(self.known)
         order = np.argsort(codes, kind="stable")
         bounds = np.searchsorted(codes[order], np.arange(len(self.known) + 1))
-        parts = []
+        parts: list[tuple[int, Rows]] = []
         for label, (start, end) in enumerate(pairwise(bounds)):
             if start < end:
-                rows = np.asarray(train.features[order[start:end]])
+                rows = some_rows(train.features, order[start:end])
                 clusters = finch(rows, device=self.device)[:, self.settings.level]
-                parts += [(label, rows[members]) for members in _members(clusters)]
-        center = np.asarray(train.features).mean(0, dtype=np.float64)
+                parts += [(label, some_rows(rows, members)) for members in _members(clusters)]
+        center = _mean(train.features)
         self.mixture = self._mixture(parts, center)
         lowest = float(self._highest(train.features).min())
         anew = self.threshold is None or self.settings.calibrate == "every_fit"
@@ -101,17 +105,17 @@ class GmmFinch(Predictor):
             if len(refused):
                 self.threshold = float(np.quantile(refused, self.settings.accepted_error))
 
-    def _mixture(self, parts: Sequence[tuple[int, np.ndarray]], center: np.ndarray) -> Mixture:
+    def _mixture(self, parts: Sequence[tuple[int, Rows]], center: np.ndarray) -> Mixture:
         import torch
 
         precision = getattr(torch, self.settings.precision)
         return Mixture.fit(parts, center, self.settings.epsilon, precision, self.device)
 
-    def _blocks(self, features: np.ndarray) -> Iterator[np.ndarray]:
+    def _blocks(self, features: Rows) -> Iterator[np.ndarray]:
         for start in range(0, len(features), self.settings.batch_size):
             yield features[start : start + self.settings.batch_size]
 
-    def _highest(self, features: np.ndarray) -> np.ndarray:
+    def _highest(self, features: Rows) -> np.ndarray:
         """The largest log density over the known labels."""
         owners = len(self.known)
         parts = [
@@ -120,15 +124,14 @@ class GmmFinch(Predictor):
         ]
         return np.concatenate(parts).astype(np.float64) if parts else np.empty(0)
 
-    def discover(self, features: np.ndarray, *, most: int | None = None) -> None:
+    def discover(self, features: Rows, *, most: int | None = None) -> None:
         """Clusters of the samples that no known label accounts for; fewer than two are none."""
-        unknown = features[self._highest(features) < self.threshold]
-        if len(unknown) < 2:
+        rows = some_rows(features, np.flatnonzero(self._highest(features) < self.threshold))
+        if len(rows) < 2:
             self.discovered, self.names = None, ()
             return
-        rows = np.asarray(unknown)
         clusters = finch(rows, device=self.device)[:, self.settings.level]
-        parts = [(number, rows[members]) for number, members in enumerate(_members(clusters))]
+        parts = [(n, some_rows(rows, members)) for n, members in enumerate(_members(clusters))]
         center = self.mixture.center.cpu().numpy()
         found = self._mixture(parts, center)
         self.names = self._named(found)
@@ -158,7 +161,7 @@ class GmmFinch(Predictor):
         self.next_name = next(fresh)
         return names
 
-    def _likelihoods(self, features: np.ndarray) -> np.ndarray:
+    def _likelihoods(self, features: Rows) -> np.ndarray:
         """Log densities of the known labels, then of the discovered components."""
         sides = [(self.mixture, len(self.known))]
         if self.discovered is not None:
@@ -170,18 +173,18 @@ class GmmFinch(Predictor):
         width = len(self.known) + len(self.names)
         return np.concatenate(parts).astype(np.float64) if parts else np.empty((0, width))
 
-    def _predict(self, features: np.ndarray) -> Prediction:
+    def _predict(self, features: Rows) -> Prediction:
         densities = self._likelihoods(features)
         shares = np.pad(_softmax(densities), ((0, 0), (1, 0))).astype(np.float32)
         detected = (densities < self.threshold).all(1)
         labels = (UNKNOWN, *self.known, *self.names)
         return Prediction(labels, with_unknown(shares, detected))
 
-    def _novelty(self, features: np.ndarray) -> np.ndarray:
+    def _novelty(self, features: Rows) -> np.ndarray:
         """Minus the largest log density among the known labels."""
         return -self._highest(features)
 
-    def feedback_order(self, features: np.ndarray, *, seed: Sequence[int]) -> np.ndarray:
+    def feedback_order(self, features: Rows, *, seed: Sequence[int]) -> np.ndarray:
         """The least certain first, before any sample is called unknown; equals in given order."""
         self._check_fitted(features)
         certainty = _softmax(self._likelihoods(features)).max(1)
@@ -216,6 +219,16 @@ class GmmFinch(Predictor):
         self.threshold = record["threshold"]
 
 
+def _mean(features: Rows) -> np.ndarray:
+    """In float64, some rows at a time; to the bit that of all at once."""
+    total = np.zeros((1, features.shape[1]))
+    for start in range(0, len(features), MEAN_ROWS):
+        rows = features[start : start + MEAN_ROWS].astype(np.float64)
+        total = np.add.reduce(np.concatenate([total, rows]), 0, keepdims=True)
+    mean: np.ndarray = total[0] / len(features)
+    return mean
+
+
 def _members(clusters: np.ndarray) -> Iterator[np.ndarray]:
     order = np.argsort(clusters, kind="stable")
     yield from np.split(order, np.flatnonzero(np.diff(clusters[order])) + 1)
@@ -245,24 +258,30 @@ class Mixture:
     @classmethod
     def fit(
         cls,
-        parts: Sequence[tuple[int, np.ndarray]],
+        parts: Sequence[tuple[int, Rows]],
         center: np.ndarray,
         epsilon: float,
         precision: torch.dtype,
         device: str,
     ) -> Mixture:
-        """One component per (owner, samples)."""
+        """One component per (owner, samples). The bases may lie in a file, on a GPU in its memory.
+
+        They have as many numbers as all samples.
+        """
         import torch
 
         middle = torch.tensor(center, dtype=precision, device=device)
-        means, bases, variances, epsilons = [], [], [], []
+        means, ranks, variances, epsilons = [], [], [], []
+        width, filled = len(center), 0
+        most = sum(min(len(samples), width) for _, samples in parts)
+        bases = new_array((most, width), torch.empty(0, dtype=precision).numpy().dtype)
         smallest = torch.finfo(precision).eps
         # Threads cost far more than they save on matrices this small.
         with seeded([0], device, threads=1):
             for _, samples in parts:
-                rows = torch.as_tensor(samples).to(device, precision) - middle
+                rows = torch.as_tensor(samples[:]).to(device, precision) - middle
                 mean = rows.mean(0)
-                size, width = rows.shape
+                size = len(rows)
                 scaled = (rows - mean) / math.sqrt(max(size - 1, 1))
                 vectors, values, _ = torch.linalg.svd(scaled.T, full_matrices=False)
                 spread = values.square()
@@ -270,16 +289,19 @@ class Mixture:
                 # What a Cholesky decomposition of the covariance could still tell from 0.
                 least = spread.max() * width * smallest
                 definite = len(spread) == width and bool(spread.min() > least)
+                basis = vectors.T[inside]
+                bases[filled : filled + len(basis)] = basis.cpu().numpy()
+                filled += len(basis)
                 means.append(mean)
-                bases.append(vectors.T[inside])
+                ranks.append(len(basis))
                 variances.append(spread[inside])
                 epsilons.append(0.0 if definite else epsilon)
         return cls(
             center=middle,
             mean=torch.stack(means),
-            basis=torch.cat(bases),
+            basis=torch.from_numpy(bases[:filled]).to(device),
             variance=torch.cat(variances),
-            rank=torch.tensor([len(basis) for basis in bases], device=device),
+            rank=torch.tensor(ranks, device=device),
             epsilon=torch.tensor(epsilons, dtype=precision, device=device),
             owner=torch.tensor([owner for owner, _ in parts], device=device),
         )

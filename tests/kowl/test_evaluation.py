@@ -63,6 +63,9 @@ class Held(Part):
     def __init__(self, table: str, frame: pl.DataFrame, shard: str = "all"):
         pass
 
+    def row_groups(self, columns):
+        yield from self.read(columns).iter_slices(37)
+
     def __eq__(self, other):
         return self is other
 

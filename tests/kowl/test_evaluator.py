@@ -1,6 +1,7 @@
 """The open-world evaluator: phases, feedback, known sets, sums, resuming; AVA bins."""
 
 import math
+from dataclasses import replace
 from itertools import product
 from typing import ClassVar
 
@@ -31,6 +32,7 @@ from tasks.kowl.evaluator import (
     OpenWorldRun,
 )
 from tasks.kowl.increments import assign_increments
+from tasks.learning.memory import new_scratch, use_memory
 from tasks.predictors import find_predictor, predictor_names
 from tasks.predictors.base import Prediction, Predictor
 from tests.predictors import samples as synthetic_samples
@@ -111,6 +113,28 @@ class Memory(Predictor):
 def coded(table: pl.DataFrame) -> Features:
     codes = [[ord(label)] for label in table["label"]]
     return Features(table["sample_id"], np.array(codes, np.float32))
+
+
+@pytest.mark.parametrize("name", ["ann", "evm", "gmm_finch"])
+def test_features_in_a_file_give_the_same_to_the_bit(name, tmp_path):
+    """Nothing that is as large as the features is in memory then."""
+    features, splits = world()
+    lying = new_scratch().array(features.values.shape, features.values.dtype)
+    lying[:] = features.values
+    settings = EvaluationSettings(feedback=0.5)
+
+    def steps(values: np.ndarray, memory: float) -> list:
+        use_memory(memory, tmp_path)
+        predictor = find_predictor(name)("small", device="cpu")
+        return run_all(OpenWorldRun(predictor, replace(features, values=values), splits, settings))
+
+    try:
+        in_file = steps(lying, 1e-9)
+    finally:
+        use_memory(4.0)
+    for first, second in zip(steps(features.values, 4.0), in_file, strict=True):
+        for one, other in zip(first[1:], second[1:], strict=True):
+            assert one.equals(other)
 
 
 def run_all(run: OpenWorldRun) -> list:
