@@ -7,7 +7,7 @@ without parameters, such as resnet20 to resnet110; or with a convolution) and th
 last layer, where the file has one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -74,7 +74,10 @@ class ResNet(nn.Module):
     mean, deviation = IMAGENET_MEAN, IMAGENET_DEVIATION
 
     def __init__(
-        self, stem: tuple[int, int], groups: list[tuple[int, int, int | None, int, bool]], last: int
+        self,
+        stem: tuple[int, int],
+        groups: Sequence[tuple[int, int, int | None, int, bool]],
+        last: int,
     ) -> None:
         super().__init__()
         inside, side = stem
