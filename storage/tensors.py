@@ -38,8 +38,6 @@ def write_tensors(
 
     Its header holds the digest of the header and the tensors: no manifest names a checkpoint.
     """
-    from safetensors.torch import save_file
-
     tensors = as_tensors(state)
     plain = json.loads(json.dumps(header))  # as it will be read
     sealed = {**plain, "sha256": _digest(plain, tensors)}
@@ -49,12 +47,49 @@ def write_tensors(
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = atomic.temporary_name(path)
         try:
-            save_file(tensors, temporary, metadata)
+            _write(temporary, tensors, metadata)
             atomic.fsync_path(temporary)
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
         atomic.fsync_path(path.parent)
+
+
+def _write(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> None:
+    """The bytes of safetensors' own `save_file`, which would copy all tensors before it writes."""
+    import torch
+
+    # Widest first, in the order of safetensors.
+    kinds = {
+        torch.int64: "I64",
+        torch.float64: "F64",
+        torch.float32: "F32",
+        torch.int32: "I32",
+        torch.bfloat16: "BF16",
+        torch.float16: "F16",
+        torch.int16: "I16",
+        torch.int8: "I8",
+        torch.uint8: "U8",
+        torch.bool: "BOOL",
+    }
+    place = {kind: number for number, kind in enumerate(kinds)}
+    order = sorted(tensors, key=lambda name: (place[tensors[name].dtype], name.encode()))
+    head: dict[str, Any] = {"__metadata__": dict(metadata)}
+    end = 0
+    for name in order:
+        start, end = end, end + tensors[name].numel() * tensors[name].element_size()
+        head[name] = {
+            "dtype": kinds[tensors[name].dtype],
+            "shape": list(tensors[name].shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(head, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in order:
+            if tensors[name].numel():
+                file.write(tensors[name].reshape(-1).view(torch.uint8).numpy().data)
 
 
 def _digest(header: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> str:

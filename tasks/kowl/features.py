@@ -10,7 +10,6 @@ that gives the same bits: with a model that is alike in any batch, and with a ba
 Predictors learn from plain clips alone, so train clips are not transformed.
 """
 
-import io
 import json
 import os
 from collections import defaultdict
@@ -37,7 +36,6 @@ from schemas.kowl import (
 )
 from schemas.runs import RunFacts
 from schemas.tables import OUTPUTS, PLAIN
-from storage.checkpoints import read_checkpoint, write_checkpoint
 from storage.layout import content_key
 from storage.pieces import Part, Piece
 from storage.raw import RawFile
@@ -48,6 +46,7 @@ from tasks.engine.stage import Build, Produced, Reject, Shard, stage
 from tasks.evaluation.model_runs import ModelRun, Offer, differing, plan_models, threads_of
 from tasks.evaluation.passing import LOADER, DeviceSettings, model_of, output_rows
 from tasks.evaluation.runs import run_mark
+from tasks.kowl.kept import KeptRows
 from tasks.kowl.videos import sample_videos
 from tasks.learning.devices import precision_on, use_threads
 from tasks.learning.samples import Samples
@@ -57,8 +56,6 @@ from tasks.scores.base import Outputs
 
 LOADER_VERSION = 1
 """Raised when the same videos give models other pictures to see."""
-ROWS_KEPT = 64
-"""A killed shard loses no more vectors than this, and a batch."""
 TRAIN = "train"
 CONTENT = "clips.json"
 """File of a piece: the digest of each clip's video, to know which ones changed since."""
@@ -184,8 +181,9 @@ def _extracted(shard: Shard, settings: DeviceSettings, videos: pl.DataFrame) -> 
     shown = _views_of_clips(videos, _evaluated(shard.parts[1:]), shard.about["views"])
     work = shard.work or Path(mkdtemp())
     work.mkdir(parents=True, exist_ok=True)
-    kept = _Kept(work, facts)
-    before = pl.concat([_extracted_before(shard, shown, model), kept.rows()])
+    # What is shown comes in one order, so the batches that are left are the same to the bit.
+    kept = KeptRows(work, OUTPUTS)
+    before = pl.concat([_extracted_before(shard, shown, model), kept.before()])
     left = shown.join(before, on=["sample_id", "view"], how="anti", maintain_order="left")
     views = {str(name): part["view"].to_list() for (name,), part in left.group_by("sample_id")}
     loader = FeatureSettings.model_validate(facts.settings[LOADER])
@@ -208,7 +206,8 @@ def _extracted(shard: Shard, settings: DeviceSettings, videos: pl.DataFrame) -> 
         while batch := list(islice(coming, size)):
             clips = np.stack([frames for *_, frames in batch])
             made = model.outputs(Samples([name for name, *_ in batch], None, {"clips": clips}))
-            kept.add([name for name, *_ in batch], [view for _, view, _ in batch], made)
+            names, views_shown = [name for name, *_ in batch], [view for _, view, _ in batch]
+            kept.add(_rows(facts, names, views_shown, made))
             advance(len(batch))
     table = pl.concat([before, kept.added()])
     (work / CONTENT).write_text(
@@ -224,39 +223,11 @@ def _sampling(model: Backbone) -> SampleSettings:
     return SampleSettings(**frames, workers=os.cpu_count() or 1 if on_gpu else 1)
 
 
-class _Kept:
-    """Rows that are made, in files of the shard's folder: a killed shard goes on behind them.
-
-    What is shown comes in one order, so the batches that are left are the same to the bit.
-    """
-
-    def __init__(self, work: Path, facts: RunFacts) -> None:
-        self.work, self.facts = work, facts
-        self.files = sorted(work.glob("rows-*.parquet"))
-        self._added: list[pl.DataFrame] = [OUTPUTS.empty()]
-        self._saved = 0
-
-    def rows(self) -> pl.DataFrame:
-        """Those of before the kill."""
-        frames = [pl.read_parquet(read_checkpoint(file)) for file in self.files]
-        return pl.concat([OUTPUTS.empty(), *frames])
-
-    def add(self, names: list[str], views: list[str], outputs: Outputs) -> None:
-        # Nothing tells the names of the classes that the weights were trained on.
-        classes = 0 if outputs.logits is None else outputs.logits.shape[1]
-        rows = output_rows(self.facts, names, outputs, dict.fromkeys(range(classes)))
-        self._added.append(rows.with_columns(pl.Series("view", views)))
-        unsaved = self._added[self._saved + 1 :]
-        if sum(frame.height for frame in unsaved) >= ROWS_KEPT:
-            buffer = io.BytesIO()
-            pl.concat(unsaved).write_parquet(buffer)
-            write_checkpoint(self.work / f"rows-{len(self.files):06}.parquet", buffer.getvalue())
-            self.files.append(self.work)
-            self._saved = len(self._added) - 1
-
-    def added(self) -> pl.DataFrame:
-        """Those of this process."""
-        return pl.concat(self._added)
+def _rows(facts: RunFacts, names: list[str], views: list[str], outputs: Outputs) -> pl.DataFrame:
+    # Nothing tells the names of the classes that the weights were trained on.
+    classes = 0 if outputs.logits is None else outputs.logits.shape[1]
+    rows = output_rows(facts, names, outputs, dict.fromkeys(range(classes)))
+    return rows.with_columns(pl.Series("view", views))
 
 
 def _extracted_before(shard: Shard, shown: pl.DataFrame, model: Backbone) -> pl.DataFrame:

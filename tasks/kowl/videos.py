@@ -37,6 +37,7 @@ from storage.raw import RawFile, RawSource, open_raw
 from tasks.engine.stage import Produced, Reject, Shard, stage
 from tasks.ingest.native.pool import Limits, Outcome, run_batch
 from tasks.kowl.decode import HEAD_BYTES, container_of
+from tasks.kowl.kept import KeptRows
 from tasks.kowl.lists import SPLIT_SPELLINGS
 from tasks.kowl.unify import sample_id
 
@@ -73,6 +74,7 @@ VIDEO_SUFFIXES = (
 # A bomb in an archive is one bad record: it is refused by the size that it declares.
 ARCHIVE_LIMITS = ArchiveLimits(total_bytes=1 << 60, ratio=math.inf)
 FILES_ON_DISK = 64
+FILES_IN_TURN = 256
 SAMPLES_PER_CHILD = 8
 MESSAGE_CHARACTERS = 400
 
@@ -348,11 +350,14 @@ def _decoded(
 ) -> tuple[list[dict[str, Any]], list[Reject]]:
     """Rows of the files of a shard; `named` has the columns that do not come from the content."""
     files = {file.name: file for file in shard.files}
+    kept = KeptRows(shard.work, table)
     known = _decoded_before(shard, table)
+    known |= {row["file"]: row for row in kept.before().iter_rows(named=True)}
     rows = [{**row, **named[name]} for name, row in known.items()]
     rejects = []
     new = [name for name in files if name not in known]
-    for found in on_disk(shard.source or "", new, settings.max_archived_bytes):
+    for found in _in_turn(shard.source or "", new, settings.max_archived_bytes):
+        made = []
         for name, facts in validate(found, settings).items():
             if isinstance(facts, RecordError):
                 rejects.append(Reject.of(named[name].get("sample_id") or name, facts))
@@ -365,8 +370,18 @@ def _decoded(
                 "bytes": files[name].size,
                 "sha256": digest,
             }
-            rows.append({**named[name], **about, **facts})
+            made.append({**named[name], **about, **facts})
+        kept.add(pl.DataFrame(made, schema=table.polars_schema))
+        rows += made
     return rows, rejects
+
+
+def _in_turn(
+    root: str, names: Sequence[str], limit: int
+) -> Iterator[dict[str, Path | RecordError]]:
+    """`on_disk` of some files after the other: a killed shard loses those of one turn."""
+    for start in range(0, len(names), FILES_IN_TURN):
+        yield from on_disk(root, names[start : start + FILES_IN_TURN], limit)
 
 
 def _decoded_before(shard: Shard, table: Table) -> dict[str, dict[str, Any]]:

@@ -17,6 +17,7 @@ from tasks.engine.stage import Shard
 from tasks.evaluation.passing import DeviceSettings
 from tasks.evaluation.runs import run_id
 from tasks.kowl import features as stage
+from tasks.kowl import kept
 from tasks.kowl.features import (
     backbone_facts,
     extract_features,
@@ -180,7 +181,7 @@ def test_a_clip_is_decoded_once_for_all_views(clips, read):
 
 def test_a_killed_shard_goes_on_behind_its_last_rows(clips, read, monkeypatch, tmp_path):
     """Also with a model whose vectors depend on the batch: the batches left are the same."""
-    monkeypatch.setattr(stage, "ROWS_KEPT", 1)
+    monkeypatch.setattr(kept, "ROWS_KEPT", 1)
     monkeypatch.setattr(find("frame_backbone"), "alike_in_any_batch", False)
     shard = replace(
         shard_of(clips, ["plain", "rotation"], backbone(crops=1, batch=2)), work=tmp_path

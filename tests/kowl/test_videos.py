@@ -25,7 +25,7 @@ from schemas.kowl import (
 from storage.raw import RawFile, open_raw
 from tasks.engine.stage import Build
 from tasks.ingest.native.pool import Outcome
-from tasks.kowl import videos
+from tasks.kowl import kept, videos
 from tasks.kowl.lists import Release, read_release
 from tasks.kowl.unify import unify
 from tasks.kowl.videos import (
@@ -524,6 +524,40 @@ def test_in_a_remade_shard_only_new_and_bad_files_are_decoded(
     decoded.clear()
     build(tmp_path / "lake", root, clips, listings, min_frames=9)
     assert len(decoded) == 4, "with other settings nothing is known"
+
+
+def test_a_killed_shard_decodes_only_what_is_left(sample, tmp_path: Path, monkeypatch) -> None:
+    _, clips, listings = sample
+    root = tmp_path / "videos"
+    root.mkdir()
+    for name in clips["sample_id"].head(3):
+        write_video(root / f"{name}.mp4", counting_frames(20))
+    (root / f"{clips['sample_id'][3]}.mp4").write_bytes(b"")
+    whole = build(tmp_path / "whole", root, clips, listings)
+    monkeypatch.setattr(videos, "FILES_IN_TURN", 1)
+    monkeypatch.setattr(kept, "ROWS_KEPT", 1)
+    decoded: list[str] = []
+
+    def killed(found, settings):
+        if len(decoded) == 2:
+            raise KeyboardInterrupt
+        decoded.extend(found)
+        return validate(found, settings)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(videos, "validate", killed)
+        with pytest.raises(KeyboardInterrupt):
+            build(tmp_path / "lake", root, clips, listings)
+    first = decoded.copy()
+
+    def watched(found, settings):
+        decoded.extend(found)
+        return validate(found, settings)
+
+    monkeypatch.setattr(videos, "validate", watched)
+    again = build(tmp_path / "lake", root, clips, listings)
+    assert len(first) == 2 and len(decoded) == len(set(decoded)) == 4
+    assert again.versions["videos"].manifest.parts == whole.versions["videos"].manifest.parts
 
 
 def test_an_archive_gives_the_same_rows(made: Path, tmp_path: Path) -> None:

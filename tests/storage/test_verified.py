@@ -166,7 +166,7 @@ FOREIGN = {
     "tasks/report/reading.py": "TableVersion.files",
     "tasks/operations/score_files.py": "a file that the user names",
     "tasks/evaluation/output_files.py": "a file that the user names, by its digest",
-    "tasks/kowl/features.py": "checkpoints through read_checkpoint",
+    "tasks/kowl/kept.py": "checkpoints through read_checkpoint",
 }
 CODE = sorted(path for layer in ("tasks", "flows") for path in (ROOT / layer).rglob("*.py"))
 
