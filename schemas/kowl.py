@@ -642,9 +642,9 @@ class Config(RunChoices):
         return cls(
             lists=sample / "lists",
             videos=sample / "videos",
-            models={"frame_backbone": {"crops": 1}},
+            models={"frame_backbone": {"crops": 2, "cpu_threads": 1}},
             predictors={"ann": {}, "gmm_finch": {}},
-            evaluation=OpenWorldSettings(feedback=(0.0, 1.0)),
+            evaluation=OpenWorldSettings(feedback=(0.0,), threads=1),
             scores={name: {} for name in ("cosine", "knn", "mahalanobis")},
             seeds=(0, 1, 2),
         )

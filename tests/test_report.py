@@ -225,11 +225,11 @@ def test_all_sections_where_there_are_results(tmp_path):
     page = build_results(tmp_path / "lake")
     found = parsed(page)
     assert titles(page) == [
-        "What was built",
-        "Data quality",
-        "Classes and splits",
         "Leaderboard",
         "ROC and precision-recall curves",
+        "Classes and splits",
+        "What was built",
+        "Data quality",
     ]
     assert "No record was refused." in found.prose
     assert "svg" in found.tags

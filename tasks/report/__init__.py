@@ -1,6 +1,6 @@
 """The report of a benchmark: its current tables in, one self-contained HTML file out.
 
-Every benchmark gets what was built, data quality, balance, leaderboard, curves and confusions; what
+Every benchmark gets leaderboard, curves, confusions, balance, what was built and data quality; what
 only one benchmark shows comes from `sections(read)` in `tasks/<benchmark>/report.py`, if there is
 one. The page needs no network, escapes all text, is whole without its script, and is the same for
 the same lake.

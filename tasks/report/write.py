@@ -1,4 +1,4 @@
-"""Puts a report together: the sections of every benchmark around the benchmark's own."""
+"""Puts a report together: results first, the benchmark's own sections, then what was built."""
 
 import hashlib
 from collections.abc import Sequence
@@ -75,10 +75,11 @@ def render_report(lake: Path, benchmark: str, versions: Sequence[TableVersion]) 
     read = Tables(lake, benchmark, versions)
     own = module(f"tasks.{benchmark}.report")
     class_names = getattr(own, "CLASS_NAMES", {})  # where a class is an id
-    sections = [what_was_built(read), data_quality(read), *balance(read, class_names)]
+    sections = leaderboard(read)
     if own is not None:
         sections += own.sections(read)
-    sections += [*leaderboard(read), *curves(read), *confusion(read)]
+    sections += [*curves(read), *confusion(read)]
+    sections += [*balance(read, class_names), what_was_built(read), data_quality(read)]
     title, about = names(benchmark)
     key = report_key(lake, benchmark, versions)
     return page(title, about, tiles(read), sections, key)

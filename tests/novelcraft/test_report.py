@@ -200,10 +200,10 @@ def page(tmp_path_factory, tables) -> Path:
 def test_every_section_is_there_and_well_formed(page):
     found = parsed(page)
     assert [title.replace("&#x27;", "'") for title in titles(page)] == [
+        *OWN_TITLES,
+        "Classes and splits",
         "What was built",
         "Data quality",
-        "Classes and splits",
-        *OWN_TITLES,
     ]
     assert found.prose.startswith("NovelCraft")
     assert "<b>block: " in found.prose
