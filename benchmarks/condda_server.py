@@ -97,7 +97,10 @@ class Client:
         query = "&".join(f"{name}={value}" for name, value in about.items())
         ids = self.send("GET", f"/session/dataset?{query}").decode().split()
         assert len(ids) == SIZE, ids
-        for kind, values in (("detection", ",0.25\n"), ("characterization", ",0.05" * COLUMNS + "\n")):
+        for kind, values in (
+            ("detection", ",0.25\n"),
+            ("characterization", ",0.05" * COLUMNS + "\n"),
+        ):
             identification = json.dumps({**about, "result_types": kind})
             body = "".join(name + values for name in ids)
             files = {"test_identification": identification, f"{kind}_file": body}
@@ -192,7 +195,11 @@ def compare(servers: dict[str, tuple[str, int | None]], rounds: int) -> None:
                 play(url, 4, rounds // 4)
                 costs[name].append((cpu_seconds(pid) - before) / (rounds // 4 * 4))
     print(f"rounds of {SIZE} instances, {COLUMNS} columns" + "".join(f"{n:>12}" for n in servers))
-    table = {"server CPU of a round, ms": [1e3 * statistics.median(c) if c else 0 for c in costs.values()]}
+    table = {
+        "server CPU of a round, ms": [
+            1e3 * statistics.median(c) if c else 0 for c in costs.values()
+        ]
+    }
     for clients in (1, 8, 50):
         played = max(rounds // clients, 4)
         table[f"rounds a second, {clients} clients"] = [
