@@ -1,10 +1,10 @@
 """What a round costs the CONDDA server: CPU, rounds a second, the slowest requests.
 
 A round is what the published client does: ask for the data, post detection, post characterization.
-The server is a process of its own and every post is on the disk when it is answered. The clients are
-plain sockets with requests made beforehand, so that they cost little. `--against` names another
-server of the published API that serves the same tests (`--data` writes them); both are measured in
-turns, and `--against-pid` is its process, whose CPU time (with its children's) is read.
+The server is a process of its own and every post is on the disk when it is answered. The clients
+are plain sockets, so that they cost little. `--against` names another server of the published API
+that serves the same tests (`--data` writes them); both are measured in turns, and `--against-pid` is
+its process, whose CPU time (with that of those it started) is read.
 
 `python -m benchmarks.condda_server`
 """
