@@ -3,7 +3,7 @@
 A round is what the published client does: ask for the data, post detection, post characterization.
 The server is a process of its own and every post is on the disk when it is answered. The clients
 are plain sockets, so that they cost little. `--against` names another server of the published API
-that serves the same tests (`--data` writes them); both are measured in turns, and `--against-pid` is
+that serves the same tests (`--data` writes them); both are measured in turns. `--against-pid` is
 its process, whose CPU time (with that of those it started) is read.
 
 `python -m benchmarks.condda_server`
