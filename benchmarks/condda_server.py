@@ -107,6 +107,12 @@ class Client:
             answer = self.send("POST", "/session/results", files)
             assert answer == b"OK", answer
 
+    def end(self) -> None:
+        """Complete the test, end the session, hang up."""
+        self.send("DELETE", f"/test?session_id={self.session}&test_id={TEST}")
+        self.send("DELETE", f"/session?session_id={self.session}")
+        self.close()
+
     def send(self, method: str, target: str, files: dict[str, str] | None = None) -> bytes:
         body = b""
         head = f"{method} {target} HTTP/1.1\r\nHost: {self.address[0]}:{self.address[1]}\r\n"

@@ -48,8 +48,8 @@ def test_memory_stays_flat(started: tuple[str, int], rounds: int) -> None:
     client = Client(url)
     for number in range(rounds):
         if number and number % condda_server.ROUNDS == 0:
-            client.close()
-            client = Client(url)  # the test is over: another session
+            client.end()
+            client = Client(url)
         client.play_round(number % condda_server.ROUNDS)
-    client.close()
+    client.end()
     assert resident_megabytes(pid) - before < 24
