@@ -2,9 +2,9 @@
 
 A round is what the published client does: ask for the data, post detection, post characterization.
 The server is a process of its own and every post is on the disk when it is answered. The clients
-are plain sockets with requests made beforehand, so that they cost little. `--against` names another
-server of the published API that serves the same tests (`--data` writes them); both are measured in
-turns, and `--against-pid` is its process, whose CPU time (with its children's) is read.
+are plain sockets, so that they cost little. `--against` names another server of the published API
+that serves the same tests (`--data` writes them); both are measured in turns. `--against-pid` is
+its process, whose CPU time (with that of those it started) is read.
 
 `python -m benchmarks.condda_server`
 """
@@ -106,6 +106,12 @@ class Client:
             files = {"test_identification": identification, f"{kind}_file": body}
             answer = self.send("POST", "/session/results", files)
             assert answer == b"OK", answer
+
+    def end(self) -> None:
+        """Complete the test, end the session, hang up."""
+        self.send("DELETE", f"/test?session_id={self.session}&test_id={TEST}")
+        self.send("DELETE", f"/session?session_id={self.session}")
+        self.close()
 
     def send(self, method: str, target: str, files: dict[str, str] | None = None) -> bytes:
         body = b""

@@ -39,8 +39,7 @@ from tasks.condda.lookup import unknown_test
 from tasks.condda.protocol import decide
 from tasks.condda.rules import CALLER, EVALUATION, Limits, Policy, ProtocolRefusal
 from tasks.condda.session import SessionState
-from tasks.condda.session_states import SessionStates, lake_refusals
-from tasks.condda.store import EventStore
+from tasks.condda.store import EventStore, SessionStates, lake_refusals
 from tasks.condda.test_files import TestFile, TestLibrary
 
 if TYPE_CHECKING:

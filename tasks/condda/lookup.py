@@ -1,8 +1,9 @@
-"""What a command looks up: the rules it is decided by, its test, and that test's metadata.
+"""What a command looks up: the rules it is decided by, its test, that test's metadata and rounds.
 
 Metadata as a session sees it is the test's file with what the operator fixed when the session was
 opened, or the session's hints of the form "key=number" (docs/condda.md, rule 4), put over it: made
-anew each time, so that no session changes another's.
+anew each time, so that no session changes another's. Round r is rows [r*size, (r+1)*size), the last
+may be short (rule 5); a served dataset has one line per instance and no header (rule 3).
 """
 
 from collections.abc import Mapping
@@ -118,3 +119,30 @@ def whole(metadata: Mapping[str, Any], key: str) -> int:
         raise ProtocolRefusal(
             500, "ValueError", f"{key} of the metadata is {metadata[key]!r}, not a whole number"
         ) from error
+
+
+def round_count(test: TestFile, size: int) -> int:
+    """Rounds of `size` rows, the last one maybe short."""
+    return -(-len(test.ids) // size)
+
+
+def round_rows(test: TestFile, number: int, size: int) -> slice:
+    """Rows of a round; none for a negative one."""
+    return slice(number * size, (number + 1) * size) if number >= 0 else slice(0, 0)
+
+
+def round_bytes(test: TestFile, number: int, size: int) -> bytes:
+    """The dataset of one round; a lone newline where there are no rows, as published."""
+    rows = round_rows(test, number, size)
+    domain = test.domain
+    if domain.served == ("instance_id",):
+        return ("\n".join(test.ids[rows]) + "\n").encode(domain.encoding)
+    quote = domain.quotechar
+    columns = []
+    for name in domain.served:
+        cells = ["" if cell is None else str(cell) for cell in test.truth[name][rows]]
+        if name in domain.served_quoted:
+            cells = [quote + cell.replace(quote, quote * 2) + quote for cell in cells]
+        columns.append(cells)
+    lines = [",".join(cells) for cells in zip(*columns, strict=True)]
+    return ("\n".join(lines) + "\n").encode(domain.encoding)

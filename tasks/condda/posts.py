@@ -30,10 +30,11 @@ from tasks.condda.lookup import (
     lenient_metadata,
     load_test,
     open_test,
+    round_count,
+    round_rows,
     round_size,
 )
 from tasks.condda.rules import Limits, ProtocolRefusal
-from tasks.condda.serving import round_count, round_rows
 from tasks.condda.session import Event, SessionState, TestState
 from tasks.condda.test_files import CELL_EDGES, TestFile
 

@@ -2,7 +2,7 @@
 
 `decide` does no input or output and has no clock; what it lets happen it returns as events, which
 `session.evolve` adds to the state. CONDDA rules 1 to 7 (life cycle, rounds, feedback) and 10
-(errors); `serving`, `posting` and `feedback` hold those of the three long commands.
+(errors); `posts` and `feedback` hold those of the two long commands.
 
 The policy `published` takes all that the published client sends and answers as the public server
 was seen to; docs/condda.md lists where it differs, on purpose. `evaluation` also refuses what the
@@ -37,13 +37,14 @@ from tasks.condda.lookup import (
     Rules,
     load_test,
     open_test,
+    round_bytes,
+    round_count,
     round_size,
     unknown_test,
 )
 from tasks.condda.posts import check_name, take_results
 from tasks.condda.rules import Limits, Policy, ProtocolRefusal
-from tasks.condda.serving import round_count, serve
-from tasks.condda.session import Event, SessionState
+from tasks.condda.session import Event, SessionState, TestState
 from tasks.condda.test_files import TestLibrary
 
 
@@ -157,6 +158,42 @@ def _metadata(state: SessionState, command: Metadata, rules: Rules) -> Decision:
     return Decision(answer={key: metadata[key] for key in metadata if key in shown})
 
 
+def _serve(state: SessionState, command: Dataset, rules: Rules) -> Decision:
+    progress = open_test(state, command.test)
+    test, metadata = load_test(state, command.test, rules)
+    size = round_size(metadata, command.test)
+    if rules.strict:
+        _check_round_order(command, progress, round_count(test, size))
+    events: list[Event] = []
+    attempt = progress.attempt
+    served = progress.served
+    # Nothing is lost when only round 0 was served: then this is a repeated request.
+    if not rules.strict and command.round == 0 and (progress.posted or served - {0}):
+        attempt, served = attempt + 1, set()
+        events.append(Event("restarted", rules.now, command.test, attempt))
+    if command.round * size >= len(test.ids):
+        raise ProtocolRefusal(
+            204, "EndOfDataset", f"test {command.test} has no round {command.round}"
+        )
+    if command.round >= 0 and command.round not in served:
+        events.append(Event("served", rules.now, command.test, attempt, command.round))
+    return Decision(tuple(events), round_bytes(test, command.round, size))
+
+
+def _check_round_order(command: Dataset, progress: TestState, rounds: int) -> None:
+    following = len(progress.served)
+    if command.round in progress.served or (command.round >= rounds == following):
+        return
+    if command.round != following:
+        raise ProtocolRefusal(
+            400, "RoundOrder", f"round {command.round} was asked for, round {following} is next"
+        )
+    if following and following - 1 not in progress.posted:
+        raise ProtocolRefusal(
+            400, "RoundOrder", f"post results of round {following - 1} before the next round"
+        )
+
+
 def _complete(state: SessionState, command: CompleteTest, rules: Rules) -> Decision:
     progress = open_test(state, command.test)
     if rules.strict:
@@ -234,7 +271,7 @@ def _status(state: SessionState, command: Status, rules: Rules) -> Decision:
 
 _HANDLERS: dict[type, Callable[[SessionState, Any, Rules], Decision]] = {
     Metadata: _metadata,
-    Dataset: serve,
+    Dataset: _serve,
     Post: take_results,
     Feedback: give_feedback,
     CompleteTest: _complete,

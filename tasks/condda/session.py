@@ -138,6 +138,9 @@ def evolve(state: SessionState, event: Event) -> SessionState:
         test.score += event.detail.get("score", 0)
     elif event.kind == "completed":
         test.completed = True
+        # Only feedback asks for these, and there is no more of it: they are most of a state.
+        test.marks.clear()
+        test.last_rows.clear()
         state.finished.append(event.test)
     return state
 

@@ -87,7 +87,7 @@ def status(
             lines.append((version, name, f"{name},{version},{stored.event.time},{end}"))
             continue
         finished = [test for test in completed.get(name, []) if tests is None or test in tests]
-        for test in finished or ["NA"]:
+        for test in finished or [" NA"]:
             start = starts.get((name, test), "N/A") if finished else stored.event.time
             lines.append((version, name, f"{name},{version},{test},{start},{end}"))
     return "\n".join(line for _, _, line in sorted(lines, key=lambda line: line[:2]))

@@ -696,6 +696,26 @@ def test_non_utf8_results_are_refused_and_leave_nothing(wire: Wire, session: str
     assert error_of(feedback(wire, session, "score")) == (500, "KeyError")
 
 
+def test_what_random_runs_beside_the_public_server_showed(wire: Wire, session: str) -> None:
+    """Facts of those exchanges: the first is the same there, the others are listed as differing."""
+    line = wire.send("GET", "/session/status", session_id=session, include_tests="true").text
+    assert line.split(",")[:3] == [session, "agent-1", " NA"]  # with the blank, as there
+    wire.post(session, {"detection": detection(IDS[:3], 0.9)})
+    about = {"session_id": session, "test_id": TEST}
+    told = wire.send("GET", "/session/feedback", feedback_type="classification", **about)
+    assert (told.status_code, told.content) == (200, b"")  # there 500: nothing of it was posted
+    score = wire.send("GET", "/session/feedback", feedback_type="score", **about)
+    assert error_of(score) == (400, "feedback_type_invalid")  # there 500
+    sent = {**about, "round_id": 0, "result_types": ["classification"], "feedback_types": []}
+    parts = {"test_identification": json.dumps(sent), "classification_file": classes(IDS[:3])}
+    both = wire.send("POST", "/session/resultsfeedback", parts)
+    assert (both.status_code, both.content) == (200, b"")  # there 500
+    assert error_of(wire.send("GET", "/session/latest", session_id=session)) == (500, "KeyError")
+    wire.send("DELETE", "/test", **about)
+    evaluated = wire.send("GET", "/session/evaluations", round_id=0, **about)
+    assert error_of(evaluated) == (400, "IncompleteResults")  # there 500
+
+
 def test_unknown_paths_and_methods(wire: Wire) -> None:
     for method, path in (
         *(("GET", "/nope"), ("GET", "/session"), ("PUT", "/session"), ("POST", "/test/ids")),

@@ -15,6 +15,7 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -28,6 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tasks.condda.harness import Harness
 from tasks.condda.rules import CALLER, Caller, ProtocolRefusal
 from tasks.condda.server.api import API, api_router
+from tasks.condda.server.connection import BODY
 from tasks.condda.server.page import OPERATOR, docs_router, page_router
 from tasks.condda.server.serve import Token
 from tasks.condda.server.wire import ROUTES, read_sent
@@ -200,7 +202,9 @@ class Guard:
             return
         headers, path = Headers(scope=scope), scope["path"]
         caller = self._caller(headers, path)
-        body = caller if isinstance(caller, tuple) else await self._body(headers, receive)
+        body = caller if isinstance(caller, tuple) else scope["state"].get(BODY)
+        if body is None:
+            body = await self._body(headers, receive)
         if body is None:
             return  # the client has gone
         if isinstance(body, tuple) or isinstance(caller, tuple):
@@ -274,7 +278,8 @@ class Guard:
         more, end = True, asyncio.get_running_loop().time() + _BODY_SECONDS
         while more:
             try:
-                message = await _in_time(receive, end)
+                left = end - asyncio.get_running_loop().time()
+                message = await asyncio.wait_for(receive(), min(left, _CHUNK_SECONDS))
             except TimeoutError:
                 return 408, "Timeout", "the body took too long"
             if message["type"] == "http.disconnect":
@@ -295,15 +300,10 @@ class Guard:
         return b"".join(chunks)
 
 
+@lru_cache(256)
 def _host_name(host: str) -> str:
     """Name of a Host header without its port; of [::1]:80 too."""
     return urlsplit(f"//{host}").hostname or "" if host.isprintable() else ""
-
-
-async def _in_time(receive: Receive, end: float) -> Message:
-    """The next message; most are there already, and then no clock is set."""
-    left = end - asyncio.get_running_loop().time()
-    return await asyncio.wait_for(receive(), min(left, _CHUNK_SECONDS))
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

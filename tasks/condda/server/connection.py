@@ -18,6 +18,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEAD_SECONDS = 30.0
 """The longest that a head, or a plain request, may take from its first byte to its last."""
+BODY = "body"
+"""Where the state of a request read by hand has its body, so that none need wait for it."""
 _PLAIN_BYTES = 256 * 1024
 _LINE = re.compile(rb"(GET|POST|PUT|DELETE) (/[!-~]*) HTTP/1\.1\r\n")
 _HEADER = re.compile(rb"([0-9A-Za-z-]+): ?([!-~](?:[ -~]*[!-~])?)?\r\n")
@@ -116,7 +118,8 @@ class Connection(H11Protocol):
             self._watch(waiting=False)
             body = bytes(self.received[end:whole])
             del self.received[:whole]
-            scope = {**plain[0], "client": self.client, "server": self.server}
+            place = {"client": self.client, "server": self.server}
+            scope = {**plain[0], **place, "state": {BODY: body}}
             self.answering = self.loop.create_task(self._answer(scope, body))
             self.tasks.add(self.answering)
             self.answering.add_done_callback(self._answered)

@@ -23,11 +23,10 @@ from fastapi import APIRouter, Query, Response
 
 from schemas.errors import NoveltyError
 from tasks.condda.harness import Harness
-from tasks.condda.lookup import lenient_metadata
+from tasks.condda.lookup import lenient_metadata, round_count
 from tasks.condda.posts import is_name, parse
 from tasks.condda.rules import ProtocolRefusal
 from tasks.condda.server.api import finite
-from tasks.condda.serving import round_count
 from tasks.condda.session import Event
 from tasks.condda.test_files import TestFile
 
