@@ -17,6 +17,7 @@ from tasks.condda.lookup import (
     known_classes,
     load_test,
     open_test,
+    refused,
     round_size,
     whole,
 )
@@ -57,8 +58,8 @@ def ids_left(
     given = kind.free_when_given and RED_LIGHT in session.hints
     cut = rules.strict or (kind.counted and not given)
     if spent >= most and (cut or spent):
-        raise ProtocolRefusal(
-            400, "FeedbackBudgetExceeded", f"{spent} of {most} ids of {command.type} are used up"
+        raise refused(
+            "FeedbackBudgetExceeded", f"{spent} of {most} ids of {command.type} are used up"
         )
     return most - spent if cut else None
 
@@ -66,9 +67,7 @@ def ids_left(
 def gate(kind: FeedbackType, session: SessionState, test: TestState, rules: Rules) -> bool:
     """Whether to answer; False is an empty answer."""
     if not test.has_posted("detection"):
-        raise ProtocolRefusal(
-            400, "DetectionPostRequired", "post detection results before asking for feedback"
-        )
+        raise refused("DetectionPostRequired", "post detection results before asking for feedback")
     return declared(session, test) or (kind.undeclared == "answer" and not rules.strict)
 
 
@@ -118,15 +117,15 @@ def _gain(kind: FeedbackType, state: TestState, metadata: Mapping[str, Any]) -> 
     marks = state.marks.get(kind.result, {})
     last = [marks[row] for row in set(_last_round(state, kind.result, metadata))]
     if min(last, default=0) < 0:
-        raise ProtocolRefusal(400, "InvalidTuple", f"a flag of {kind.result} is not 0 or 1")
+        raise refused("InvalidTuple", f"a flag of {kind.result} is not 0 or 1")
     return sum(mark.bit_count() for mark in last)
 
 
 def _accuracy(kind: FeedbackType, state: TestState) -> float:
     answered = state.answered.get(kind.result, 0)
     if not answered:
-        raise ProtocolRefusal(
-            400, "feedback_type_invalid", f"no {kind.result} of this test's instances was posted"
+        raise refused(
+            "feedback_type_invalid", f"no {kind.result} of this test's instances was posted"
         )
     return state.right.get(kind.result, 0) / answered
 
@@ -152,16 +151,14 @@ def _values(
 
 def give_feedback(state: SessionState, command: Feedback, rules: Rules) -> Decision:
     if len(command.ids) > rules.limits.feedback_ids:
-        raise ProtocolRefusal(
-            400, "TooLarge", f"{len(command.ids)} ids asked, limit {rules.limits.feedback_ids}"
+        raise refused(
+            "TooLarge", f"{len(command.ids)} ids asked, limit {rules.limits.feedback_ids}"
         )
     test, metadata = load_test(state, command.test, rules, truth_first=False)
     progress = open_test(state, command.test)
     kind = DOMAINS[state.domain].feedback.get(command.type)
     if kind is None:
-        raise ProtocolRefusal(
-            400, "InvalidFeedbackType", f"{state.domain} has no {command.type} feedback"
-        )
+        raise refused("InvalidFeedbackType", f"{state.domain} has no {command.type} feedback")
     if progress.last_round is None:
         raise ProtocolRefusal(500, "KeyError", "'post_results'")
     current = progress.last_round
@@ -188,9 +185,7 @@ def _check_feedback_round(
     if command.round is None or command.round == current or not rules.strict:
         return
     if metadata.get("feedback_constrained", True):
-        raise ProtocolRefusal(
-            400, "NotLastRound", f"feedback is given on round {current}, the last one posted"
-        )
+        raise refused("NotLastRound", f"feedback is given on round {current}, the last one posted")
 
 
 def _asked_rows(
@@ -211,7 +206,5 @@ def _asked_rows(
 
     hidden = [name for name, row in zip(command.ids, asked, strict=True) if not seen(row)]
     if hidden and rules.strict:
-        raise ProtocolRefusal(
-            400, "FeedbackIdsNotServed", f"{hidden[0]!r} has not been served in this session"
-        )
+        raise refused("FeedbackIdsNotServed", f"{hidden[0]!r} has not been served in this session")
     return [row for row in asked if seen(row)]

@@ -12,7 +12,7 @@ from typing import Any
 
 from schemas.errors import SourceError
 from tasks.condda.domains import SHOWN_METADATA
-from tasks.condda.rules import Limits, Policy, ProtocolRefusal
+from tasks.condda.rules import Limits, Policy, ProtocolRefusal, Status
 from tasks.condda.session import SessionState, TestState
 from tasks.condda.test_files import TestFile, TestLibrary
 
@@ -29,6 +29,11 @@ class Rules:
         return self.policy.strict
 
 
+def refused(reason: str, message: str, status: Status = 400) -> ProtocolRefusal:
+    """A refusal; 400 is of what an agent can mend."""
+    return ProtocolRefusal(status, reason, message)
+
+
 def unknown_test(test: str) -> ProtocolRefusal:
     return ProtocolRefusal(500, "test_id_invalid", f"there is no test {test[:80]!r} to serve")
 
@@ -36,7 +41,7 @@ def unknown_test(test: str) -> ProtocolRefusal:
 def open_test(state: SessionState, test: str) -> TestState:
     progress = state.test(test)
     if progress.completed:
-        raise ProtocolRefusal(400, "TestCompleted", f"test {test} is completed in this session")
+        raise refused("TestCompleted", f"test {test} is completed in this session")
     return progress
 
 
@@ -97,9 +102,7 @@ def lenient_metadata(state: SessionState, test: TestFile) -> dict[str, Any]:
 def round_size(metadata: Mapping[str, Any], test: str) -> int:
     size = whole(metadata, "round_size") if "round_size" in metadata else 0
     if size < 1:
-        raise ProtocolRefusal(
-            400, "no_defined_rounds", f"test {test} has no round_size of at least 1"
-        )
+        raise refused("no_defined_rounds", f"test {test} has no round_size of at least 1")
     return size
 
 

@@ -30,6 +30,7 @@ from tasks.condda.lookup import (
     lenient_metadata,
     load_test,
     open_test,
+    refused,
     round_count,
     round_rows,
     round_size,
@@ -50,7 +51,7 @@ _NUMERALS = b"0123456789.,+-eE"
 def take_results(state: SessionState, command: Post, rules: Rules) -> Decision:
     progress = open_test(state, command.test)
     if not command.results:
-        raise ProtocolRefusal(400, "MissingParamsError", "no result file was given")
+        raise refused("MissingParamsError", "no result file was given")
     test, metadata = _posted_test(state, command.test, rules)
     before = progress.posted.get(command.round, {})
     events = []
@@ -60,8 +61,7 @@ def take_results(state: SessionState, command: Post, rules: Rules) -> Decision:
         if sha256 in before.get(kind, ()):
             continue
         if kind in before and (rules.strict or kind == "detection"):
-            raise ProtocolRefusal(
-                400,
+            raise refused(
                 "DetectionRepost" if kind == "detection" else "ResultRepost",
                 f"{kind} of round {command.round} was posted before with other content",
             )
@@ -70,9 +70,7 @@ def take_results(state: SessionState, command: Post, rules: Rules) -> Decision:
         if rules.strict:
             assert test is not None
             if values is None:
-                raise ProtocolRefusal(
-                    400, "UnknownResultType", f"{kind} is no result type of {state.domain}"
-                )
+                raise refused("UnknownResultType", f"{kind} is no result type of {state.domain}")
             expected = _expected_names(state, command, kind, progress, test, metadata)
             check_strict(
                 kind, values, result, expected, state, metadata, progress.columns.get(kind)
@@ -110,20 +108,15 @@ def _expected_names(
     size, served = metadata["round_size"], len(progress.served)
     if state.protocol == "OND" and kind == "characterization":
         if command.round != 0 or served < round_count(test, size):
-            raise ProtocolRefusal(
-                400,
+            raise refused(
                 "RoundOrder",
                 "OND characterization is posted as round 0 when all rounds have been served",
             )
         return test.names
     if command.round not in progress.served:
-        raise ProtocolRefusal(
-            400, "RoundNotServed", f"ask for the data of round {command.round} before posting"
-        )
+        raise refused("RoundNotServed", f"ask for the data of round {command.round} before posting")
     if command.round != served - 1:
-        raise ProtocolRefusal(
-            400, "RoundOrder", f"round {command.round} is over, {served - 1} is open"
-        )
+        raise refused("RoundOrder", f"round {command.round} is over, {served - 1} is open")
     return test.names[round_rows(test, command.round, size)]
 
 
@@ -195,8 +188,7 @@ def _parse_plain(body: bytes) -> ResultFile | None:
 def read_cells(body: bytes, limits: Limits) -> tuple[list[str], pl.Series, pl.Series]:
     """Ids of a file, its other cells as lists of text, and as lists of numbers (null: not one)."""
     if len(body) > limits.post_bytes:
-        raise ProtocolRefusal(
-            400,
+        raise refused(
             "TooLarge",
             f"a result file has {len(body)} bytes, at most {limits.post_bytes} are taken; "
             "post each round by itself",
@@ -224,7 +216,7 @@ def _quoted_rows(text: str) -> list[list[str]]:
     try:
         return [row for row in csv.reader(io.StringIO(text, newline="")) if row]
     except csv.Error as error:
-        raise ProtocolRefusal(400, "InvalidCsv", f"a result file is not CSV: {error}") from error
+        raise refused("InvalidCsv", f"a result file is not CSV: {error}") from error
 
 
 def _check_size(lines: int, width: Any, limits: Limits) -> None:
@@ -236,7 +228,7 @@ def _check_size(lines: int, width: Any, limits: Limits) -> None:
 
 def _too_large(size: int, what: str, most: int) -> ProtocolRefusal:
     message = f"a result file has {size} {what}, at most {most} are taken"
-    return ProtocolRefusal(400, "TooLarge", message)
+    return refused("TooLarge", message)
 
 
 def _choices(numbers: pl.Series) -> np.ndarray:
@@ -262,8 +254,7 @@ def is_name(name: str, limits: Limits) -> bool:
 def check_name(name: str, what: str, limits: Limits) -> None:
     """Refuse a name that could not safely be part of a file's name in an export."""
     if not is_name(name, limits):
-        raise ProtocolRefusal(
-            400,
+        raise refused(
             "InvalidName",
             f"{what} {name[:80]!r} is not a name of letters, digits, '_', '-' and '.', "
             f"at most {limits.id_length} long",
@@ -363,25 +354,21 @@ def check_strict(
     width = int(result.widths.max(initial=0))
     narrowest = int(result.widths.min(initial=width))
     if narrowest < width:
-        _refuse("WrongColumns", f"lines of {kind} have {narrowest} to {width} values")
+        raise refused("WrongColumns", f"lines of {kind} have {narrowest} to {width} values")
     counted = DOMAINS[state.domain].unknown_counted
     least, most = _columns_allowed(values, state.protocol, metadata, columns, counted)
     if width < least or (most is not None and width > most):
         allowed = (
             f"{least} or more" if most is None else f"{least}" + f" to {most}" * (most > least)
         )
-        _refuse("WrongColumns", f"{kind} has {width} values on a line, expected {allowed}")
+        raise refused("WrongColumns", f"{kind} has {width} values on a line, expected {allowed}")
     if values == "text":
         return
     if values == "labels" and result.fault in (None, _OUTSIDE):
         if not np.isin(result.first, (0.0, 1.0)).all():
-            _refuse("OutOfRange", f"a flag of {kind} is neither 0 nor 1")
+            raise refused("OutOfRange", f"a flag of {kind} is neither 0 nor 1")
     elif result.fault is not None:
-        _refuse(result.fault[0], f"{kind} holds {result.fault[1]}")
-
-
-def _refuse(reason: str, message: str) -> None:
-    raise ProtocolRefusal(400, reason, message)
+        raise refused(result.fault[0], f"{kind} holds {result.fault[1]}")
 
 
 def _check_ids(kind: str, ids: list[str], expected: Sequence[str]) -> None:
@@ -389,12 +376,14 @@ def _check_ids(kind: str, ids: list[str], expected: Sequence[str]) -> None:
         return
     foreign = next((name for name in ids if name not in set(expected)), None)
     if foreign is not None:
-        _refuse("ForeignIds", f"{kind} names {foreign!r}, which is not of this round")
+        raise refused("ForeignIds", f"{kind} names {foreign!r}, which is not of this round")
     if len(set(ids)) != len(ids):
-        _refuse("RepeatedIds", f"{kind} has an instance twice; post one line for each")
+        raise refused("RepeatedIds", f"{kind} has an instance twice; post one line for each")
     if len(ids) != len(expected):
-        _refuse("MissingIds", f"{kind} has {len(ids)} of the {len(expected)} instances served")
-    _refuse("WrongOrder", f"{kind} is not in the order in which the instances were served")
+        raise refused(
+            "MissingIds", f"{kind} has {len(ids)} of the {len(expected)} instances served"
+        )
+    raise refused("WrongOrder", f"{kind} is not in the order in which the instances were served")
 
 
 def _columns_allowed(

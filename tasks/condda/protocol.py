@@ -37,6 +37,7 @@ from tasks.condda.lookup import (
     Rules,
     load_test,
     open_test,
+    refused,
     round_bytes,
     round_count,
     round_size,
@@ -65,17 +66,17 @@ def decide(
         return _unknown_session(command, rules)
     # Evaluation, progress and export still answer when a session has ended.
     if state.terminated and not isinstance(command, CheckEvaluable | Status):
-        raise ProtocolRefusal(400, "SessionEnded", f"session {state.session} has ended; open one")
+        raise refused("SessionEnded", f"session {state.session} has ended; open one")
     test = getattr(command, "test", None)
     if test is not None:
         check_name(test, "test", rules.limits)
         if rules.strict and test not in state.tests:
-            raise ProtocolRefusal(
-                400, "test_not_in_session", f"test {test} was not named when the session was opened"
+            raise refused(
+                "test_not_in_session", f"test {test} was not named when the session was opened"
             )
     number = getattr(command, "round", None)
     if number is not None and abs(number) > rules.limits.round_id:
-        raise ProtocolRefusal(400, "TooLarge", f"no test has a round {str(number)[:40]}")
+        raise refused("TooLarge", f"no test has a round {str(number)[:40]}")
     return _HANDLERS[type(command)](state, command, rules)
 
 
@@ -89,34 +90,32 @@ def _unknown_session(command: Command, rules: Rules) -> Decision:
             raise ProtocolRefusal(500, "KeyError", "'tests'")
         if isinstance(command, CheckEvaluable):
             raise _in_process(command.test)
-    raise ProtocolRefusal(
-        400, "session_id_invalid", "there is no session with this id; open one first"
-    )
+    raise refused("session_id_invalid", "there is no session with this id; open one first")
 
 
 def _open(command: OpenSession, rules: Rules) -> Decision:
     limits = rules.limits
     if not command.tests:
-        raise ProtocolRefusal(400, "EmptyFile", "no test ids were given")
+        raise refused("EmptyFile", "no test ids were given")
     for found, most, what in (
         (len(command.tests), limits.session_tests, "tests"),
         (len(command.hints), limits.session_hints, "hints"),
         (max(map(len, (command.detector, *command.hints))), limits.id_length, "characters"),
     ):
         if found > most:
-            raise ProtocolRefusal(400, "TooLarge", f"a session has {found} {what}, limit {most}")
+            raise refused("TooLarge", f"a session has {found} {what}, limit {most}")
     for test in command.tests:
         if not rules.library.has_truth(test, command.protocol, command.domain):
             raise unknown_test(test)
     if command.protocol not in PROTOCOLS or command.domain not in DOMAINS:
-        raise ProtocolRefusal(
-            400, "BadDomain", f"{command.protocol}/{command.domain} is not a protocol and a domain"
+        raise refused(
+            "BadDomain", f"{command.protocol}/{command.domain} is not a protocol and a domain"
         )
     if not math.isfinite(command.threshold):
-        raise ProtocolRefusal(400, "InvalidThreshold", "detection_threshold is not finite")
+        raise refused("InvalidThreshold", "detection_threshold is not finite")
     if rules.strict:
         if len(set(command.tests)) != len(command.tests):
-            raise ProtocolRefusal(400, "RepeatedTests", "a test id was given twice")
+            raise refused("RepeatedTests", "a test id was given twice")
         _check_asked(command, rules.policy)
     detail = {
         "protocol": command.protocol,
@@ -136,15 +135,13 @@ def _check_asked(command: OpenSession, policy: Policy) -> None:
     allowed = (RED_LIGHT,) if policy.red_light else ()
     for hint in command.hints:
         if hint not in allowed:
-            raise ProtocolRefusal(
-                400,
+            raise refused(
                 "HintNotAllowed",
                 f"hint {hint[:80]!r}: round size, budgets and hints are the operator's here; ask "
                 f"for {' or '.join(allowed) or 'none'}",
             )
     if command.threshold != policy.detection_threshold:
-        raise ProtocolRefusal(
-            400,
+        raise refused(
             "InvalidThreshold",
             f"detection_threshold is {policy.detection_threshold:g} here, not {command.threshold}",
         )
@@ -185,13 +182,11 @@ def _check_round_order(command: Dataset, progress: TestState, rounds: int) -> No
     if command.round in progress.served or (command.round >= rounds == following):
         return
     if command.round != following:
-        raise ProtocolRefusal(
-            400, "RoundOrder", f"round {command.round} was asked for, round {following} is next"
+        raise refused(
+            "RoundOrder", f"round {command.round} was asked for, round {following} is next"
         )
     if following and following - 1 not in progress.posted:
-        raise ProtocolRefusal(
-            400, "RoundOrder", f"post results of round {following - 1} before the next round"
-        )
+        raise refused("RoundOrder", f"post results of round {following - 1} before the next round")
 
 
 def _complete(state: SessionState, command: CompleteTest, rules: Rules) -> Decision:
@@ -200,8 +195,7 @@ def _complete(state: SessionState, command: CompleteTest, rules: Rules) -> Decis
         test, metadata = load_test(state, command.test, rules)
         rounds = round_count(test, round_size(metadata, command.test))
         if len(progress.served) < rounds or rounds - 1 not in progress.posted:
-            raise ProtocolRefusal(
-                400,
+            raise refused(
                 "TestIncomplete",
                 f"{len(progress.served)} of {rounds} rounds of {command.test} were served and "
                 "the last one must have results; go on, or end the session to give up",
@@ -284,4 +278,4 @@ _HANDLERS: dict[type, Callable[[SessionState, Any, Rules], Decision]] = {
 
 
 def _in_process(test: str) -> ProtocolRefusal:
-    return ProtocolRefusal(400, "TestInProcess", f"test {test} is not completed")
+    return refused("TestInProcess", f"test {test} is not completed")

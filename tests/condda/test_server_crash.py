@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from schemas.errors import SourceError
+from tasks.condda.rules import ProtocolRefusal
 from tasks.condda.server.client import HttpHarness
+from tasks.condda.server.serve import make_harness
 from tests.condda.small import DOMAIN, TEST, write_test
 
 ROOT = Path(__file__).parents[2]
@@ -179,3 +181,52 @@ def once_broken(client: HttpHarness) -> None:
         raise httpx.ReadError("connection reset")
 
     client._http.request = broken  # type: ignore[method-assign,assignment]
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from tasks.condda.server.serve import make_harness
+from tests.condda.small import DOMAIN, TEST
+
+folder, moment = Path(sys.argv[1]), sys.argv[2]
+harness = make_harness(folder / "data", folder / "state")
+session = harness.session_request(
+    test_ids=[TEST], protocol="OND", domain=DOMAIN, novelty_detector_version="a"
+)
+print(session, flush=True)
+store = harness.store
+if moment == "before":
+    store._connection.set_trace_callback(
+        lambda statement: os.kill(os.getpid(), 9) if statement == "commit" else None
+    )
+else:
+    commit = store._commit
+    store._commit = lambda batch: (commit(batch), os.kill(os.getpid(), 9))
+harness.terminate_session(session_id=session)
+"""
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_kill_9_around_the_commit_of_an_end(tmp_path: Path, moment: str) -> None:
+    """Before it the session goes on, after it the session has ended: no third case."""
+    write_test(tmp_path / "data")
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path), moment],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=False,
+    )
+    assert killed.returncode == -signal.SIGKILL
+    harness = make_harness(tmp_path / "data", tmp_path / "state")
+    session = killed.stdout.strip()
+    ended = harness.session_progress(session_id=session)["terminated"]
+    assert (ended is None) == (moment == "before")
+    if ended is None:
+        harness.terminate_session(session_id=session)
+    with pytest.raises(ProtocolRefusal, match="SessionEnded"):
+        harness.terminate_session(session_id=session)
+    assert [stored.seq for stored in harness.store.load(session)] == [1, 2]
+    harness.store.close()

@@ -86,12 +86,8 @@ def _put(harness: Harness, session_id: str, wanted: NewSession) -> bool:
         _open(harness, wanted, session_id)
     except Conflict:
         found = _session(harness, session_id)
-        same = (found.protocol, found.domain, found.detector, list(found.tests)) == (
-            *(wanted.protocol, wanted.domain, wanted.detector, wanted.test_ids),
-        )
-        if not same or (found.hints, found.detection_threshold) != (
-            *(wanted.hints, wanted.detection_threshold),
-        ):
+        opened = {**found.model_dump(), "test_ids": list(found.tests)}
+        if wanted.model_dump() != {key: opened[key] for key in NewSession.model_fields}:
             raise ProtocolRefusal(
                 400, "SessionExists", "this id belongs to a session that was opened otherwise"
             ) from None

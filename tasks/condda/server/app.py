@@ -202,7 +202,9 @@ class Guard:
             return
         headers, path = Headers(scope=scope), scope["path"]
         caller = self._caller(headers, path)
-        body = caller if isinstance(caller, tuple) else scope["state"].get(BODY)
+        body: bytes | _Refused | None = (
+            caller if isinstance(caller, tuple) else scope["state"].get(BODY)
+        )
         if body is None:
             body = await self._body(headers, receive)
         if body is None:

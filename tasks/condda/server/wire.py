@@ -20,7 +20,8 @@ from werkzeug.http import parse_options_header
 from werkzeug.sansio.multipart import Data, Epilogue, Field, File, MultipartDecoder
 
 from tasks.condda.harness import Harness
-from tasks.condda.rules import ProtocolRefusal
+from tasks.condda.lookup import refused
+from tasks.condda.rules import Status
 from tasks.condda.test_files import CELL_EDGES
 
 # Literally so on the public server, whatever the encoding of the body.
@@ -58,7 +59,7 @@ class Sent:
                 raise refused("UnicodeDecodeError", f"{name} is not UTF-8 text") from error
         return None if found is None else check_text(found, name)
 
-    def settings(self, name: str, invalid: int = 400) -> dict[str, Any] | None:
+    def settings(self, name: str, invalid: Status = 400) -> dict[str, Any] | None:
         """The same as a JSON object; `invalid` is the status if it is none."""
         found = self.find(name)
         if isinstance(found, Mapping):
@@ -123,7 +124,7 @@ def _parts(body: bytes, boundary: str) -> dict[str, bytes]:
     return parts
 
 
-def json_object(content: str | bytes, name: str, invalid: int = 400) -> dict[str, Any]:
+def json_object(content: str | bytes, name: str, invalid: Status = 400) -> dict[str, Any]:
     """A JSON object out of text."""
     try:
         found = json.loads(content)
@@ -165,10 +166,6 @@ def check_threshold(value: object) -> Any:
     if isinstance(value, int) and abs(value) > 1e9:
         raise refused("InvalidThreshold", "detection_threshold is no probability")
     return value
-
-
-def refused(reason: str, message: str, status: int = 400) -> ProtocolRefusal:
-    return ProtocolRefusal(status, reason, message)  # type: ignore[arg-type]
 
 
 def json_response(content: Any, status: int = 200) -> Response:
