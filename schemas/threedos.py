@@ -270,6 +270,6 @@ class Config(RunChoices):
             models={"cross_entropy": {}},
             protocols=("SR1",),
             scores={name: {} for name in ("msp", "mls", "knn", "mahalanobis", "vim")},
-            train={"epochs": 20, "cpu_threads": 1},
+            train={"epochs": 20},
             seeds=(0, 1, 2),
         )

@@ -34,7 +34,7 @@ from tasks.sample.blockworld import TRUNK_HEIGHT, Block, Cell, Colour, Figure, R
 ROOM = Room(x=40, y=17, z=32, side=32)
 MARGIN = 4
 # Of an episode: how dark its light may be, and how far its colour is from white.
-DARKEST, LIGHT_TINT = 0.7, 0.08
+DARKEST, LIGHT_TINT = 0.6, 0.08
 # What has another colour in every episode, and by what its colours are multiplied.
 DYED = (
     "polycraft:plastic_chest",
@@ -45,7 +45,7 @@ DYED = (
 )
 DYES = (0.35, 1.6)
 # Of all episodes: those in which the agent begins with logs out of the chest.
-CHEST_SHARE = 0.35
+CHEST_SHARE = 0.3
 TREES = 5
 NOVEL_COPIES = 3
 CANDIDATES = 150
@@ -426,8 +426,7 @@ class _Game:
     def make_pogo_stick(self) -> None:
         for _ in range(self.rng.integers(1, 4)):
             self.look_around()
-        draw = item_rng(self.seed, "novelcraft", self.class_name, self.episode, "chest")
-        if draw.random() < CHEST_SHARE:
+        if self.rng.random() < CHEST_SHARE:
             self.take_from_chest()
         for errand in self.rng.permutation(["wood", "platinum", "diamond"]):
             if errand == "wood":
@@ -444,21 +443,18 @@ class _Game:
         self.craft(POGO_STICK, over=True)
 
     def take_from_chest(self) -> None:
-        """A few logs, at times of the tree that is novel elsewhere; a fence needs its slot."""
+        """Logs, some of them of the tree that is novel elsewhere; a fence needs its slot."""
         self.approach(self.chest)
         kinds = (OAK,) if self.class_name == "fence" else (OAK, NOVEL_BLOCKS["tree_easy"])
-        self.give(kinds[self.rng.integers(len(kinds))], int(self.rng.integers(1, 4)))
+        self.give(kinds[self.rng.integers(len(kinds))], int(self.rng.integers(2, 7)))
         self.record(3)
 
     def fetch_wood(self) -> None:
-        """From one tree at least, whatever was in the chest."""
-        while True:
+        while self.count(OAK.name) < 2:
             tree = self.next_tree()
             self.approach(tree)
             self.clear_fence()
             self.break_ahead()
-            if self.count(OAK.name) >= 2:
-                break
         for item in (PLANKS, PLANKS, STICK):
             self.craft(item)
 

@@ -295,7 +295,7 @@ def test_inventory_follows_map_and_recipes(game):
             rubber_frames += 1
         elif gained and not lost and picked != gained:
             [(item, number)] = (gained - picked).items()
-            assert item.name == "minecraft:log" and 1 <= number <= 3
+            assert item.name == "minecraft:log" and 2 <= number <= 6
             assert ahead(after) == novelcraft.CHEST
         elif lost:
             [(item, number)] = gained.items()
