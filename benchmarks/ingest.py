@@ -3,8 +3,8 @@
 `python -m benchmarks.ingest` prints CPU seconds, as other work on the machine does not change them
 much: of a loop that only reads, hashes, inflates and parses every file, of the two stages in one
 process and on workers, and of the whole command without and with Blender's mask checks. "Longest"
-is what one process after another has to do: the build's own process and its busiest worker. With as
-many idle cores as processes it is the time that passes.
+is the build's own process and an even share of its workers' time, starting them included: what
+passes where every process has a core. On a busy machine the workers' real shares follow the load.
 
 `--against` names a checkout of another version; its numbers come from the same run, and its rows
 must be the same.
@@ -15,9 +15,7 @@ import hashlib
 import itertools
 import json
 import os
-import resource
 import struct
-import subprocess
 import sys
 import tempfile
 import zlib
@@ -25,7 +23,8 @@ from pathlib import Path
 
 import orjson
 
-HERE = Path(__file__).parents[1]
+from benchmarks._cpu import HERE, run
+
 STAGES = """
 import hashlib, json, multiprocessing, os, sys
 from pathlib import Path
@@ -85,20 +84,6 @@ def _inflate(png: bytes) -> None:
     zlib.decompress(b"".join(pixels))
 
 
-def cpu_of(*command: str, checkout: Path = HERE) -> tuple[float, str]:
-    """CPU seconds of a command and of all that it started, and what it printed."""
-    environment = os.environ | {"PYTHONPATH": str(checkout), "NOVELTY_SERVICE": os.devnull}
-    environment.pop("PREFECT_API_URL", None)
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, env=environment, cwd=checkout
-    )
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    if done.returncode:
-        sys.exit(f"{' '.join(command[:3])} failed:\n{done.stderr[-2000:]}")
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, done.stdout
-
-
 class Stages:
     """The stages of one checkout on some workers."""
 
@@ -106,8 +91,8 @@ class Stages:
         # A file: workers that are spawned import the main module again.
         script = lake.with_suffix(".py")
         script.write_text(STAGES)
-        _, said = cpu_of(str(script), str(source), str(lake), str(workers), checkout=folder)
-        measured = json.loads(said)
+        done = run(str(script), str(source), str(lake), str(workers), checkout=folder)
+        measured = json.loads(done.out)
         self.rows, self.shards = measured["rows"], measured["shards"]
         marks = measured["marks"]
         self.parts = [
@@ -130,7 +115,7 @@ def _sum(spent: list[float]) -> float:
 
 
 def _longest(spent: list[float]) -> float:
-    return spent[0] + max(spent[1:], default=0.0)
+    return spent[0] + (sum(spent[1:]) / len(spent[1:]) if spent[1:] else 0.0)
 
 
 def main() -> None:
@@ -148,7 +133,7 @@ def main() -> None:
         root = Path(folder)
         source = chosen.source
         if source is None:
-            cpu_of("-m", "flows.cli", "sample", "--only", "novelcraft", "--out", str(root))
+            run("-m", "flows.cli", "sample", "--only", "novelcraft", "--out", str(root))
             source = root / "novelcraft"
         files = sorted(str(path) for path in source.rglob("*") if path.is_file())
         bare = sum(_bare(root, files, 1))
@@ -185,13 +170,12 @@ def main() -> None:
 
 def _bare(root: Path, files: list[str], processes: int) -> list[float]:
     """CPU seconds of each process; starting Python is taken off."""
-    start, _ = cpu_of("-c", "import benchmarks.ingest")
+    start = run("-c", "import benchmarks.ingest").cpu
     spent = []
     for number in range(processes):
         share = root / f"files_{number}"
         share.write_text("\n".join(files[number::processes]))
-        seconds, _ = cpu_of("-m", "benchmarks.ingest", "--bare", str(share))
-        spent.append(seconds - start)
+        spent.append(run("-m", "benchmarks.ingest", "--bare", str(share)).cpu - start)
     return spent
 
 
@@ -202,11 +186,11 @@ def _whole(
     lake = root / f"{name.strip(': ') or 'here'}_whole"
     command = ("-m", "flows.cli", "build", "novelcraft", "--source", str(source))
     command = (*command, "--lake", str(lake))
-    whole, _ = cpu_of(*command, "--checks.share", "0", checkout=checkout)
-    again, _ = cpu_of(*command, "--checks.share", "0", checkout=checkout)
-    report, _ = cpu_of("-m", "flows.cli", "report", "--lake", str(lake), checkout=checkout)
-    imports, _ = cpu_of("-c", "import flows.cli, flows.novelcraft", checkout=checkout)
-    checks, _ = cpu_of(*command, checkout=checkout)
+    whole = run(*command, "--checks.share", "0", checkout=checkout).cpu
+    again = run(*command, "--checks.share", "0", checkout=checkout).cpu
+    report = run("-m", "flows.cli", "report", "--lake", str(lake), checkout=checkout).cpu
+    imports = run("-c", "import flows.cli, flows.novelcraft", checkout=checkout).cpu
+    checks = run(*command, checkout=checkout).cpu
     report -= imports
     rest = whole - render_cpu - report - imports
     print(f"{name}whole command {whole:.2f} s, {whole / bare:.1f} x the bare loop, of it")

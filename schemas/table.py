@@ -142,8 +142,9 @@ class Table:
                 f"table {self.name}: columns {sorted(set(frame.columns) ^ set(names))} do not "
                 "agree with the declaration"
             )
-        # Rechunked: pl.format of polars 2.1.0 panics on an empty chunk.
-        return frame.select(names).cast(self.polars_schema).rechunk()
+        if frame.schema != self.polars_schema:
+            frame = frame.select(names).cast(self.polars_schema)
+        return frame.rechunk()  # pl.format of polars 2.1.0 panics on an empty chunk
 
     def check(
         self, frame: pl.DataFrame, referenced: Mapping[str, pl.DataFrame] | None = None

@@ -5,6 +5,7 @@ underscore and the helpers that the package names. Nothing is imported until one
 """
 
 import pkgutil
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -91,6 +92,8 @@ def put_over(before: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
 
 
 Kind = TypeVar("Kind")
+_found: dict[tuple[str, str], Any] = {}
+"""Classes by package and name; listing a folder for each question would cost milliseconds."""
 
 
 class Resolved(NamedTuple):
@@ -99,6 +102,11 @@ class Resolved(NamedTuple):
     kind: Any
     settings: Settings
     changed: dict[str, Any]
+
+
+def _is_current(kind: type) -> bool:
+    """Whether its module still has it."""
+    return getattr(sys.modules.get(kind.__module__), kind.__name__, None) is kind
 
 
 @dataclass(frozen=True)
@@ -118,6 +126,9 @@ class Plugins(Generic[Kind]):
 
     def find(self, name: str) -> type[Kind]:
         """The class of the one called `name`."""
+        known = _found.get((self.package, name))
+        if known is not None and _is_current(known):
+            return known
         if name not in self.names():
             meant = did_you_mean(name, self.names())
             raise ConfigError(
@@ -131,6 +142,7 @@ class Plugins(Generic[Kind]):
                 and value.__module__ == module.__name__
                 and getattr(value, "name", None) == name
             ):
+                _found[self.package, name] = value
                 return value
         file = f"{self.package.replace('.', '/')}/{name}.py"
         raise ConfigError(f"{file} defines no {self.kind.__name__} with name = {name!r}")

@@ -56,6 +56,7 @@ from storage.parquet import WRITER_VERSION
 from storage.pieces import Part, Piece, find_piece, find_pieces, write_piece
 from storage.raw import RawFile, RawSource, open_raw
 from storage.remote import at_once
+from storage.snapshots import publication_base
 from storage.tables import (
     Contents,
     TableVersion,
@@ -90,6 +91,7 @@ STOPS = (LakeError, SourceError, MissingExtra, TooManyRejects)
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 FAILURES = "record_failure"
 """Stage whose pieces say that a run failed; a run that succeeds later takes their place."""
+REFUSED = dict.fromkeys(("table_name", "record", "rule", "message"), pl.String)
 WAKE_SECONDS = 0.5
 """How often a build looks up while no shard gets done: was it stopped, has its cluster grown?"""
 PUBLISH_SECONDS = 10.0
@@ -288,29 +290,20 @@ class Stage:
     ) -> tuple[dict[str, tuple[Table, pl.DataFrame]], pl.DataFrame]:
         """Frames that keep every rule, and one quarantine row for each record that does not."""
         first = writes[0].name
-        refused = [
-            pl.DataFrame(
-                [
-                    (reject.table or first, reject.record, reject.rule, reject.message)
-                    for reject in produced.rejects
-                ],
-                schema={
-                    "table_name": pl.String,
-                    "record": pl.String,
-                    "rule": pl.String,
-                    "message": pl.String,
-                },
-                orient="row",
-            )
-        ]
+        refused: list[pl.DataFrame] = []
+        if produced.rejects:
+            rejects = [(r.table or first, r.record, r.rule, r.message) for r in produced.rejects]
+            refused.append(pl.DataFrame(rejects, schema=REFUSED, orient="row"))
         frames: dict[str, tuple[Table, pl.DataFrame]] = {}
         for table in writes:
-            rows = produced.tables.get(table.name, table.empty())
+            rows = produced.tables.get(table.name)
+            rows = table.empty() if rows is None else rows
             good, bad = table.check(rows, {name: frame for name, (_, frame) in frames.items()})
             frames[table.name] = (table, good)
-            refused.append(
-                bad.select(pl.lit(table.name).alias("table_name"), "record", "rule", "message")
-            )
+            if bad.height:
+                refused.append(bad.select(pl.lit(table.name).alias("table_name"), pl.all()))
+        if not refused:
+            return frames, QUARANTINE.empty()
         quarantine = pl.concat(refused).select(
             pl.lit(self.name).alias("stage"),
             pl.lit(shard.name).alias("shard"),
@@ -661,13 +654,14 @@ class Build:
     def _publish_partial(self, pieces: Sequence[Piece], pending: Iterable[str] = ()) -> None:
         start = time.monotonic()
         visible = _finished(pieces, pending)
-        self._publish(visible, partial=True)
-        refresh_catalog(self.lake)
+        before = publication_base(self.lake, self.benchmark).snapshot
+        if self._publish(visible, partial=True) != before:
+            refresh_catalog(self.lake)  # the end of the build does it in any case
         self._unpublished = False
         self._published_at = time.monotonic()
         self._publish_cost = self._published_at - start
 
-    def _publish(self, made: Sequence[Piece], partial: bool) -> None:
+    def _publish(self, made: Sequence[Piece], partial: bool) -> Snapshot:
         there = {part.table for piece in made for part in piece.manifest.parts}
         tables = {n: table for n, table in self._tables.items() if n in there or not partial}
         snapshot = publish(
@@ -680,6 +674,7 @@ class Build:
         )
         versions = versions_of(self.lake, snapshot)
         self.versions = {version.manifest.table: version for version in versions}
+        return snapshot
 
     def _contents(
         self, old: Snapshot | None, made: Sequence[Piece], tables: Mapping[str, Table]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from schemas.errors import ConfigError
+from tasks.engine.slots import gpu_count
 
 if TYPE_CHECKING:
     import torch
@@ -81,7 +82,7 @@ def seeded(seed: Sequence[int], device: str, threads: int | None = None) -> Iter
 
 def precision_on(device: str, mixed_precision: bool) -> str:
     """The arithmetic of a training: bfloat16 where it is asked for and a GPU has it."""
-    if device == "cpu" or not mixed_precision:
+    if device == "cpu" or not mixed_precision or (device == "auto" and not gpu_count()):
         return "float32"
     import torch
 

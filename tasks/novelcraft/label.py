@@ -143,7 +143,7 @@ def render_targets(shard: Shard, settings: RenderSettings) -> Produced:
         states.append((state, novel_names(row["class"], described.get(row["class"]))))
     rows: dict[str, list[dict[str, Any]]] = {table.name: [] for table in _tables(settings)}
     rejects = []
-    for place, found in zip(places, render_all(states, settings), strict=True):
+    for place, found in zip(places, render_all(states, settings, work=shard.work), strict=True):
         if isinstance(found, RecordError):
             rejects.append(Reject.of(place["frame_id"], found))
         else:

@@ -16,7 +16,8 @@ import numpy as np
 
 from schemas.errors import ConfigError, RecordError
 from schemas.novelcraft import RenderSettings
-from tasks.ingest.native.pool import Limits, run_batch
+from storage.checkpoints import read_checkpoint, write_checkpoint
+from tasks.ingest.native.pool import Limits, Outcome, run_batch
 from tasks.novelcraft.raycast import Rendering, render
 from tasks.novelcraft.scene import View, build_scene
 from tasks.novelcraft.worldstate import WorldState
@@ -35,15 +36,21 @@ def view_of(settings: RenderSettings) -> View:
 
 
 def render_all(
-    frames: Sequence[Frame], settings: RenderSettings, workers: int = 1
+    frames: Sequence[Frame],
+    settings: RenderSettings,
+    workers: int = 1,
+    work: Path | None = None,
 ) -> Iterator[Rendering | RecordError]:
-    """One rendering for each frame, in order."""
+    """One rendering for each frame, in order.
+
+    Blender's masks are kept in `work` one by one: after a kill it goes on with the next frame.
+    """
     view = view_of(settings)
     rule = (settings.coverage, settings.samples)
     cast = (render(build_scene(state, novel, view), *rule) for state, novel in frames)
-    return (
-        _with_blender(frames, cast, settings, workers) if settings.renderer == "blender" else cast
-    )
+    if settings.renderer != "blender":
+        return cast
+    return _with_blender(frames, cast, settings, workers, work)
 
 
 def blender_python() -> str:
@@ -59,32 +66,57 @@ def blender_python() -> str:
 
 
 def _with_blender(
-    frames: Sequence[Frame], cast: Iterable[Rendering], settings: RenderSettings, workers: int
+    frames: Sequence[Frame],
+    cast: Iterable[Rendering],
+    settings: RenderSettings,
+    workers: int,
+    work: Path | None,
 ) -> Iterator[Rendering | RecordError]:
-    wanted = [(state, novel) for state, novel in frames if _has_any(state, novel)]
-    items = [_item(state, novel, settings) for state, novel in wanted]
+    shown = [number for number, frame in enumerate(frames) if _has_any(*frame)]
+    kept = {} if work is None else {number: work / f"mask_{number:06d}" for number in shown}
+    to_draw = [number for number in shown if number not in kept or not kept[number].is_file()]
+
+    def keep(outcome: Outcome) -> None:
+        if kept and (mask := _mask_of(outcome)) is not None:
+            write_checkpoint(kept[to_draw[outcome.item]], np.packbits(mask).tobytes())
+
     outcomes = run_batch(
         BLENDER,
-        items,
+        [_item(*frames[number], settings) for number in to_draw],
         limits=BLENDER_LIMITS,
         imports=("bpy", "cv2"),
         python=blender_python(),
         workers=workers,
         batch=FRAMES_PER_CHILD,
+        on_outcome=keep,
     )
-    for (state, novel), rendering in zip(frames, cast, strict=True):
-        if not _has_any(state, novel):
-            yield rendering
-            continue
-        outcome = next(outcomes)
-        if outcome.value is None:
-            yield RecordError(outcome.rule or "native_error", outcome.message or "")
-        elif outcome.value["errors"]:
-            (error,) = outcome.value["errors"]
-            yield RecordError(error["rule"], error["message"])
-        else:
-            (mask,) = outcome.value["masks"]
-            yield replace(rendering, mask=mask, pixels=int(np.count_nonzero(mask)))
+    drawn = set(to_draw)
+    for number, rendering in enumerate(cast):
+        mask = rendering.mask
+        if number in drawn:
+            outcome = next(outcomes)
+            if (drawing := _mask_of(outcome)) is None:
+                yield _refusal(outcome)
+                continue
+            mask = drawing
+        elif number in kept:
+            bits = np.frombuffer(read_checkpoint(kept[number]), np.uint8)
+            mask = np.unpackbits(bits, count=mask.size).astype(bool).reshape(mask.shape)
+        yield replace(rendering, mask=mask, pixels=int(np.count_nonzero(mask)))
+
+
+def _mask_of(outcome: Outcome) -> np.ndarray | None:
+    if outcome.value is None or outcome.value["errors"]:
+        return None
+    mask: np.ndarray = outcome.value["masks"][0]
+    return mask
+
+
+def _refusal(outcome: Outcome) -> RecordError:
+    if outcome.value is None:
+        return RecordError(outcome.rule or "native_error", outcome.message or "")
+    (error,) = outcome.value["errors"]
+    return RecordError(error["rule"], error["message"])
 
 
 def _has_any(state: WorldState, novel: tuple[str, ...]) -> bool:

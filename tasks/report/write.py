@@ -1,13 +1,14 @@
 """Puts a report together: results first, the benchmark's own sections, then what was built."""
 
 import hashlib
+import os
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
 from schemas.errors import ConfigError, LakeError
 from storage.atomic import write_bytes
-from storage.layout import content_key
+from storage.layout import content_key, pointer_path
 from storage.locks import locked
 from storage.tables import TableVersion, current_versions
 from storage.upkeep import read_build_record
@@ -40,8 +41,15 @@ def write_report(lake: Path, benchmark: str, *, anew: bool = True) -> Path:
         write_bytes(path, render_report(lake, benchmark, versions).encode())
     with locked(lake, REPORTS, 60.0):
         there = list(path.parent.glob("*.html"))
-        write_bytes(path.with_stem(INDEX), index(lake, there).encode())
+        shown = [*there, *(pointer_path(lake, page.stem) for page in there)]
+        if anew or _written(path.with_stem(INDEX)) < max(map(_written, shown)):
+            write_bytes(path.with_stem(INDEX), index(lake, there).encode())
     return path
+
+
+def _written(path: Path) -> int:
+    """When the file, or the link itself, was written; 0 if there is none."""
+    return path.lstat().st_mtime_ns if os.path.lexists(path) else 0
 
 
 def report_key(lake: Path, benchmark: str, versions: Sequence[TableVersion]) -> str:

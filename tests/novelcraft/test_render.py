@@ -2,6 +2,8 @@
 
 import json
 import signal
+import subprocess
+import sys
 
 import numpy as np
 import polars as pl
@@ -10,7 +12,7 @@ import pytest
 from flows.cli import main
 from schemas.errors import RecordError
 from schemas.novelcraft import RenderSettings
-from tasks.ingest.native.pool import Limits
+from tasks.ingest.native.pool import Limits, run_batch
 from tasks.novelcraft import render as rendering
 from tasks.novelcraft.masks import decode_png, mask_iou
 from tasks.novelcraft.render import render_all, state_document
@@ -55,6 +57,51 @@ def test_a_frame_that_blender_cannot_render_is_a_bad_record(monkeypatch):
     bad, good = render_all(frames, RenderSettings(renderer="blender"))
     assert isinstance(bad, RecordError) and bad.rule == "native_crash"
     assert good.pixels == 0
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from schemas.novelcraft import RenderSettings
+from tasks.novelcraft import render as rendering
+from tests.novelcraft.test_render import frames_of_masks
+
+write = rendering.write_checkpoint
+
+def write_and_die(path, data):
+    write(path, data)
+    if len(list(Path(sys.argv[1]).iterdir())) == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+rendering.write_checkpoint = write_and_die
+settings = RenderSettings(renderer="blender")
+list(rendering.render_all(frames_of_masks(), settings, work=Path(sys.argv[1])))
+"""
+
+
+def frames_of_masks():
+    return [(world_state(DOCUMENTS[number]), (TNT,)) for number in (0, 1, 3, 0, 3)]
+
+
+@pytest.mark.usefixtures("with_blender")
+def test_blender_killed_within_a_shard_goes_on_with_the_next_frame(tmp_path, monkeypatch):
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], capture_output=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    batches = []
+
+    def counted(function, items, **options):
+        batches.append(len(items))
+        return run_batch(function, items, **options)
+
+    monkeypatch.setattr(rendering, "run_batch", counted)
+    settings = RenderSettings(renderer="blender")
+    resumed = list(render_all(frames_of_masks(), settings, work=tmp_path))
+    again = list(render_all(frames_of_masks(), settings, work=tmp_path))
+    anew = list(render_all(frames_of_masks(), settings))
+    assert batches == [2, 0, 4]  # of five frames one shows nothing novel
+    for one, two, three in zip(resumed, again, anew, strict=True):
+        assert np.array_equal(one.mask, three.mask) and np.array_equal(two.mask, three.mask)
+        assert one.pixels == two.pixels == three.pixels
 
 
 def crash(item, out_dir):

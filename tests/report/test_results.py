@@ -1,6 +1,7 @@
 """What a report says about runs: names, ranking, index, curves, confusions and the time spent."""
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -343,6 +344,22 @@ def test_a_page_of_the_same_tables_is_left_alone(tmp_path, monkeypatch):
     versions = current_versions(tmp_path, "toy")
     keys = {write.report_key(tmp_path, "toy", versions[:count]) for count in range(3)}
     assert len(keys) == 3, "other tables, another page"
+
+
+def test_the_index_is_written_when_a_page_or_a_table_is_newer(tmp_path):
+    lake_of(tmp_path, measured(("p", "a", 0, "c", "auroc", 0.5)))
+    path = write_report(tmp_path, "toy", anew=False)
+    index = path.with_stem("index")
+    written = index.read_text()
+    index.write_text("as it was")
+    write_report(tmp_path, "toy", anew=False)
+    assert index.read_text() == "as it was"
+    for newer in (path, tmp_path / "toy" / "current"):
+        index.write_text("as it was")
+        later = index.stat().st_mtime_ns + 1_000_000
+        os.utime(newer, ns=(later, later), follow_symlinks=False)
+        write_report(tmp_path, "toy", anew=False)
+        assert index.read_text() == written
 
 
 # ---- curves

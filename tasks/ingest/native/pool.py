@@ -108,7 +108,7 @@ def run_batch(
     batch: int = 32,
     threads: int = 1,
     scratch: Path | None = None,
-    on_done: Callable[[int], None] | None = None,
+    on_outcome: Callable[[Outcome], None] | None = None,
     python: str = sys.executable,
 ) -> Generator[Outcome, None, None]:
     """Call `function` ("package.module:name") on each item; nothing runs until the first `next`.
@@ -117,14 +117,14 @@ def run_batch(
     JSON values, bytes and numpy arrays. `imports` are loaded at the start of each child, so that a
     slow import is not charged to the first item. `scratch` holds requests and results while they
     are under way. `python` runs the children; it may be that of another environment, in which what
-    the function imports is installed. `on_done` gets the number of items finished so far, from the
-    threads that drive the children. At most 2 * workers batches wait for the consumer; closing the
-    generator ends all.
+    the function imports is installed. `on_outcome` gets each outcome as soon as it is known, from
+    the threads that drive the children. At most 2 * workers batches wait for the consumer; closing
+    the generator ends all.
     """
     if workers < 1 or batch < 1 or threads < 1:
         raise ValueError(f"workers={workers}, batch={batch}, threads={threads}: expected 1 or more")
     json.dumps(list(items), allow_nan=False)
-    run = _Run(function, items, limits, tuple(imports), threads, on_done, python)
+    run = _Run(function, items, limits, tuple(imports), threads, on_outcome, python)
     size = max(1, min(batch, -(-len(items) // workers)))
     batches = [range(i, min(i + size, len(items))) for i in range(0, len(items), size)]
     return _stream(run, batches, workers, scratch)
@@ -175,12 +175,10 @@ class _Run:
     limits: Limits
     imports: tuple[str, ...]
     threads: int
-    on_done: Callable[[int], None] | None
+    on_outcome: Callable[[Outcome], None] | None
     python: str = sys.executable
     scratch: str = ""
     stopped: threading.Event = field(default_factory=threading.Event)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    done: int = 0
 
     def resolve(self, numbers: Sequence[int]) -> list[Outcome]:
         """The outcomes of one batch, in order, with as many children as that takes."""
@@ -195,7 +193,7 @@ class _Run:
                 outcomes |= child.outcomes
                 if suspect not in outcomes:
                     outcomes[suspect] = child.blame(suspect)
-                    self.count()
+                    self.tell(outcomes[suspect])
         return [outcomes[number] for number in numbers]
 
     def _started(self, numbers: list[int], alone: bool) -> "_Child":
@@ -218,11 +216,9 @@ class _Run:
             f"printed, then run again:\n{child.printed()[-MESSAGE_CHARACTERS:]}"
         )
 
-    def count(self) -> None:
-        with self.lock:
-            self.done += 1
-            if self.on_done is not None:
-                self.on_done(self.done)
+    def tell(self, outcome: Outcome) -> None:
+        if self.on_outcome is not None:
+            self.on_outcome(outcome)
 
 
 class _Child:
@@ -332,7 +328,7 @@ class _Child:
                 self.outcomes[number] = Outcome(number, body["value"])
             else:
                 self.outcomes[number] = self._rejected(number, **body)
-            self.run.count()
+            self.run.tell(self.outcomes[number])
         return before != (self.ready, self.position)
 
     def _rejected(self, number: int, rule: str, message: str, output: str = "") -> Outcome:
