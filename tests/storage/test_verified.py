@@ -162,6 +162,7 @@ FOREIGN = {
     "tasks/novelcraft/samples.py": "Part.path",
     "tasks/semantic/cache.py": "Part.path and TableVersion.files",
     "tasks/condda/from_lake.py": "TableVersion.files",
+    "tasks/condda/media.py": "TableVersion.files",
     "tasks/publish/check.py": "a publication, whose own sums were compared before",
     "tasks/publish/record.py": "TableVersion.files",
     "tasks/report/built.py": "TableVersion.files",
