@@ -229,6 +229,8 @@ class TestSettings(Settings):
     """Splits that samples are drawn from (default: test, and of novel classes all)."""
     anonymous: bool = True
     """Serve names that say nothing instead of samples' ids, which may tell the class."""
+    media: bool = False
+    """Also write pictures or clouds by instance id, which the server hands out signed."""
     group: int = Field(1, ge=0)
     """Second part of a test's id, PROTOCOL.group.number.tag."""
     seed: int | None = Field(None, ge=0)
@@ -239,6 +241,8 @@ class TestSettings(Settings):
     def _makes_sense(self) -> "TestSettings":
         if self.latest_change < self.earliest_change:
             raise ValueError("latest_change is smaller than earliest_change")
+        if self.media and not self.anonymous:
+            raise ValueError("media go with anonymous ids only")
         return self
 
     def change_rows(self, rows: int) -> tuple[int, int]:

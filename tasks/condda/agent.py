@@ -29,7 +29,7 @@ from tasks.condda.changes import find_change
 from tasks.condda.make_tests import known_class_names
 from tasks.predictors.base import UNKNOWN, Examples, Predictor, held_out, revive
 
-AGENT_VERSION = 1
+AGENT_VERSION = 2
 """Raise it when the same predictor and change rule give other answers to the same test."""
 # P(world changed) above which the agent acts as if it has.
 DECLARED = 0.5
@@ -145,6 +145,9 @@ class AgentSettings(Settings):
 
     held_out: float = Field(0.3, gt=0, lt=1)
     """Share of each class's examples that calibrate the predictor and the change rule."""
+    folds: int = Field(3, ge=1)
+    """Times that a share is held out for the change rule, each for a predictor of its own: the more
+    examples it is calibrated on, the sooner it is sure. 1: those of the predictor only."""
     change: str = "martingale"
     """Rule by which the agent says that the world has changed."""
     change_settings: dict[str, Any] = Field({}, validate_default=True)
@@ -188,6 +191,23 @@ class Agent:
         if not len(self.valid):
             raise ConfigError(f"agent {self.name}: no example is held out; give more of a class")
         self.fitted.fit(self.examples, self.valid, seed=[self.seed])
+        self.calibration = self._calibrated(examples, held)
+
+    def _calibrated(self, examples: Examples, held: np.ndarray) -> np.ndarray:
+        """Novelty of examples, each of a predictor that was not fitted on it."""
+        found, left = [self.fitted.novelty(self.valid.features)], ~held
+        for fold in range(1, self.settings.folds):
+            rest = examples.take(left)
+            share = min(1.0, self.settings.held_out * len(examples) / max(len(rest), 1))
+            drawn = np.zeros(len(examples), bool)
+            drawn[np.flatnonzero(left)[held_out(rest, share, [self.seed, fold])]] = True
+            if not drawn.any():
+                break
+            other = self.fitted.unfitted()
+            other.fit(examples.take(~drawn), examples.take(drawn), seed=[self.seed, fold])
+            found.append(other.novelty(examples.take(drawn).features))
+            left &= ~drawn
+        return np.concatenate(found)
 
     def start(self, test: TestInfo) -> None:
         """Forget all tests before this one."""
@@ -203,7 +223,7 @@ class Agent:
         rule = find_change(self.settings.change)
         self.change = rule(
             rule.resolve(None, self.settings.change_settings),
-            self.fitted.novelty(self.valid.features),
+            self.calibration,
         )
         self.rows = np.empty((0, self.fitted.width))
         self.chances = np.empty(0)

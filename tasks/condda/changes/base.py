@@ -26,9 +26,9 @@ BLOCK = 1024
 class BetSettings(Settings):
     """What is bet on."""
 
-    tails: tuple[Share, ...] = Field((0.01, 0.03, 0.08), min_length=1)
+    tails: tuple[Share, ...] = Field((0.01, 0.03, 0.08, 0.2, 0.4), min_length=1)
     """Shares of the most novel rows that a bet is on."""
-    novel_shares: tuple[Share, ...] = Field((0.1, 0.3, 0.8), min_length=1)
+    novel_shares: tuple[Share, ...] = Field((0.2, 0.5), min_length=1)
     """Shares of novel rows after the change that are bet on."""
 
 

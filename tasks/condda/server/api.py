@@ -17,6 +17,7 @@ from fastapi import APIRouter, Body, Path, Query, Response
 
 from tasks.condda.domains import DOMAINS
 from tasks.condda.harness import Harness
+from tasks.condda.media import add_media
 from tasks.condda.rules import Limits, ProtocolRefusal
 from tasks.condda.server.models import (
     NAME,
@@ -119,6 +120,7 @@ def api_router(harness: Harness) -> APIRouter:
     _add_sessions(router, harness)
     _add_tests(router, harness)
     _add_results(router, harness)
+    add_media(router, harness)
     return router
 
 

@@ -1,0 +1,220 @@
+"""Pictures and clouds of generated tests by instance id: written beside the tests, served signed.
+
+Writing: the lake's own table of pictures or clouds in, `<tests>/media/<test>/<instance>.png` or
+`.npy` out. Pixels and points are encoded anew, so nothing but them is in a file.
+
+Serving: an agent asks for links to what its session was served, in the order of serving. A link has
+an HMAC of session, test, instance and the time until which it holds, under a key of this process.
+Whoever follows it gets the file only while the session is open and if its round was served.
+"""
+
+import hashlib
+import hmac
+import io
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import polars as pl
+
+from schemas.errors import ConfigError, LakeError, SourceError
+from schemas.tables import PLAIN
+from storage.atomic import write_bytes
+from storage.tables import current_version
+from tasks.condda.lookup import lenient_metadata, round_size
+from tasks.condda.rules import ProtocolRefusal
+from tasks.condda.serving import round_rows
+
+if TYPE_CHECKING:
+    from fastapi import APIRouter
+
+    from tasks.condda.harness import Harness
+
+MEDIA = "media"
+TYPES = {".png": "image/png", ".npy": "application/octet-stream"}
+LIFETIME = 600
+"""Seconds that a link holds."""
+
+
+# ---------------------------------------------------------------- written
+
+
+def _picture(row: Mapping[str, Any]) -> bytes:
+    import cv2
+
+    pixels = cv2.imdecode(np.frombuffer(row["bytes"], np.uint8), cv2.IMREAD_COLOR)
+    done, data = cv2.imencode(".png", pixels) if pixels is not None else (False, None)
+    if not done or data is None:
+        raise SourceError(f"picture of sample {row['sample_id']!r} cannot be decoded")
+    return data.tobytes()
+
+
+def _cloud(row: Mapping[str, Any]) -> bytes:
+    buffer = io.BytesIO()
+    points = np.array(row["points"], np.float32).reshape(-1, 3)[: row["count"]]
+    np.save(buffer, points, allow_pickle=False)
+    return buffer.getvalue()
+
+
+@dataclass(frozen=True)
+class Table:
+    """Where a benchmark's lake has what its samples look like."""
+
+    name: str
+    columns: Mapping[str, str]
+    """Columns by the name that `encode` reads them under."""
+    suffix: str
+    encode: Callable[[Mapping[str, Any]], bytes]
+
+
+TABLES = {
+    "semantic": Table("pictures", {"sample_id": "sample_id", "bytes": "data"}, ".png", _picture),
+    "novelcraft": Table("images", {"sample_id": "frame_id", "bytes": "png"}, ".png", _picture),
+    "threedos": Table(
+        "point_clouds", {name: name for name in ("sample_id", "points", "count")}, ".npy", _cloud
+    ),
+}
+
+
+class MediaWriter:
+    """Writes the media of one test after the other; says at once if a lake has none."""
+
+    def __init__(self, lake: Path, benchmark: str, out: Path) -> None:
+        if benchmark not in TABLES:
+            raise ConfigError(
+                f"the lake has no pictures or clouds of {benchmark}; --media works for "
+                f"{', '.join(TABLES)}"
+            )
+        self.table, self.out = TABLES[benchmark], Path(out)
+        try:
+            files = current_version(lake, benchmark, self.table.name).files
+        except LakeError as error:
+            raise ConfigError(f"--media needs the table {self.table.name}: {error}") from None
+        chosen = [pl.col(column).alias(name) for name, column in self.table.columns.items()]
+        self.rows = pl.scan_parquet(files).select(chosen)
+
+    def write(self, test: str, truth: pl.DataFrame) -> None:
+        """The media of a test's instances; a sample that is shown in another view has none."""
+        if (truth["view"] != PLAIN).any():
+            raise ConfigError(
+                "the lake has no media of transformed views; leave out the scenarios nuisance and "
+                "disturbed, or --media"
+            )
+        names = dict(truth.select("sample_id", "instance_id").iter_rows())
+        wanted = pl.col("sample_id").is_in(pl.Series(list(names), dtype=pl.String).implode())
+        found = self.rows.filter(wanted).collect()
+        lacking = set(names) - set(found["sample_id"])
+        if lacking:
+            raise SourceError(f"sample {min(lacking)!r} is not in the table {self.table.name}")
+        for row in found.iter_rows(named=True):
+            path = self.out / MEDIA / test / f"{names[row['sample_id']]}{self.table.suffix}"
+            write_bytes(path, self.table.encode(row))
+
+
+# ---------------------------------------------------------------- served
+
+
+class MediaLinks:
+    """Links to the media of served instances, and what they lead to."""
+
+    def __init__(
+        self,
+        harness: "Harness",
+        key: bytes | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.harness, self.clock = harness, clock
+        self.key = key or secrets.token_bytes(32)
+
+    def served(self, session: str, test: str) -> Sequence[str]:
+        """Instances of the rounds that the session was served, in order."""
+        with self.harness.state(session) as state:
+            if state.terminated is not None:
+                raise ProtocolRefusal(400, "SessionEnded", "this session has ended")
+            if test not in state.tests:
+                raise ProtocolRefusal(400, "test_not_in_session", "the session has no such test")
+            rounds = sorted(state.test(test).served)
+            file = self.harness.library.load(test, state.protocol, state.domain)
+            size = round_size(lenient_metadata(state, file), test)
+        return [name for number in rounds for name in file.names[round_rows(file, number, size)]]
+
+    def links(self, session: str, test: str) -> dict[str, Any]:
+        """A link for each served instance that has a file; all hold until `expires`."""
+        expires = int(self.clock()) + LIFETIME
+        files = self._files(test)
+        return {
+            "expires": expires,
+            "links": [
+                {
+                    "instance_id": name,
+                    "type": TYPES[files[name].suffix],
+                    "path": f"{name}?expires={expires}&signature="
+                    + self._signature(session, test, name, expires),
+                }
+                for name in self.served(session, test)
+                if name in files
+            ],
+        }
+
+    def read(
+        self, session: str, test: str, instance: str, expires: int, signature: str
+    ) -> tuple[bytes, str]:
+        """Bytes and media type of what a link leads to."""
+        right = self._signature(session, test, instance, expires)
+        if not hmac.compare_digest(right.encode(), signature.encode()):
+            raise ProtocolRefusal(400, "LinkInvalid", "this link was not given out here")
+        if self.clock() > expires:
+            raise ProtocolRefusal(400, "LinkExpired", "this link has expired; ask for a new one")
+        file = self._files(test).get(instance)
+        if instance not in self.served(session, test) or file is None:
+            raise ProtocolRefusal(400, "result_file_not_found", "there is no such file")
+        return file.read_bytes(), TYPES[file.suffix]
+
+    def _files(self, test: str) -> dict[str, Path]:
+        """Media of a test by instance id; ids are looked up, never joined to a path."""
+        folders = self.harness.library.root / MEDIA
+        names = {path.name: path for path in folders.iterdir()} if folders.is_dir() else {}
+        if test not in names:
+            return {}
+        return {path.stem: path for path in names[test].iterdir() if path.suffix in TYPES}
+
+    def _signature(self, session: str, test: str, instance: str, expires: int) -> str:
+        text = "\n".join((session, test, instance, str(expires)))
+        return hmac.new(self.key, text.encode(), hashlib.sha256).hexdigest()
+
+
+def add_media(router: "APIRouter", harness: "Harness") -> None:
+    """The endpoints of /v1."""
+    from fastapi import Query, Response
+
+    media = MediaLinks(harness)
+    place = "/sessions/{session_id}/tests/{test_id}/media"
+
+    @router.get(place, tags=["media"], summary="Links to the media of served instances, in order")
+    def links(session_id: str, test_id: str) -> dict[str, Any]:
+        found = media.links(session_id, test_id)
+        base = f"{router.prefix}{place.format(session_id=session_id, test_id=test_id)}"
+        for link in found["links"]:
+            link["url"] = f"{base}/{link.pop('path')}"
+        return found
+
+    @router.get(
+        place + "/{instance_id}",
+        tags=["media"],
+        summary="The picture or cloud of a link",
+        response_class=Response,
+        responses={200: {"content": {kind: {} for kind in TYPES.values()}}},
+    )
+    def medium(
+        session_id: str,
+        test_id: str,
+        instance_id: str,
+        expires: Annotated[int, Query(description="Seconds since 1970", ge=0, le=1 << 53)],
+        signature: Annotated[str, Query(description="As the link has it", max_length=64)],
+    ) -> Response:
+        data, kind = media.read(session_id, test_id, instance_id, expires, signature)
+        return Response(data, media_type=kind, headers={"cache-control": "no-store"})
