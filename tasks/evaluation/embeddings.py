@@ -188,16 +188,22 @@ def read_features(
     none is told too; their rows are undefined.
     """
     array: np.ndarray | None = None
-    numbered, count = keys.select(on).with_row_index("row"), 0
+    numbered = keys.select(on).with_row_index("row")
+    all_rows = pl.concat([part.read(list(on)) for part in parts]).with_row_index("place")
+    # One join of all parts: one for each would cost the square of their number.
+    matches = all_rows.join(numbered, on=list(on)).sort("place")
+    places, rows = (matches[column].to_numpy() for column in ("place", "row"))
+    first = 0
     for part in parts:
-        for group in part.row_groups([*on, "features"]):
-            rows = group.join(numbered, on=list(on))
-            if rows.height:
-                values = rows["features"].explode().to_numpy().reshape(rows.height, -1)
+        for group in part.row_groups(["features"]):
+            low, high = np.searchsorted(places, (first, first + group.height))
+            if low < high:
+                vectors = group["features"].gather(places[low:high] - first)
+                values = vectors.explode().to_numpy().reshape(high - low, -1)
                 if array is None:
                     array = new_array((keys.height, values.shape[1]), np.float32)
-                array[rows["row"].to_numpy()] = values
-                count += rows.height
+                array[rows[low:high]] = values
+            first += group.height
     if array is None:
         array = np.empty((keys.height, 0), np.float32)
-    return array, keys.height - count
+    return array, keys.height - len(rows)

@@ -122,15 +122,16 @@ def protocol_inputs(
     """
     of_protocol = tuple(part for part in splits if part.shard == protocol)
     rows = pl.concat([part.read(["sample_id", "step", "split"]) for part in of_protocol])
-    first = rows.filter(pl.col("step") == 0, pl.col("split") == TRAIN)["sample_id"].implode()
-    clips = rows["sample_id"].implode()
-    kept, can_fit = [], False
-    for part in outputs:
-        ids = part.read(["sample_id"])["sample_id"]
-        if ids.is_in(clips).any():
-            kept.append(part)
-            can_fit |= bool(ids.is_in(first).any())
-    return (tuple(kept), of_protocol) if can_fit else ((), ())
+    first = rows.filter(pl.col("step") == 0, pl.col("split") == TRAIN)
+    ids = [
+        part.read(["sample_id"]).with_columns(pl.lit(number).alias("part"))
+        for number, part in enumerate(outputs)
+    ]
+    # One join of all parts: one for each would cost the square of their number.
+    there = pl.concat(ids).join(rows, on="sample_id", how="semi") if ids else rows.clear()
+    if there.join(first, on="sample_id", how="semi").is_empty():
+        return (), ()
+    return tuple(outputs[number] for number in there["part"].unique().sort()), of_protocol
 
 
 def frozen_run(

@@ -146,22 +146,23 @@ def _videos_of(piece: Piece) -> Part:
     return part
 
 
-def _evaluated(clips: Sequence[Part]) -> pl.Series:
+def _evaluated(clips: Sequence[Part]) -> frozenset[str]:
     """Ids of the clips that are not trained with."""
     rows = [part.read(["sample_id", "split"]) for part in clips]
-    ids = [part.filter(pl.col("split") != TRAIN)["sample_id"] for part in rows]
-    return pl.concat([pl.Series("sample_id", [], pl.String), *ids])
+    return frozenset(
+        name for part in rows for name in part.filter(pl.col("split") != TRAIN)["sample_id"]
+    )
 
 
 def _views_of_clips(
-    videos: pl.DataFrame, evaluated: pl.Series, views: Sequence[str]
+    videos: pl.DataFrame, evaluated: frozenset[str], views: Sequence[str]
 ) -> pl.DataFrame:
     """sample_id, sha256 and view of all that a model is shown, in the order of the videos."""
-    is_shown = (pl.col("view") == PLAIN) | pl.col("sample_id").is_in(evaluated.implode())
-    every = videos.select("sample_id", "sha256").join(
+    tested = pl.Series([name in evaluated for name in videos["sample_id"]], dtype=pl.Boolean)
+    every = videos.select("sample_id", "sha256", tested.alias("tested")).join(
         pl.DataFrame({"view": views}, schema={"view": pl.String}), how="cross"
     )
-    return every.filter(is_shown)
+    return every.filter((pl.col("view") == PLAIN) | pl.col("tested")).drop("tested")
 
 
 @stage(writes=(OUTPUTS,), version=3, tags=("gpu",), apart=True, reuses=True)

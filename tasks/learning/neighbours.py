@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import torch
 
 Metric = Literal["euclidean", "cosine"]
+Pairs = tuple["torch.Tensor", "torch.Tensor", "torch.Tensor"]
+"""Rows, columns and keys."""
 
 # Products, or numbers of pairs measured again, held at a time: 16 MB in float32, 32 in float64.
 _BLOCK = 2**22
@@ -168,28 +170,30 @@ class _Search:
         error = (queries.shape[1] + 16) * number.eps / 2 * largest + number.tiny
         limit = queries.new_full((len(queries),), torch.inf)
         best = queries.new_empty(len(queries), 0)
-        pairs: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
-        step, first, count = max(1, _BLOCK // len(queries)), 0, 0
+        none = torch.empty(0, dtype=torch.int64, device=self.device)
+        pairs = (none, none, queries.new_empty(0))
+        step, first = max(1, _BLOCK // len(queries)), 0
+        products = queries.new_empty(len(queries), min(step, len(self.train)))
         for block, sizes in self._blocks(step):
             train = self._placed(block, sizes, queries.dtype)
             squares = train.square().sum(1)
             offset = squares if self.sizes is None else torch.zeros_like(squares)
-            key = torch.addmm(offset, queries, train.T, alpha=-2)
+            # One buffer for all blocks: the heap would be left in pieces.
+            key = products[:, : len(train)]
+            torch.addmm(offset, queries, train.T, alpha=-2, out=key)
             best = torch.cat([best, _least(key, self.k)], 1)
             best = _least(best, self.k)
             if best.shape[1] == self.k:
                 limit = best.amax(1)
             # The k-th key may be too low by the error, and a nearer one too high by it.
             row, column = (key <= (limit + 2.1 * error)[:, None]).nonzero(as_tuple=True)
-            pairs.append((row, column + first, key[row, column]))
-            first, count = first + len(block), count + len(row)
-            # Later blocks lowered the limit for what earlier ones left.
-            if most is not None and count > most:
-                pairs = [_within(pairs, limit + 2.1 * error)]
-                count = len(pairs[0][0])
-                if count > most:
-                    return None
-        row, column, _ = _within(pairs, limit + 2.1 * error)
+            # This block may have lowered the limit for what earlier ones left.
+            new = (row, column + first, key[row, column])
+            pairs = _within(pairs, new, limit + 2.1 * error)
+            if most is not None and len(pairs[0]) > most:
+                return None
+            first += len(block)
+        row, column, _ = pairs
         order = torch.argsort(row, stable=True)
         return row[order].cpu().numpy(), column[order].cpu().numpy()
 
@@ -222,13 +226,11 @@ def _least(keys: torch.Tensor, k: int) -> torch.Tensor:
     return keys.topk(min(k, keys.shape[1]), 1, largest=False, sorted=False).values
 
 
-def _within(
-    pairs: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]], limit: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Rows, columns and keys of the pairs that are not above the limits of their rows."""
+def _within(old: Pairs, new: Pairs, limit: torch.Tensor) -> Pairs:
+    """Of both those that are not above the limits of their rows."""
     import torch
 
-    row, column, key = (torch.cat(part) for part in zip(*pairs, strict=True))
+    row, column, key = (torch.cat(part) for part in zip(old, new, strict=True))
     kept = key <= limit[row]
     return row[kept], column[kept], key[kept]
 

@@ -20,7 +20,7 @@ import numpy as np
 import polars as pl
 
 from schemas.errors import ConfigError, LakeError
-from storage.parquet import opened_parquet
+from storage.parquet import opened_parquet, read_parquet
 from tasks.learning.memory import counted, memory_left, new_scratch
 from tasks.learning.samples import Rows, SomeRows
 
@@ -163,12 +163,14 @@ def _encoded(pictures: Pictures) -> Iterator[tuple[int, memoryview]]:
     """The row of each picture and its bytes, in the order of the files."""
     wanted = pictures.ids.to_frame().with_row_index("row")
     name, data = pictures.columns
+    every = [read_parquet([path], [name])[name] for path in pictures.files]
+    there = pl.concat([pl.Series([], dtype=pl.String), *every]).to_frame("id")
+    # One join of all files: one for each would cost the square of their number.
+    found = there.with_row_index("place").join(wanted, on="id").sort("place", "row")
+    places, rows = (found[column].to_numpy() for column in ("place", "row"))
+    first = 0
     for path in pictures.files:
         with opened_parquet(path) as file:
-            there = pl.DataFrame({"id": file.read([name])[name]}, schema={"id": pl.String})
-            found = there.with_row_index("place").join(wanted, on="id").sort("place", "row")
-            places, rows = (found[column].to_numpy() for column in ("place", "row"))
-            first = 0
             for group in range(file.num_row_groups):
                 end = first + file.metadata.row_group(group).num_rows
                 if np.diff(np.searchsorted(places, (first, end))):

@@ -167,6 +167,7 @@ FOREIGN = {
     "tasks/report/reading.py": "TableVersion.files",
     "tasks/operations/score_files.py": "a file that the user names",
     "tasks/evaluation/output_files.py": "a file that the user names, by its digest",
+    "tasks/learning/pictures.py": "Part.path and TableVersion.files",
     "tasks/kowl/kept.py": "checkpoints through read_checkpoint",
 }
 CODE = sorted(path for layer in ("tasks", "flows") for path in (ROOT / layer).rglob("*.py"))
