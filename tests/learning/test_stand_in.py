@@ -285,7 +285,8 @@ def test_the_command_says_in_a_sentence_that_there_is_no_gpu(capsys) -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     assert main(["doctor", "--gpu"]) == 2
-    assert capsys.readouterr().out.count("\n") == 1
+    said = capsys.readouterr()
+    assert "torch sees no GPU" in said.err and said.err.count("\n") == 1 and not said.out
 
 
 def test_the_command_tries_models_and_says_which_fail(capsys, monkeypatch) -> None:
