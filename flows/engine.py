@@ -11,13 +11,13 @@ import logging
 import os
 import socket
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from schemas.errors import ConfigError, MissingDependency, NativeError
 from schemas.extras import require_library
 from tasks.engine.flow_run import FlowRun
-from tasks.engine.places import Cluster
+from tasks.engine.places import CORES, GPU, Cluster
 
 log = logging.getLogger(__name__)
 
@@ -76,14 +76,20 @@ class DaskCluster:
         if not self.workers():
             log.info(f"dask: {address} has no workers yet; waiting for one")
 
-    def run(self, name: str, gpu: bool, function: Callable[..., None], *arguments: Any) -> None:
+    def run(
+        self,
+        name: str,
+        needs: Mapping[str, float],
+        function: Callable[..., None],
+        *arguments: Any,
+    ) -> None:
         from distributed import CancelledError, KilledWorker
 
         future = self._client.submit(
             function,
             *arguments,
             key=f"{name.partition('/')[0]}-{uuid.uuid4().hex}",
-            resources={"GPU": 1} if gpu else None,
+            resources=dict(needs) or None,
             pure=False,
         )
         try:
@@ -99,15 +105,19 @@ class DaskCluster:
                 "and the same command goes on"
             ) from None
 
-    def gpus(self) -> bool:
-        workers = self._ask(self._client.scheduler_info)["workers"].values()
-        return any(worker["resources"].get("GPU", 0) >= 1 for worker in workers)
+    def most(self, resource: str) -> float:
+        workers = self._ask(self._identity)["workers"].values()
+        return max((worker["resources"].get(resource, 0) for worker in workers), default=0)
 
     def workers(self) -> int:
         return len(self._ask(self._client.nthreads))
 
     def threads(self) -> int:
         return sum(self._ask(self._client.nthreads).values())
+
+    def _identity(self) -> Any:
+        # Not the client's `scheduler_info`: between two of its steps it forgets all workers.
+        return self._client.sync(self._client.scheduler.identity, n_workers=-1)
 
     def _ask(self, question: Callable[[], Any]) -> Any:
         try:
@@ -149,11 +159,17 @@ class RayCluster:
             count = self.threads()
             log.info(f"ray: started {count} workers on this machine for this flow")
 
-    def run(self, name: str, gpu: bool, function: Callable[..., None], *arguments: Any) -> None:
+    def run(
+        self,
+        name: str,
+        needs: Mapping[str, float],
+        function: Callable[..., None],
+        *arguments: Any,
+    ) -> None:
         remote = self._ray.remote(function).options(
             name=name,
-            num_cpus=1,
-            num_gpus=1 if gpu else 0,
+            num_cpus=needs.get(CORES, 1),
+            num_gpus=needs.get(GPU, 0),
             max_retries=RETRIES,
             scheduling_strategy="SPREAD",
         )
@@ -173,8 +189,10 @@ class RayCluster:
                 "same command goes on"
             ) from None
 
-    def gpus(self) -> bool:
-        return self._ray.cluster_resources().get("GPU", 0) >= 1
+    def most(self, resource: str) -> float:
+        name = {CORES: "CPU"}.get(resource, resource)  # Ray counts cores unasked
+        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        return max((resources.get(name, 0) for resources in nodes), default=0)
 
     def workers(self) -> int:
         return sum(node["Alive"] for node in self._ray.nodes())

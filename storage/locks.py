@@ -58,11 +58,15 @@ def locked(
 @contextlib.contextmanager
 def benchmark_locked(lake: Path, benchmark: str, wait_seconds: float = 0.0) -> Iterator[None]:
     """Nobody else builds this benchmark, and nothing is removed from the lake meanwhile."""
+    with nothing_removed(lake, wait_seconds), locked(lake, benchmark, wait_seconds):
+        yield
+
+
+@contextlib.contextmanager
+def nothing_removed(lake: Path, wait_seconds: float = 0.0) -> Iterator[None]:
+    """Nothing is removed from the lake meanwhile; others may build."""
     busy = f"something is being removed from {lake}"
-    with (
-        locked(lake, WHOLE_LAKE, wait_seconds, shared=True, busy=busy),
-        locked(lake, benchmark, wait_seconds),
-    ):
+    with locked(lake, WHOLE_LAKE, wait_seconds, shared=True, busy=busy):
         yield
 
 

@@ -45,6 +45,30 @@ def read_after_a_death(shard: Shard, settings: ReadSettings) -> Produced:
     return read_lines(shard, settings)
 
 
+@stage(writes=(READINGS, FILES))
+def read_after_a_word(shard: Shard, settings: ReadSettings) -> Produced:
+    """As `read_lines`, once the file `go on` is there."""
+    folder = Path(shard.about)
+    (folder / "before").touch()
+    wait_for((folder / "go on").exists)
+    return read_lines(shard, settings) if shard.files else who(0)
+
+
+@stage(writes=(READINGS,), tags=("gpu",), apart=True)
+def train_apart(shard: Shard, settings: Settings) -> Produced:
+    """Tells whose child it is, and whether another one was under way at the same place."""
+    folder = Path(shard.about)
+    (folder / f"parent-{shard.name}").write_text(str(os.getppid()))
+    try:
+        (folder / "place").open("x").close()
+    except FileExistsError:
+        (folder / f"shared-{shard.name}").touch()
+    produced = who(int(shard.name))
+    time.sleep(0.2)  # so that another one would meet this one
+    (folder / "place").unlink(missing_ok=True)
+    return produced
+
+
 @stage(writes=(READINGS,))
 def meet_three(shard: Shard, settings: Settings) -> Produced:
     """Wait until three processes are here."""

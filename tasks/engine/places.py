@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from schemas.config import Settings
 from schemas.errors import ConfigError, LakeError
 from storage.layout import lake_address, lake_root
+from storage.locks import nothing_removed
 from storage.pieces import Piece, find_piece
 from tasks.engine.slots import Slots, gpu_count
 from tasks.engine.workers import Workers
@@ -26,6 +27,8 @@ from tasks.engine.workers import Workers
 SEEN_WITHIN_SECONDS = 90.0
 """How long a committed piece may stay unseen: network file systems remember absence for a while."""
 
+GPU, CORES = "GPU", "CORES"
+"""What workers of a cluster declare."""
 LONG_SECONDS = 2.0
 """Work for each thread from which on a stage is spread over processes; less stays in threads."""
 LONG_SECONDS_WARM = 1.0
@@ -39,11 +42,18 @@ WORKERS = Workers()
 class Cluster(Protocol):
     """Worker processes elsewhere, each with some threads."""
 
-    def run(self, name: str, gpu: bool, function: Callable[..., None], *arguments: Any) -> None:
-        """Wait until the function has run on some worker; one with a GPU if it is to be so."""
+    def run(
+        self,
+        name: str,
+        needs: Mapping[str, float],
+        function: Callable[..., None],
+        *arguments: Any,
+    ) -> None:
+        """Wait until the function has run on some worker that has what it needs, and meanwhile
+        gives that to no other."""
 
-    def gpus(self) -> bool:
-        """Whether any worker declares a GPU."""
+    def most(self, resource: str) -> float:
+        """How much of a resource (`GPU`, `CORES`) any one worker declares; 0: none does."""
 
     def workers(self) -> int:
         """How many workers there are now."""
@@ -139,9 +149,9 @@ def make_on_cluster(
 ) -> Piece:
     """The piece of one shard, made on some worker of the cluster."""
     key = stage.key(benchmark, shard, settings)
-    gpu = "gpu" in stage.tags and cluster.gpus()
+    needs = resources_wanted(cluster, stage, shard, settings)
     what = (stage.code, lake_address(lake), benchmark, shard, settings, key)
-    cluster.run(f"{stage.name}/{shard.name}", gpu, _make_on_worker, *what)
+    cluster.run(f"{stage.name}/{shard.name}", needs, _make_on_worker, *what)
     deadline = time.monotonic() + SEEN_WITHIN_SECONDS
     while (piece := find_piece(lake, benchmark, stage.name, key)) is None:
         if time.monotonic() > deadline:
@@ -153,6 +163,20 @@ def make_on_cluster(
     return replace(piece, made_now=True)
 
 
+def resources_wanted(
+    cluster: Cluster, stage: Any, shard: Any, settings: Settings
+) -> dict[str, float]:
+    """What a worker must have free: a GPU or a share of one, or cores; nothing that none declares.
+
+    As `places_wanted`, but of the cluster's machines; more than any of them has is all of one.
+    """
+    device = getattr(settings, "device", "auto")
+    if "gpu" in stage.tags and device != "cpu" and cluster.most(GPU) >= 1:
+        return {GPU: 1 / getattr(settings, "trainings_per_gpu", 1)}
+    cores = cluster.most(CORES) if stage.apart else 0
+    return {CORES: min(shard.threads, cores)} if cores else {}
+
+
 def _make_on_worker(
     code: str, lake: str, benchmark: str, shard: Any, settings: Settings, key: str
 ) -> None:
@@ -161,4 +185,6 @@ def _make_on_worker(
             f"worker {socket.gethostname()} has another version of {code} than the flow: install "
             "the same version of this project on every worker and start the workers again"
         )
-    make_shard(code, lake, benchmark, shard, settings)
+    # Also after the flow died: what is being made here is no leftover.
+    with nothing_removed(lake_root(lake), SEEN_WITHIN_SECONDS):
+        make_shard(code, lake, benchmark, shard, settings)

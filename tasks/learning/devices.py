@@ -68,15 +68,19 @@ def seeded(seed: Sequence[int], device: str, threads: int | None = None) -> Iter
     used = [torch.device(device)] if torch.device(device).type == "cuda" else []
     enabled = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    # Else every new tensor is filled first, for those who read what was never written.
+    fills = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     before = torch.get_num_threads()
     with torch.random.fork_rng(devices=used):
         torch.manual_seed(int(np.random.default_rng(seed).integers(2**63)))
         torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         torch.set_num_threads(threads or before)
         try:
             yield
         finally:
             torch.set_num_threads(before)
+            torch.utils.deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
             torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
 
 

@@ -345,6 +345,8 @@ class NetworkModel(Model, Trainable):
     """The nn.ModuleDict of all its layers."""
     network: Any = None
     """The network below, where it uses one; its layers are `layers["network"]`."""
+    channels_last: ClassVar[bool] = False
+    """Whether the weights of convolutions lie so in memory; saved files do not differ."""
 
     def survey(self, train: Samples) -> dict[str, Any]:
         """What it must know of the training samples before its layers are built, as JSON."""
@@ -393,6 +395,7 @@ class NetworkModel(Model, Trainable):
         )
 
     def _make_layers(self) -> None:
+        import torch
         from torch import nn
 
         layers: dict[str, nn.Module] = {}
@@ -400,6 +403,9 @@ class NetworkModel(Model, Trainable):
             self.network = networks.find(self.network_name)(cast(Settings, self.network_shape))
             layers["network"] = self.network.layers
         self.layers = nn.ModuleDict({**layers, **self.build()})
+        if self.channels_last:
+            # After the first weights are drawn: the order of draws is that of the memory.
+            self.layers.to(memory_format=torch.channels_last)
 
     def _outputs(self, samples: Samples) -> Outputs:
         arrays = self.in_batches(self.compute, samples)

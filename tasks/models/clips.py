@@ -186,7 +186,7 @@ def pass_views(
     mixed = precision_on(device, mixed_precision) == "bfloat16"
 
     def compute(some: Batch) -> dict[str, torch.Tensor]:
-        with torch.autocast("cuda", torch.bfloat16, enabled=mixed):
+        with torch.autocast(some.device.type, torch.bfloat16, enabled=mixed):
             features = network.features(prepare(some.array("clips"), normalisation)).float()
             if network.classifier is None:
                 return {"features": features}

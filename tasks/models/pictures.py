@@ -102,6 +102,7 @@ class PictureClassifier(NetworkModel):
         "small": {"epochs": 7, "batch_size": 64, "schedule": "one_cycle", "evaluations": 2},
     }
     scheduled: ClassVar[tuple[str, ...]] = ("classes",)
+    channels_last: ClassVar[bool] = True
 
     @classmethod
     def unfit(cls, settings: Any, shortest: int, longest: int) -> str | None:
@@ -378,12 +379,15 @@ def middle(pictures: torch.Tensor, settings: PictureTraining) -> torch.Tensor:
 def normalised(
     pictures: torch.Tensor, mean: torch.Tensor, deviation: torch.Tensor, shrink: int = 1
 ) -> torch.Tensor:
-    """(pixel - mean) / deviation of pixels 0-255 by channel, channels first."""
+    """(pixel - mean) / deviation of pixels 0-255 by channel: (B, 3, H, W), channels last in memory.
+
+    Squares of `shrink` pixels become their mean first.
+    """
     from torch.nn import functional
 
-    first = pictures.permute(0, 3, 1, 2).float().contiguous()
-    scaled = (first - mean[None, :, None, None]) / deviation[None, :, None, None]
-    return functional.avg_pool2d(scaled, shrink) if shrink > 1 else scaled
+    values = pictures.permute(0, 3, 1, 2).float()
+    values = functional.avg_pool2d(values, shrink) if shrink > 1 else values
+    return (values - mean[None, :, None, None]) / deviation[None, :, None, None]
 
 
 def reflected(places: torch.Tensor, side: int) -> torch.Tensor:

@@ -73,7 +73,7 @@ class Pretrained(Model):
     def inputs(self, batch: Batch, *, whole: bool = False) -> torch.Tensor:
         """Normalised pictures; they are always whole."""
         mean = to_device(np.array(self.settings.mean, np.float32), self.device) * 255
-        return normalised(batch.array("images"), mean, self.input_deviation())
+        return normalised(batch.array("images"), mean, self.input_deviation()).contiguous()
 
     def input_deviation(self) -> torch.Tensor:
         """(3,), of pixels 0-255: what divided them in the input."""

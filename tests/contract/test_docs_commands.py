@@ -45,10 +45,8 @@ CLUSTER, RAY, WHEEL = (
 )
 MARKED = {
     "dask scheduler --host head --port 8786": (CLUSTER, '"scheduler", "--host"'),
-    "dask worker tcp://head:8786 --nthreads 1 --nworkers 8": (CLUSTER, '"--nthreads", "1"'),
-    'dask worker tcp://head:8786 --nthreads 1 --nworkers 1 --resources "GPU=1"': (
-        CLUSTER, "GPU=1",
-    ),
+    'dask worker tcp://head:8786 --nthreads 8 --resources "CORES=8"': (CLUSTER, "CORES=2"),
+    'dask worker tcp://head:8786 --nthreads 2 --resources "GPU=2"': (CLUSTER, "GPU=1"),
     "ray start --head --disable-usage-stats": (RAY, '"--head"'),
     "ray start --address head:6379 --num-gpus 1": (RAY, '"--num-gpus"'),
     "/opt/novelty/bin/python -m pip install -c constraints.txt "
@@ -229,11 +227,14 @@ def run_novelty(here: Place, words: list[str], above: tuple[str, ...] = ()) -> N
             main(words)
         assert ended.value.code == 0
         return
-    if "cuda" in words and not cuda_is_there():
+    checks_gpu = "--gpu" in words and "cpu" not in words
+    if ("cuda" in words or checks_gpu) and not cuda_is_there():
         said = io.StringIO()
         with contextlib.redirect_stderr(said):
             assert main(words) == 2
         assert "torch sees no GPU" in said.getvalue()
+        if checks_gpu:
+            return
         words[words.index("cuda")] = "auto"
     assert main(words) in ((0, DIFFERS) if words[0] == "diff" else (0,)), shlex.join(words)
 

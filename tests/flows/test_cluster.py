@@ -12,14 +12,17 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic import Field
 
-from flows import engine
+from flows import engine, gc
 from flows.tracked import tracked_flow
 from schemas.config import Settings
-from schemas.errors import ConfigError, LakeError, MissingDependency, NativeError
+from schemas.errors import ConfigError, LakeError, LockedError, MissingDependency, NativeError
 from storage.layout import lake_root
+from storage.locks import all_locked
 from tasks.engine import places
 from tasks.engine.flow_run import FlowRun
 from tasks.engine.stage import Build, Shard
@@ -30,8 +33,10 @@ from tests.cluster_stages import (
     fail,
     meet_three,
     read_after_a_death,
+    read_after_a_word,
     tell_process,
     tell_worker,
+    train_apart,
     wait_for,
 )
 from tests.toy import ReadSettings, add_up, read_lines, write_raw
@@ -319,17 +324,130 @@ def test_ray_is_named_where_it_is_not_installed(monkeypatch):
 class Forgetful:
     """A cluster whose workers write where we do not look."""
 
-    def run(self, name: str, gpu: bool, function: Callable[..., None], *arguments: object) -> None:
-        assert not gpu
+    def __init__(self, **declared: float) -> None:
+        self.declared, self.asked = declared, []
 
-    def gpus(self) -> bool:
-        return False
+    def run(self, name: str, needs: Any, function: Callable[..., None], *arguments: object) -> None:
+        self.asked.append(dict(needs))
+
+    def most(self, resource: str) -> float:
+        return self.declared.get(resource, 0)
 
 
 def test_a_lake_that_is_not_shared_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(places, "SEEN_WITHIN_SECONDS", 0.0)
     with pytest.raises(LakeError, match=r"x was made on the cluster, but .* does not show it"):
         places.make_on_cluster(Forgetful(), fail, tmp_path, "toy", Shard("x"), Settings())
+
+
+class Training(Settings):
+    device: str = Field("auto", exclude=True)
+    trainings_per_gpu: int = Field(1, exclude=True)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "settings", "declared", "needs"),
+    [
+        (train_apart, Training(), {"GPU": 1, "CORES": 8}, {"GPU": 1}),
+        (train_apart, Training(), {"GPU": 4}, {"GPU": 1}),
+        (train_apart, Training(trainings_per_gpu=2), {"GPU": 1}, {"GPU": 0.5}),
+        (train_apart, Training(device="cpu"), {"GPU": 1, "CORES": 8}, {"CORES": 3}),
+        (train_apart, Training(), {"CORES": 2}, {"CORES": 2}),
+        (train_apart, Training(), {}, {}),
+        (tell_process, Settings(), {"GPU": 1, "CORES": 8}, {"CORES": 3}),
+        (fail, Settings(), {"GPU": 1, "CORES": 8}, {}),
+    ],
+)
+def test_a_shard_asks_for_what_it_uses(tmp_path, monkeypatch, chosen, settings, declared, needs):
+    monkeypatch.setattr(places, "SEEN_WITHIN_SECONDS", 0.0)
+    cluster = Forgetful(**declared)
+    with pytest.raises(LakeError):
+        shard = Shard("x", threads=3)
+        places.make_on_cluster(cluster, chosen, tmp_path, "toy", shard, settings)
+    assert cluster.asked == [needs]
+
+
+def test_two_workers_with_different_resources(tmp_path, monkeypatch):
+    """One has a GPU, one has cores: trainings go to the GPU one by one, or by device to the cores;
+    the tables are those of a build here."""
+    cluster = RealCluster(tmp_path)
+    try:
+        pids = {}
+        for name, resources in (("gpu", "GPU=1"), ("cores", "CORES=2")):
+            options = ("--no-nanny", "--nthreads", "2", "--resources", resources)
+            pids[name] = cluster.add_worker(*options).pid
+        from distributed import Client
+
+        with Client(cluster.address, set_as_default=False) as client:
+            client.wait_for_workers(2, timeout=PATIENCE_SECONDS)
+        used: dict[str, set[int]] = {}
+        for place, device in (("gpu", "auto"), ("cores", "cpu")):
+            folder = tmp_path / place
+            folder.mkdir()
+            shards = [Shard(str(n), about=str(folder), threads=2) for n in range(3)]
+            monkeypatch.setenv("NOVELTY_RUNNER", "dask")
+            monkeypatch.setenv("NOVELTY_CLUSTER", cluster.address)
+            settings = Training(device=device)
+            with engine.open_run(FlowRun):
+                run_stage(tmp_path / "there", train_apart, shards, settings)
+            used[place] = {int(path.read_text()) for path in folder.glob("parent-*")}
+            assert not list(folder.glob("shared-*"))
+            monkeypatch.setenv("NOVELTY_RUNNER", "local")
+            monkeypatch.delenv("NOVELTY_CLUSTER")
+            run_stage(tmp_path / "here", train_apart, shards, Training(device="cpu"))
+    finally:
+        cluster.stop()
+    assert used == {place: {pid} for place, pid in pids.items()}
+    here, there = (
+        {p.name: p.read_bytes() for p in (tmp_path / lake).glob("cluster/*/current/*")}
+        for lake in ("here", "there")
+    )
+    assert here and here == there
+
+
+def test_nothing_is_removed_while_a_cluster_builds(tmp_path, on_cluster, capsys):
+    """`gc` without any grace leaves it all to the next time; the build then has all its pieces."""
+    write_raw(tmp_path / "raw")
+    before, lake = tmp_path / "before", tmp_path / "there"
+    failed: list[BaseException] = []
+
+    def build() -> None:
+        try:
+            in_flow(lambda: build_lines(lake, tmp_path / "raw", read_after_a_word, str(tmp_path)))
+        except BaseException as error:
+            failed.append(error)
+
+    builder = threading.Thread(target=build)
+    builder.start()
+    try:
+        wait_for(before.exists)
+        gc.build.fn(gc.Cleanup(lake=lake, grace=0.0, keep=1))
+        assert "left to the next time" in capsys.readouterr().out
+    finally:
+        (tmp_path / "go on").touch()
+        builder.join()
+    assert not failed
+    build_lines(tmp_path / "here", tmp_path / "raw", read_after_a_word, str(tmp_path))
+    assert table_bytes(lake) == table_bytes(tmp_path / "here")
+
+
+def test_a_shard_that_outlives_its_flow_is_no_leftover(tmp_path):
+    write_raw(tmp_path / "raw")
+    build_lines(tmp_path / "lake", tmp_path / "raw")
+    shard = Shard("x", about=str(tmp_path))
+    key = read_after_a_word.key("cluster", shard, ReadSettings())
+    what = (read_after_a_word.code, str(tmp_path / "lake"), "cluster", shard, ReadSettings(), key)
+    worker = threading.Thread(target=places._make_on_worker, args=what)
+    worker.start()
+    try:
+        wait_for((tmp_path / "before").exists)
+        with pytest.raises(LockedError), all_locked(tmp_path / "lake"):
+            pass
+    finally:
+        (tmp_path / "go on").touch()
+        worker.join()
+    with all_locked(tmp_path / "lake"):
+        pass
 
 
 def test_a_worker_with_other_code_is_refused(tmp_path):

@@ -223,6 +223,20 @@ def test_a_model_makes_no_mistake(name, network, preset, monkeypatch) -> None:
     assert len(outputs) == len(samples)
 
 
+@pytest.mark.parametrize("name", ["x3d", "timesformer"])
+def test_a_clip_network_casts_on_the_device_it_is_on(name, monkeypatch) -> None:
+    lab.without_weights(monkeypatch)
+    types = []
+    with StandIn("meta"):
+        model: Any = gpu_check.made(name, None, "paper", mixed_precision=True)
+        samples = gpu_check.samples_for(model, 1)
+        gpu_check.fit(model, samples, "paper", NAME)
+        layer = next(m for m in model.network.modules() if isinstance(m, nn.Conv2d | nn.Conv3d))
+        layer.register_forward_hook(lambda layer, inputs, output: types.append(output.dtype))
+        model.outputs(samples)
+    assert set(types) == {torch.bfloat16}
+
+
 def test_every_model_is_there() -> None:
     assert {name for name, _, _ in EVERY} == set(models.names())
 
@@ -285,7 +299,8 @@ def test_the_command_says_in_a_sentence_that_there_is_no_gpu(capsys) -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     assert main(["doctor", "--gpu"]) == 2
-    assert capsys.readouterr().out.count("\n") == 1
+    said = capsys.readouterr()
+    assert "torch sees no GPU" in said.err and said.err.count("\n") == 1 and not said.out
 
 
 def test_the_command_tries_models_and_says_which_fail(capsys, monkeypatch) -> None:

@@ -373,7 +373,7 @@ def test_pictures_are_normalised_by_the_training_pixels():
     assert np.allclose(found[1], pixels.std((0, 1, 2)))
     mean, std = (torch.tensor(v, dtype=torch.float32) for v in found)
     scaled = normalised(torch.from_numpy(pixels), mean, std)
-    assert scaled.shape == (50, 3, 9, 6) and scaled.is_contiguous()
+    assert scaled.shape == (50, 3, 9, 6) and scaled.is_contiguous(memory_format=torch.channels_last)
     assert torch.allclose(scaled.mean((0, 2, 3)), torch.zeros(3), atol=1e-5)
     assert torch.allclose(scaled.std((0, 2, 3), correction=0), torch.ones(3), atol=1e-5)
     shrunk = normalised(torch.from_numpy(pixels), mean, std, shrink=3)
