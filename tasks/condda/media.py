@@ -189,13 +189,17 @@ class MediaLinks:
 
 def add_media(router: "APIRouter", harness: "Harness") -> None:
     """The endpoints of /v1."""
+    from fastapi import Path as InPath
     from fastapi import Query, Response
 
+    session = Annotated[str, InPath(description="Id of a session")]
+    test = Annotated[str, InPath(description="Id of a test")]
+    instance = Annotated[str, InPath(description="Id of a served instance")]
     media = MediaLinks(harness)
     place = "/sessions/{session_id}/tests/{test_id}/media"
 
     @router.get(place, tags=["media"], summary="Links to the media of served instances, in order")
-    def links(session_id: str, test_id: str) -> dict[str, Any]:
+    def links(session_id: session, test_id: test) -> dict[str, Any]:
         found = media.links(session_id, test_id)
         base = f"{router.prefix}{place.format(session_id=session_id, test_id=test_id)}"
         for link in found["links"]:
@@ -210,9 +214,9 @@ def add_media(router: "APIRouter", harness: "Harness") -> None:
         responses={200: {"content": {kind: {} for kind in TYPES.values()}}},
     )
     def medium(
-        session_id: str,
-        test_id: str,
-        instance_id: str,
+        session_id: session,
+        test_id: test,
+        instance_id: instance,
         expires: Annotated[int, Query(description="Seconds since 1970", ge=0, le=1 << 53)],
         signature: Annotated[str, Query(description="As the link has it", max_length=64)],
     ) -> Response:
