@@ -82,7 +82,9 @@ def make_app(harness: Harness, *, tokens: Sequence[Token] = ()) -> ASGIApp:
         redoc_url=None,
         redirect_slashes=False,
     )
-    app.include_router(api_router(_evaluating(harness)))
+    # A further part of the server is a router more: of agents below /v1, by the same harness.
+    evaluating = _evaluating(harness)
+    app.include_router(api_router(evaluating))
     app.include_router(page_router(harness))
     app.include_router(docs_router(app.openapi))
     app.add_exception_handler(HTTPException, _http_error)
