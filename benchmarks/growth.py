@@ -2,7 +2,7 @@
 
 `python -m benchmarks.growth` runs every side at 1, 3, 10, 30 and 100 hundredths of `--share` of its
 full size; `--share 1` is the real one (650,000 clips, 132,673 pictures, 51,127 shapes, 1.3 million
-images; minutes of one core each). `--sides ann,evm` names some, `--plot FILE.svg` draws the costs.
+images; minutes of one core each). `--sides ann,evm` names some, `--plot FILE.png` draws the costs.
 Printed are processor seconds, the peak of anonymous memory above that of the imports, bytes of the
 inputs, and the exponent of the law seconds = a * size ** b, fitted to the larger half of the sizes.
 
@@ -340,7 +340,7 @@ def exponent(rows: list[dict[str, float]]) -> float:
 def draw(path: Path, found: dict[str, list[dict[str, float]]]) -> None:
     import matplotlib
 
-    matplotlib.use("svg")
+    matplotlib.use("agg")
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
@@ -358,7 +358,7 @@ def draw(path: Path, found: dict[str, list[dict[str, float]]]) -> None:
         axis.set(xscale="log", yscale="log", xlabel="rows", title=title)
         axis.grid(alpha=0.3)
     axes[0].legend(fontsize=7)
-    figure.savefig(path, metadata={"Date": None})
+    figure.savefig(path, dpi=100)
 
 
 def main() -> None:
