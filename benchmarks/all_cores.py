@@ -16,7 +16,7 @@ from benchmarks._cpu import run
 
 NAMES = ("novelcraft", "semantic", "threedos", "condda")
 BUILDS = """
-import json, os, sys
+import json, multiprocessing, os, sys
 from importlib import import_module
 from pathlib import Path
 
@@ -24,7 +24,6 @@ name, sample, lake, cores = sys.argv[1:]
 os.cpu_count = lambda: int(cores)
 
 from benchmarks._cpu import spent
-from tasks.engine.places import WORKERS
 from tasks.engine.stage import Build
 
 taken, run = {}, Build.run
@@ -32,8 +31,8 @@ taken, run = {}, Build.run
 def measured(build, stage, shards, settings):
     shards, start = list(shards), spent()
     pieces = run(build, stage, shards, settings)
-    before = taken.get(stage.name, (0.0, 0))
-    taken[stage.name] = (before[0] + spent() - start, before[1] + len(shards), WORKERS.warm)
+    before, started = taken.get(stage.name, (0.0, 0)), bool(multiprocessing.active_children())
+    taken[stage.name] = (before[0] + spent() - start, before[1] + len(shards), started)
     return pieces
 
 Build.run = measured
@@ -64,8 +63,8 @@ def main() -> None:
                 )
                 for n in (1, chosen.workers)
             )
-            for stage, (seconds, shards, warm) in many.items():
-                if warm and shards > 1:
+            for stage, (seconds, shards, spread) in many.items():
+                if spread and shards > 1:
                     alone = one[stage][0]
                     print(
                         f"{f'{name}/{stage}':<30} {shards:6d} {alone:11.2f} s {seconds:9.2f} s "

@@ -158,11 +158,13 @@ def main() -> None:
         first = one[list(checkouts)[-1]]
         ours = many[""]
         print(f"{ours.shards} shards; ratios of the longest process:")
-        print(f"  ingest tables, {workers} workers / bare loop {ours.tables / max(shares):13.2f} x")
-        print(f"  ingest tables, one process / bare loop {one[''].tables / bare:10.2f} x")
-        print(f"  stages, {workers} workers / one process {ours.longest / first.longest:17.2f} x")
+        start = run("-c", "import tasks.novelcraft.ingest").cpu
+        for title, tables in (("", ours.tables), (" without start-up", ours.tables - start)):
+            print(f"  ingest tables{title}, {workers} workers / bare {tables / max(shares):.2f} x")
+        print(f"  ingest tables, one process / bare {one[''].tables / bare:.2f} x")
+        print(f"  stages, {workers} workers / one process {ours.longest / first.longest:.2f} x")
         efficiency = one[""].total / (workers * ours.longest)
-        print(f"  efficiency of {workers} workers, start-up included {efficiency:8.0%}")
+        print(f"  efficiency of {workers} workers, start-up included {efficiency:.0%}")
         render_cpu = one[""].parts[2][0]
         for name, checkout in checkouts.items():
             _whole(name, checkout, source, root, sum(shares), render_cpu)

@@ -209,26 +209,24 @@ def test_a_stage_that_took_long_is_spread_over_processes_at_once(tmp_path):
 def test_the_smallest_shard_tells_the_pace_and_then_the_largest_come_first():
     left = Spread(2, {0: 30.0, 1: 5.0, 2: 10.0, 3: 40.0}, None)
     first = left.next()
-    assert first == 1 and not left.is_long(first, warm=True)
+    assert first == 1 and not left.is_long(first)
     with left.measured(first):
         pass
     assert [left.next() for _ in range(len(left))] == [3, 0, 2]
 
 
 @pytest.mark.parametrize(
-    ("workers", "sizes", "warm", "long"),
+    ("workers", "sizes", "long"),
     [
-        (2, {0: 1.0, 1: 1.0}, False, False),
-        (2, {0: 1.0, 1: 1.0}, True, True),
-        (2, {0: 2.0, 1: 3.0}, False, True),
-        (1, {0: 2.0, 1: 3.0}, True, False),
-        (2, {0: 9.0}, True, False),
+        (2, {0: 0.6, 1: 0.6}, False),
+        (2, {0: 2.0, 1: 3.0}, True),
+        (1, {0: 2.0, 1: 3.0}, False),
+        (2, {0: 9.0}, False),
     ],
 )
-def test_what_would_keep_the_threads_busy_goes_to_processes(workers, sizes, warm, long):
-    seconds = 1.5 * sum(sizes.values())
-    left = Spread(workers, sizes, seconds)
-    assert left.is_long(left.next(), warm) == long
+def test_what_would_keep_the_threads_busy_goes_to_processes(workers, sizes, long):
+    left = Spread(workers, sizes, 1.5 * sum(sizes.values()))
+    assert left.is_long(left.next()) == long
 
 
 def test_errors_of_processes_of_their_own(tmp_path):

@@ -29,10 +29,8 @@ SEEN_WITHIN_SECONDS = 90.0
 
 GPU, CORES = "GPU", "CORES"
 """What workers of a cluster declare."""
-LONG_SECONDS = 2.0
+LONG_SECONDS = 1.0
 """Work for each thread from which on a stage is spread over processes; less stays in threads."""
-LONG_SECONDS_WARM = 1.0
-"""The same while processes of an earlier stage are waiting for work."""
 SLOTS = Slots(os.cpu_count() or 1, gpu_count())
 """What shards in processes of their own share on this machine."""
 WORKERS = Workers()
@@ -65,7 +63,7 @@ class Cluster(Protocol):
 class Spread:
     """Whether the shards of a stage are made in threads or in other processes.
 
-    Threads of one process share one interpreter, but starting others and their imports takes about
+    Threads of one process share one interpreter, but starting others and their imports takes half
     a second: a few short shards are made here. What a shard takes grows with its `size`; it is told
     by `seconds` for all that are missing, where those are known, and by the shards made here. If
     nothing is known the smallest shard is made first, else the largest, so that all ends together.
@@ -98,15 +96,15 @@ class Spread:
         self._made += self._sizes[number]
         self._pace = self._made_seconds / self._made
 
-    def is_long(self, number: int, warm: bool) -> bool:
+    def is_long(self, number: int) -> bool:
         """Whether this shard and those that wait would keep the threads busy for long.
 
         A single one would not end sooner elsewhere.
         """
         if self._workers == 1 or self._pace is None or len(self._sizes) == 1:
             return False
-        seconds = self._pace * (self._size_left + self._sizes[number]) / self._workers
-        return seconds > (LONG_SECONDS_WARM if warm else LONG_SECONDS)
+        size = self._size_left + self._sizes[number]
+        return self._pace * size / self._workers > LONG_SECONDS
 
 
 def make_shard(code: str, lake: str, benchmark: str, shard: Any, settings: Settings) -> Piece:

@@ -543,7 +543,7 @@ class Build:
                     return make_on_cluster(cluster, stage, self.lake, *what)
                 if stage.apart:
                     return make_shard(stage.code, str(self.lake), *what)
-                if left.is_long(number, WORKERS.warm):
+                if left.is_long(number):
                     return make_apart(stage.code, str(self.lake), *what)
                 with left.measured(number):
                     return stage.make(self.lake, *what)

@@ -103,11 +103,6 @@ class Workers:
             raise result
         return result
 
-    @property
-    def warm(self) -> bool:
-        """Whether any is there."""
-        return bool(self._idle or self._busy)
-
     def _started(self, call: bytes) -> Worker:
         """A worker that has begun the work."""
         while True:
