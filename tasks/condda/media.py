@@ -25,9 +25,8 @@ from schemas.errors import ConfigError, LakeError, SourceError
 from schemas.tables import PLAIN
 from storage.atomic import write_bytes
 from storage.tables import current_version
-from tasks.condda.lookup import lenient_metadata, round_size
+from tasks.condda.lookup import lenient_metadata, round_rows, round_size
 from tasks.condda.rules import ProtocolRefusal
-from tasks.condda.serving import round_rows
 
 if TYPE_CHECKING:
     from fastapi import APIRouter
