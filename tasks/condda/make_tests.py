@@ -21,8 +21,8 @@ import csv
 import hashlib
 import io
 import json
+import logging
 import secrets
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -49,6 +49,8 @@ from tasks.condda.scenarios import (
 )
 from tasks.condda.test_files import CELL_EDGES, METADATA, TRUTH
 from tasks.engine.progress import progress
+
+log = logging.getLogger(__name__)
 
 LABELLED = ("sample_id", "class", "split", "role")
 MADE: dict[str, pl.DataType | type[pl.DataType]] = {
@@ -148,7 +150,7 @@ class Plan:
             name, reason = next(iter(reasons.items()))
             raise ConfigError(f"scenario {name} does not fit {self.pool.source}: {reason}")
         for name, reason in reasons.items():
-            print(f"without scenario {name}: {reason}", file=sys.stderr)
+            log.warning(f"without scenario {name}: {reason}")
         return [one for one in named if one.name not in reasons]
 
     def _lacks(self, scenario: Scenario) -> str | None:

@@ -7,7 +7,6 @@ their mean. Networks, head and training are those of the model `backbone`.
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
@@ -15,6 +14,7 @@ from pydantic import Field
 
 from schemas.config import Settings
 from schemas.errors import ConfigError
+from tasks.learning.devices import to_device
 from tasks.learning.samples import Samples
 from tasks.learning.trainer import Batch, TrainingSettings, compute_in_batches
 from tasks.models.backbone import Backbone, PictureSettings, embed_pictures
@@ -58,20 +58,20 @@ class ViewBackbone(Backbone):
         *("points", "embedding_batch", "cpu_threads"),
     )
 
-    @cached_property
-    def turns(self) -> torch.Tensor:
-        """The directions, on the device."""
-        from tasks.features.shape_views import directions
-
-        return directions(self.settings.views, self.settings.elevation).to(self.device)
-
-    def pictures(self, clouds: torch.Tensor) -> torch.Tensor:
+    def pictures(self, clouds: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
         """uint8 (N, views, side, side, 3) of clouds (N, P, 3)."""
         from tasks.features.shape_views import shape_pictures
 
         side = self.settings.side or self.frozen.side
         pixels = round(side / (self.settings.shown or self.frozen.shown))
-        return shape_pictures(normalised(clouds), self.turns, pixels, self.settings.spread)
+        return shape_pictures(normalised(clouds), turns, pixels, self.settings.spread)
+
+    def turns(self) -> torch.Tensor:
+        """The directions, on the device."""
+        from tasks.features.shape_views import directions
+
+        turns = directions(self.settings.views, self.settings.elevation)
+        return to_device(turns.numpy(), self.device)
 
     def embed(self, samples: Samples) -> np.ndarray:
         check_clouds(samples)
@@ -79,12 +79,13 @@ class ViewBackbone(Backbone):
         if not stored:
             raise ConfigError(f"model {self.name}: clouds without points cannot be shown")
         count = samples.about.get("points") or self.settings.points or stored
-        (places,) = vote_places(stored, count, 1)
+        (places,) = (to_device(vote, self.device) for vote in vote_places(stored, count, 1))
+        network, turns = self.frozen, self.turns()
 
         def compute(batch: Batch) -> dict[str, torch.Tensor]:
-            pictures = self.pictures(batch.array("clouds")[:, places])
-            rows = embed_pictures(self.frozen, pictures.flatten(0, 1), self.settings)
-            views = rows.view(*pictures.shape[:2], rows.shape[1])
+            pictures = self.pictures(batch.array("clouds")[:, places], turns)
+            vectors = embed_pictures(network, pictures.flatten(0, 1), self.settings)
+            views = vectors.view(*pictures.shape[:2], vectors.shape[1])
             pooled = views.mean(1) if self.settings.pooling == "mean" else views.amax(1)
             return {"features": pooled}
 

@@ -119,7 +119,7 @@ def test_report_has_pictures_and_tables(built):
     page = (built[0] / "lake" / "reports" / "threedos.html").read_text()
     for title in ("Open-set tracks", "Beside the paper", "Density of points"):
         assert title in page
-    bars = page[page.index("Samples by split") : page.rindex("Open-set tracks")]
+    bars = page[page.index("Samples by split") :].partition("<section")[0]
     assert "telephone" in bars and "04401088" not in bars, "synsets have names there"
 
 

@@ -97,6 +97,11 @@ class Module:
     def manual_seed_all(self, seed: int) -> None:
         """Draws are the CPU's."""
 
+    def get_rng_state(self, device: Any = None) -> torch.Tensor:
+        return torch.empty(0, dtype=torch.uint8)
+
+    def set_rng_state(self, state: torch.Tensor, device: Any = None) -> None: ...
+
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.bfloat16, torch.float16]
 

@@ -71,7 +71,7 @@ def test_the_head_learns_shapes_and_the_unknown_lie_far_from_them(settings, tmp_
 def test_it_pools_what_the_model_of_pictures_makes_of_each_view(settings, pooling):
     model = prepared(settings.model_copy(update={"pooling": pooling}))
     given = clouds(2)
-    pictures = model.pictures(torch.from_numpy(given.array("clouds")[:]))
+    pictures = model.pictures(torch.from_numpy(given.array("clouds")[:]), model.turns())
     plain = Backbone(Backbone.resolve(None, {"weights": settings.weights, "shown": 1}))
     plain.prepare(device="cpu")
     rows = plain.embed(Samples.unnamed(images=pictures.flatten(0, 1).numpy())).reshape(2, 3, -1)
