@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import threading
 from collections import Counter
 
 import numpy as np
@@ -570,8 +571,11 @@ def test_a_build_killed_between_the_end_of_a_session_and_its_commit_goes_on(tmp_
         return write_piece(lake, manifest, *rest)
 
     monkeypatch.setattr(stage, "write_piece", killed)
+    before = set(threading.enumerate())
     with pytest.raises(SystemExit, match="killed before"):
         build(config)
+    for thread in set(threading.enumerate()) - before:  # a kill would have ended them, too
+        thread.join(120)
     assert list((tmp_path / "lake").rglob("events.sqlite"))
     monkeypatch.setattr(stage, "write_piece", write_piece)
     build(config)
