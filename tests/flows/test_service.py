@@ -790,10 +790,14 @@ def scheduled_run(root: Path, capsys, **database) -> None:
         assert current_version(lake, "condda", "sessions").read().height == 4
         assert main([*command, "status"]) == 0
         assert "condda/every-15-seconds: scheduled, last run: " in capsys.readouterr().out
-        with connected(read_service(path)) as client:
-            links = [made for made in client.read_artifacts() if made.key == "condda-report"]
         address = f"{reports_address(read_service(path))}/condda.html"
-        assert f"({address})" in links[0].data
+
+        def linked() -> bool:  # after the page is written
+            with connected(read_service(path)) as client:
+                links = [made for made in client.read_artifacts() if made.key == "condda-report"]
+            return bool(links) and f"({address})" in links[0].data
+
+        assert wait_until(linked, 120)
         assert httpx.get(address, trust_env=False).content == report.read_bytes()
     finally:
         main([*command, "stop"])
