@@ -395,7 +395,7 @@ def _parser() -> Parser:
     doctor.add_argument("--gpu", action="store_true", help="try every model on the GPU")
     doctor.add_argument("--device", default="cuda", help="with --gpu: cuda, cuda:N or cpu")
     doctor.add_argument("--preset", action="append", choices=("small", "paper"))
-    doctor.add_argument("--models", nargs="+", default=(), help="with --gpu: these alone")
+    doctor.add_argument("--models", default="", help="with --gpu: these alone (a,b)")
     return parser
 
 
@@ -1084,7 +1084,8 @@ def _doctor(parsed: argparse.Namespace) -> int:
     if parsed.gpu:
         from tasks.operations.gpu_check import examine_device
 
-        return examine_device(parsed.device, parsed.preset or ("small",), parsed.models)
+        names = [name for name in parsed.models.split(",") if name]
+        return examine_device(parsed.device, parsed.preset or ("small",), names)
     if parsed.install:
         install_libraries()
     return examine(sys.executable)

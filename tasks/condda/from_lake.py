@@ -43,6 +43,7 @@ def tests_of_lake(
     `run` is the beginning of a run's id. Without a name the protocol is the first that runs with
     features are of, and the run is the only one of the protocol that has features.
     """
+    scenarios_named(settings.scenario)  # refuses what is none
     runs = _feature_runs(lake, benchmark)
     if run is not None:
         runs = runs.filter(pl.col("run_id").str.starts_with(run))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from schemas.errors import NoveltyError
+from schemas.errors import ConfigError, NoveltyError
 from storage.tensors import as_tensors
 from tasks import models, networks
 from tasks.learning.devices import choose_device, precision_on
@@ -159,6 +159,10 @@ def examine_device(
     device: str = "cuda", presets: Sequence[str] = ("small",), names: Sequence[str] = ()
 ) -> int:
     """A line for each model; 0 if all work, 1 if not. A device that is not there is refused."""
+    for name in names:
+        models.find(name)  # refuses what is none
+        if name in ON_HOST:
+            raise ConfigError(f"model {name} computes in NumPy, on no device; name others")
     device = choose_device(device)
     print(_described(device))
     print(f"{'model':42} {'again':>16} {'trained/s':>10} {'passed/s':>10}  on the CPU")

@@ -78,6 +78,12 @@ def test_a_wrong_choice_is_a_sentence_that_lists_what_there_is(lake: Path, tmp_p
     assert not list(tmp_path.iterdir())
 
 
+def test_a_wrong_scenario_is_refused_before_the_lake_is_looked_at(tmp_path: Path) -> None:
+    wrong = SETTINGS.model_copy(update={"scenario": ("sudden", "suden")})
+    with pytest.raises(ConfigError, match="no scenario 'suden'"):
+        write_tests(tmp_path / "absent", "small", tmp_path / "out", wrong)
+
+
 def test_several_runs_need_a_name(lake: Path, tmp_path: Path) -> None:
     raw = lake.parent / "raw"
     build_small(tmp_path / "lake", raw, protocols=("first",), seeds=(0, 1))

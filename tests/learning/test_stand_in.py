@@ -303,6 +303,15 @@ def test_the_command_says_in_a_sentence_that_there_is_no_gpu(capsys) -> None:
     assert "torch sees no GPU" in said.err and said.err.count("\n") == 1 and not said.out
 
 
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [("symbolic_mpl", "did you mean symbolic_mlp"), ("symbolic_mlp,colour_rarity", "in NumPy")],
+)
+def test_the_command_refuses_a_model_that_it_would_not_try(names, reason, capsys) -> None:
+    assert main(["doctor", "--gpu", "--device", "cpu", "--models", names]) == 2
+    assert reason in capsys.readouterr().err
+
+
 def test_the_command_tries_models_and_says_which_fail(capsys, monkeypatch) -> None:
     assert main(["doctor", "--gpu", "--device", "cpu", "--models", "symbolic_mlp"]) == 0
     line = next(row for row in capsys.readouterr().out.splitlines() if "symbolic_mlp" in row)
