@@ -128,7 +128,7 @@ def _read_table(path: Path) -> OutputFile:
         raise SourceError(f"{path.name} has no column sample_id; it has {', '.join(rows.columns)}")
     _check_rows(path.name, rows.height, rows.columns)
     rows = rows.rename({old: new for old, new in ALIASES.items() if old in rows.columns})
-    rows = rows.with_columns(pl.col(name).cast(pl.String) for name in WORDS if name in rows.columns)
+    rows = rows.with_columns(_text(path.name, rows[name]) for name in WORDS if name in rows.columns)
     classes: tuple[str, ...] | None = None
     for name, prefix in MATRICES.items():
         parts = [column for column in rows.columns if column.startswith(prefix)]
@@ -156,9 +156,20 @@ def _numbered(file: str, parts: Sequence[str]) -> list[str]:
     return names
 
 
+def _text(file: str, column: pl.Series) -> pl.Series:
+    try:
+        if not column.dtype.is_nested():
+            return column.cast(pl.String)
+    except pl.exceptions.PolarsError:
+        pass
+    raise SourceError(f"{file}: column {column.name} is {column.dtype}, expected text")
+
+
 def _numbers(file: str, column: pl.Series) -> pl.Series:
     if column.dtype.is_numeric():
         return column.cast(pl.Float64)
+    if column.dtype.is_nested():
+        raise SourceError(f"{file}: column {column.name} is {column.dtype}, expected numbers")
     words = column.cast(pl.String, strict=False)
     wrong = words.cast(pl.Float64, strict=False).is_null() & words.is_not_null()
     first = repr(words.filter(wrong)[0]) if wrong.any() else str(column.dtype)
@@ -208,7 +219,8 @@ def _read_npz(path: Path) -> OutputFile:
         elif array.dtype.kind not in "iuf":
             raise SourceError(f"{path.name}: {name} is {array.dtype}, expected numbers")
         elif dimensions == 2:
-            matrix = pl.Series(name, array.astype(np.float32))
+            with np.errstate(over="ignore"):  # what is too large is refused by its sample
+                matrix = pl.Series(name, array.astype(np.float32))
             columns.append(matrix.cast(pl.List(pl.Float32)))
         else:
             columns.append(pl.Series(name, array.astype(np.float64)))

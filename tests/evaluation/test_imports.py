@@ -394,6 +394,27 @@ def test_lists_of_other_widths_are_refused(made: Path, tmp_path: Path, capsys) -
 
 
 @pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"sample_id": pl.concat_list("sample_id")}, "column sample_id is List(String), expected"),
+        ({"sample_id": pl.lit(b"\xff\xfe")}, "column sample_id is Binary, expected text"),
+        ({"predicted": pl.struct("sample_id")}, "column predicted is Struct"),
+        ({"novelty": pl.concat_list(pl.lit(0.5))}, "column novelty is List(Float64), expected num"),
+        ({"logits": pl.struct("sample_id")}, "column logits is Struct"),
+    ],
+)
+def test_columns_of_other_kinds_are_refused(
+    made: Path, tmp_path: Path, capsys, change: dict[str, pl.Expr], said: str
+) -> None:
+    rows = pl.read_parquet(made / "out.parquet")
+    if "logits" in change:
+        rows = rows.drop(pl.selectors.starts_with("logit:"))
+    rows.with_columns(**change).write_parquet(tmp_path / "bad.parquet")
+    assert refused(made / "lake", "outputs", tmp_path / "bad.parquet", "bad")
+    assert f"novelty: bad.parquet: {said}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         (
