@@ -110,6 +110,24 @@ def read_header(path: Path) -> dict[str, Any]:
     return header
 
 
+def plain_tensors(path: Path) -> dict[str, torch.Tensor] | None:
+    """Tensors of a safetensors file that others wrote; None of one of ours or where there is none.
+
+    What is no such file is refused.
+    """
+    from safetensors import SafetensorError, safe_open
+    from safetensors.torch import load_file
+
+    if not path.is_file():
+        return None
+    try:
+        with safe_open(path, framework="pt") as file:
+            ours = "header" in (file.metadata() or {})
+        return None if ours else load_file(path)
+    except SafetensorError as error:
+        raise SourceError(f"{path} is no safetensors file: {error}") from error
+
+
 def _sealed_header(path: Path) -> dict[str, Any]:
     from safetensors import SafetensorError, safe_open
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from schemas.config import Settings
 from schemas.errors import ConfigError, NoveltyError, SourceError
-from storage.tensors import read_header, read_tensors, write_tensors
+from storage.tensors import plain_tensors, read_header, read_tensors, write_tensors
 from tasks.engine.plugins import Plugin
 from tasks.learning.devices import to_host
 
@@ -176,6 +176,15 @@ class Head:
 
     @classmethod
     def load(cls, path: Path) -> Head:
+        """As `save` wrote it, or a plain file of `weight` and `bias` alone, where z is g."""
+        if (plain := plain_tensors(path)) is not None:
+            if set(plain) != {"weight", "bias"}:
+                names = ", ".join(sorted(plain)) or "nothing"
+                raise SourceError(
+                    f"{path} holds {names}, expected weight and bias of the last Linear; "
+                    "`novelty export outputs` writes a head with a BatchNorm"
+                )
+            return cls(plain["weight"].float(), plain["bias"].float())
         header = read_header(path)
         if "head" not in header:
             raise SourceError(f"{path} holds no head but {sorted(header)}; name another file")
@@ -281,6 +290,10 @@ class Score(Plugin, ABC):
         """One float64 per sample, higher = more novel."""
         self._check(outputs)
         scores = self._score(outputs)
+        if not isinstance(scores, np.ndarray):
+            raise TypeError(
+                f"score {self.name} gave a {type(scores).__name__}, expected an array of float64"
+            )
         if scores.shape != (len(outputs),) or scores.dtype != np.float64:
             raise TypeError(
                 f"score {self.name} gave {scores.dtype} {scores.shape}, expected float64 "

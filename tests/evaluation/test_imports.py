@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+from safetensors.torch import save_file
 
 from flows.cli import main
 from flows.importing import conventions_of, import_file
 from storage.catalog import open_catalog
 from storage.snapshots import current_snapshot
+from storage.tensors import read_tensors
 from storage.upkeep import read_build_record
 from tasks import scores
 from tasks.evaluation.imports import Import
@@ -89,6 +91,15 @@ def test_an_exported_run_imported_again_gives_the_same_numbers(made: Path, suffi
         predictions.filter(run_id=one).drop("run_id").sort("sample_id") for one in (run, imported)
     )
     assert ours.equals(theirs)
+
+
+def test_a_plain_file_of_the_last_layer_is_enough(made: Path, tmp_path: Path) -> None:
+    layer = read_tensors(made / "head.safetensors")
+    assert set(layer) == {"weight", "bias"}
+    save_file(layer, tmp_path / "plain.safetensors")
+    head = tmp_path / "plain.safetensors"
+    take(made / "lake", "outputs", made / "out.npz", "plain_head", head=head)
+    same_numbers(made / "lake", trained(made / "lake"), "plain_head", set())
 
 
 def test_the_guide_is_true(made: Path, tmp_path: Path, monkeypatch, capsys) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from schemas.config import make_config
@@ -62,6 +63,21 @@ def test_loading_something_else_as_head_is_refused(tmp_path: Path) -> None:
     write_tensors(tmp_path / "other", {"x": torch.ones(1)}, {"detector": "vgg"})
     with pytest.raises(SourceError, match="holds no head"):
         Head.load(tmp_path / "other")
+
+
+def test_a_plain_file_of_the_last_layer_is_a_head(tmp_path: Path) -> None:
+    weight, bias, path = torch.tensor([[1.0, 2.0], [0.0, -1.0]]), torch.ones(2), tmp_path / "h"
+    save_file({"weight": weight.double(), "bias": bias.half()}, path)
+    assert Head.load(path)(torch.tensor([[3.0, -4.0]])).tolist() == [[-4.0, 5.0]]
+    save_file({"weight": weight, "fc.bias": bias}, path)
+    with pytest.raises(SourceError, match=r"holds fc\.bias, weight, expected weight and bias"):
+        Head.load(path)
+    save_file({"weight": weight, "bias": torch.ones(3)}, path)
+    with pytest.raises(ConfigError, match=r"bias \(3,\) \(expected \(2,\)\)"):
+        Head.load(path)
+    path.write_bytes(b"no tensors")
+    with pytest.raises(SourceError, match="is no safetensors file"):
+        Head.load(path)
 
 
 def test_heads_of_mixed_shapes_are_refused() -> None:
