@@ -9,13 +9,14 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from types import UnionType
+from types import ModuleType, UnionType
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
 from schemas.config import Settings, make_config
-from schemas.errors import ConfigError
+from schemas.errors import ConfigError, NoveltyError
+from schemas.extras import missing_extra
 from schemas.similar import did_you_mean
 
 ALL = "all"
@@ -134,7 +135,8 @@ class Plugins(Generic[Kind]):
             raise ConfigError(
                 f"no {self.what} {name!r}; there are: {', '.join(self.names())}{meant}"
             )
-        module = import_module(f"{self.package}.{name}")
+        file = f"{self.package.replace('.', '/')}/{name}.py"
+        module = self._imported(name, file)
         for value in vars(module).values():
             if (
                 isinstance(value, type)
@@ -142,10 +144,24 @@ class Plugins(Generic[Kind]):
                 and value.__module__ == module.__name__
                 and getattr(value, "name", None) == name
             ):
+                version = getattr(value, "version", None)
+                if type(version) is not int:
+                    raise ConfigError(f"{file}: version is {version!r}, expected a whole number")
                 _found[self.package, name] = value
                 return value
-        file = f"{self.package.replace('.', '/')}/{name}.py"
         raise ConfigError(f"{file} defines no {self.kind.__name__} with name = {name!r}")
+
+    def _imported(self, name: str, file: str) -> ModuleType:
+        """Its module; a file that does not load is named, a library that is missing too."""
+        try:
+            return import_module(f"{self.package}.{name}")
+        except NoveltyError:
+            raise
+        except Exception as error:
+            if missing_extra(error) is not None:
+                raise
+            why = f"{type(error).__name__}: {error}"
+            raise ConfigError(f"{file} does not load ({why}); mend it or take it away") from error
 
     def chosen(self, choice: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
         """Names and changed settings that a choice asks for; `all` is every one.

@@ -1,10 +1,15 @@
 """`novelty models`, `novelty networks`, `novelty scores` and `novelty predictors`."""
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 
 from flows.cli import main
 from schemas.errors import ConfigError
+from tasks.engine.plugins import Plugins
 from tasks.operations.plugin_list import KINDS, plugin_rows, setting_rows
+from tasks.scores.base import Outputs, Score
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
@@ -42,3 +47,52 @@ def test_a_model_fits_where_there_are_samples_of_its_modality() -> None:
 def test_a_preset_that_a_score_does_not_have_is_refused() -> None:
     with pytest.raises(ConfigError, match="nearest has no preset 'large'; there are: none"):
         setting_rows("scores", "nearest", "large")
+
+
+SOURCE = """
+from tasks.scores.base import Score
+class Mine(Score):
+    name = "{name}"
+    version = {version}
+    needs = frozenset({{"novelty"}})
+    def _score(self, outputs):
+        return outputs.novelty.tolist()
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("import nothing_there", r"/mine.py does not load \(ModuleNotFoundError: No module"),
+        ("def f(:", r"/mine.py does not load \(SyntaxError: .*line 1\)"),
+        ("1 / 0", r"/mine.py does not load \(ZeroDivisionError: division by zero\); mend it"),
+        (SOURCE.format(name="other", version=1), "defines no Score with name = 'mine'"),
+        (SOURCE.format(name="mine", version="'two'"), "version is 'two', expected a whole number"),
+        (SOURCE.format(name="mine", version="True"), "version is True, expected a whole number"),
+    ],
+)
+def test_a_broken_file_is_named_in_a_sentence(
+    text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugins = package(text, tmp_path, monkeypatch)
+    with pytest.raises(ConfigError, match=message):
+        plugins.find("mine")
+
+
+def package(text: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> Plugins[Score]:
+    """A package of one plug-in, called like the folder of its test."""
+    folder = path / path.name
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    (folder / "mine.py").write_text(text)
+    monkeypatch.syspath_prepend(str(path))
+    return Plugins(folder.name, [str(folder)], "score", Score)
+
+
+def test_a_score_that_gives_no_array_is_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugins = package(SOURCE.format(name="mine", version=3), tmp_path, monkeypatch)
+    score = plugins.find("mine")()
+    with pytest.raises(TypeError, match="score mine gave a list, expected an array of float64"):
+        score.score(Outputs(novelty=np.zeros(2)))
