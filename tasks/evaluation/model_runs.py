@@ -140,7 +140,7 @@ def choose_models(
     model that has them.
     """
     modalities = list(dict.fromkeys(offer.modality for offer in offers))
-    asked = dict(models.chosen(config.models))
+    asked = dict(models.selection(config.models))
     for name in list(asked):
         kind = models.find(name)
         fits = kind.modality in modalities

@@ -124,7 +124,7 @@ def chosen_scores(
             version=kind.version,
             settings=kind.resolve(preset, changes).model_dump(mode="json"),
         )
-        for name, changes in score_files.chosen(choice).items()
+        for name, changes in score_files.selection(choice).items()
         for kind in (score_files.find(name),)
     ]
 

@@ -65,7 +65,7 @@ def chosen_runs(config: Config) -> list[ModelRun]:
         names = ", ".join(config.predictors)
         raise ConfigError(f"predictors {names} do not fit novelcraft: it has no increments")
     protocols = chosen_protocols(config)
-    for name in models.chosen(config.models):
+    for name in models.selection(config.models):
         own = [p for p, kind in MODALITY_OF.items() if kind == models.find(name).modality]
         if name in config.models and own and not any(_is_asked(p, protocols) for p in own):
             raise ConfigError(
@@ -79,7 +79,7 @@ def chosen_runs(config: Config) -> list[ModelRun]:
 
 def offers(config: Config) -> list[Offer]:
     """The protocols that models are fitted on, each for one modality."""
-    below = tuple(networks.chosen(config.networks))
+    below = tuple(networks.selection(config.networks))
     for name in below:
         if networks.find(name).modality not in MODALITY_OF.values():
             there = ", ".join(dict.fromkeys(MODALITY_OF.values()))

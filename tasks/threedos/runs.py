@@ -50,7 +50,7 @@ def plan_runs(config: Config, tracks: Sequence[Track]) -> list[ModelRun]:
         raise ConfigError("models need clouds: name sources of shapes with --source")
     below = tuple(
         name
-        for name in networks.chosen(config.networks)
+        for name in networks.selection(config.networks)
         if name in config.networks or networks.find(name).modality == CLOUD
     )
     offers = [offer_of(track, config.preset, below) for track in tracks]
@@ -90,7 +90,7 @@ def by_density(config: Config) -> list[Config]:
         raise ConfigError(
             f"{twice[0]} sets {' or '.join(SEEN)}, and so does densities; leave one of them out"
         )
-    kinds = [models.find(name).configuration for name in models.chosen(config.models)]
+    kinds = [models.find(name).configuration for name in models.selection(config.models)]
     seen = [name for name in SEEN if any(name in kind.model_fields for kind in kinds)] or SEEN
     return [
         config.model_copy(update={"train": {**config.train, **dict.fromkeys(seen, count)}})
