@@ -181,7 +181,7 @@ def evaluate(
         runs,
         choices,
         lambda protocol: CONVENTIONS,
-        asked=scores,
+        selection=scores,
         scored=led,
         described=described,
     )

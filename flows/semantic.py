@@ -91,6 +91,6 @@ def run_models(build: Build, subsets: list[Subset], config: Config) -> None:
         passed,
         scores,
         lambda _: CONVENTIONS,
-        asked=config.scores,
+        selection=config.scores,
         described=described_scores(),
     )
