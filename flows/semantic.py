@@ -51,7 +51,7 @@ def build(config: Config) -> None:
         listings = []
         for name, path in config.source.items():
             source = build.source(path, limits=ARCHIVE_LIMITS)
-            found = list_images(name, source, wanted=wanted, class_names=names)
+            found = list_images(name, source, classes=wanted, class_names=names)
             for count, what in (
                 (found.left_out, "images of classes in no subset"),
                 (found.unlabelled, "test images without labels"),
