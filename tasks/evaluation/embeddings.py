@@ -66,7 +66,7 @@ class View:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Wanted:
+class FrozenRun:
     """What is to be embedded: a frozen run, its weights, parts, and the protocols that need it."""
 
     def __init__(self, facts: RunFacts, weights: tuple[RawFile, ...], threads: int) -> None:
@@ -129,7 +129,7 @@ class Wanted:
 
 
 def make_embeddings(
-    build: Build, runs: Mapping[str, Wanted], how: DeviceSettings, views: Sequence[View]
+    build: Build, runs: Mapping[str, FrozenRun], how: DeviceSettings, views: Sequence[View]
 ) -> dict[str, tuple[Part, ...]]:
     """Parts of `outputs` by the id of the frozen run."""
     if not runs:

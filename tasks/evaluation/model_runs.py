@@ -27,7 +27,7 @@ from storage.raw import RawFile
 from tasks import models, networks
 from tasks.engine.plugins import put_over
 from tasks.engine.stage import Build, Failure, Produced, Shard, stage
-from tasks.evaluation.embeddings import View, Wanted, embedded, embedding_of, make_embeddings
+from tasks.evaluation.embeddings import FrozenRun, View, embedded, embedding_of, make_embeddings
 from tasks.evaluation.passing import (
     LOADER,
     NETWORK,
@@ -427,12 +427,12 @@ def _shown(passed: Sequence[tuple[Shard, Piece]], view: View) -> list[tuple[Shar
 
 def _to_embed(
     planned: Sequence[PlannedRun], parts_of: Callable[[PlannedRun], tuple[Part, ...]]
-) -> dict[str, Wanted]:
+) -> dict[str, FrozenRun]:
     """What is embedded once for several runs, by the id of the frozen run."""
-    frozen_runs: dict[str, Wanted] = {}
+    frozen_runs: dict[str, FrozenRun] = {}
     for run in planned:
         if (facts := run.embedding) is not None:
-            new = Wanted(facts, run.run.weights, threads_of(run.run.settings))
+            new = FrozenRun(facts, run.run.weights, threads_of(run.run.settings))
             frozen_runs.setdefault(run_id(facts), new).add(run.facts.protocol, parts_of(run))
     return frozen_runs
 

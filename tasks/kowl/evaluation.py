@@ -259,7 +259,7 @@ def evaluate_predictor(shard: Shard, settings: RunSettings) -> Produced:
         _write_step(work, run.done - 1, step)
         run.save(saved)
         name = f"{facts.model} {run.settings.feedback:g} {shard.name}"
-        log.info(f"  {name}: increment {step.step} {_said(step)}")
+        log.info(f"  {name}: increment {step.step} {_accuracies(step)}")
     run_id = pl.lit(shard.name).alias("run_id")
     frames = {
         name: pl.concat(
@@ -361,7 +361,7 @@ def _write_step(work: Path, number: int, step: Step) -> None:
         write_checkpoint(_step_file(work, number, name), buffer.getvalue())
 
 
-def _said(step: Step) -> str:
+def _accuracies(step: Step) -> str:
     """The accuracies of an increment, for the log."""
     accuracies = step.measures.filter(
         (pl.col("metric") == "accuracy")

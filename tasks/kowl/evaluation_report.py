@@ -79,7 +79,7 @@ def predictor_runs(read: Read) -> pl.DataFrame | None:
     runs = read("runs", None, pl.col("network") != "none")
     if runs is None or runs.is_empty():
         return None
-    changed = [_said(text) for text in runs["changed"]]
+    changed = [_settings_text(text) for text in runs["changed"]]
     presets = runs["preset"].n_unique() > 1
     runs = runs.with_columns(
         pl.col("settings").str.json_path_match("$.feedback").cast(pl.Float64).alias("feedback"),
@@ -110,7 +110,7 @@ def predictor_runs(read: Read) -> pl.DataFrame | None:
     )
 
 
-def _said(changed: str) -> str:
+def _settings_text(changed: str) -> str:
     """Settings that are not the usual ones, after a name."""
     return "".join(f", {key} {value}" for key, value in json.loads(changed).items())
 
@@ -188,7 +188,7 @@ def _separation(read: Read) -> Section | None:
         vectors = plain["features"].list.to_array(plain["features"].list.len()[0]).to_numpy()
         measures = separation(vectors, plain["label"])
         if measures:
-            rows.append({"extractor": f"{model}{_said(changed)}", **measures._asdict()})
+            rows.append({"extractor": f"{model}{_settings_text(changed)}", **measures._asdict()})
     if not rows:
         return None
     note = paragraph(

@@ -71,7 +71,7 @@ def _unlisted(read: Read) -> list[Html]:
 
 
 def _contact_sheet(read: Read) -> list[Html]:
-    rows = _chosen(read)
+    rows = _sheet_videos(read)
     root = _raw_videos(read)
     if rows is None or rows.is_empty() or root is None:
         return []
@@ -107,7 +107,7 @@ def _raw_videos(read: Read) -> str | None:
     return next((root for root in roots if root.endswith(PurePath(folder).as_posix())), folder)
 
 
-def _chosen(read: Read) -> pl.DataFrame | None:
+def _sheet_videos(read: Read) -> pl.DataFrame | None:
     """A short usable video of each of some labels, evenly along the labels."""
     usable = pl.col("status").is_in(USABLE) & pl.col("decoder").is_not_null()
     short = usable & (pl.col("seconds") <= LONGEST_SECONDS)

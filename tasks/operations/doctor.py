@@ -108,7 +108,7 @@ def examine(python: str | None = None) -> int:
         problems += mark == "BAD"
         print(f"{mark:4} {text}", flush=True)
 
-    installed = _asked(python, INSTALLED) if python else None
+    installed = _answer_of(python, INSTALLED) if python else None
     if installed is None or installed.returncode:
         _say_python(say)
         if installed is None:
@@ -168,7 +168,7 @@ def _say_environment(
     if "torch" not in versions:
         say("todo", "torch is not installed; detectors need it: run `make setup EXTRAS=learn`")
         return
-    answer = _asked(python, TORCH)
+    answer = _answer_of(python, TORCH)
     if answer.returncode:
         say(
             "BAD",
@@ -191,7 +191,7 @@ def _say_libraries(say: Callable[[str, str], None]) -> None:
         say("ok", "system libraries of Open3D and Blender")
 
 
-def _asked(python: str, code: str) -> subprocess.CompletedProcess:
+def _answer_of(python: str, code: str) -> subprocess.CompletedProcess:
     """What a child process of that interpreter says; a dead or missing one is an answer too."""
     command = [python, "-c", code]
     try:

@@ -140,10 +140,10 @@ def read_lists(
         if lacking and len(lacking) < len(required):
             names = ", ".join(files[role] for role in required if role in files)
             raise SourceError(
-                f"lists in {source.root}: found {names} but no {', '.join(map(_wanted, lacking))}; "
+                f"lists in {source.root}: found {names} but no {', '.join(map(_title, lacking))}; "
                 "add it, since half of a data set's lists makes no split"
             )
-        missing += [_wanted(role) for role in (*lacking, *optional) if role not in files]
+        missing += [_title(role) for role in (*lacking, *optional) if role not in files]
         if not lacking:
             parts.append(reader(lists, settings))
     if not parts:
@@ -484,5 +484,5 @@ def _members(source: str, good: pl.DataFrame, name: pl.Expr | None = None) -> pl
     return filled.select(pl.col(column).cast(kind) for column, kind in MEMBERS.items())
 
 
-def _wanted(role: str) -> str:
+def _title(role: str) -> str:
     return f"{role} (a file named {LIST_FILES[role].replace(chr(92), '')})"
