@@ -131,8 +131,8 @@ def _status_of(words: list[str]) -> int:
     except OSError as error:
         if error.errno not in (errno.EIO, errno.ESTALE):
             raise
-        said = f"{error.filename or 'a file'} cannot be read ({error.strerror})"
-        print(f"novelty: {said}; look at its disk, then run the same command", file=sys.stderr)
+        reason = f"{error.filename or 'a file'} cannot be read ({error.strerror})"
+        print(f"novelty: {reason}; look at its disk, then run the same command", file=sys.stderr)
         return 2
 
 
@@ -248,15 +248,15 @@ def _parser() -> Parser:
     runs = with_lake(command("runs", _runs, "runs of models: list, show, compare, drop"))
     runs.add_argument("action", choices=("list", "show", "compare", "drop"), nargs="?")
     runs.add_argument("names", nargs="*", help="ids, or how they begin; list: a benchmark")
-    given = with_lake(command("import", _import, "a file of any model's numbers becomes a run"))
-    given.add_argument("kind", choices=("outputs", "scores", "predictions"))
-    given.add_argument("file", help="CSV, Parquet or npz, as docs/importing.md describes")
-    given.add_argument("--benchmark", required=True, help=", ".join(benchmarks()))
-    given.add_argument("--protocol", required=True, help="protocol that its samples are of")
-    given.add_argument("--name", required=True, help="what the model is called from now on")
-    given.add_argument("--seed", type=int, help="of the model, where there are several")
-    given.add_argument("--partial", action="store_true", help="it may lack test samples")
-    given.add_argument("--head", help="its last layer, for scores that need it (safetensors)")
+    intake = with_lake(command("import", _import, "a file of any model's numbers becomes a run"))
+    intake.add_argument("kind", choices=("outputs", "scores", "predictions"))
+    intake.add_argument("file", help="CSV, Parquet or npz, as docs/importing.md describes")
+    intake.add_argument("--benchmark", required=True, help=", ".join(benchmarks()))
+    intake.add_argument("--protocol", required=True, help="protocol that its samples are of")
+    intake.add_argument("--name", required=True, help="what the model is called from now on")
+    intake.add_argument("--seed", type=int, help="of the model, where there are several")
+    intake.add_argument("--partial", action="store_true", help="it may lack test samples")
+    intake.add_argument("--head", help="its last layer, for scores that need it (safetensors)")
     put = with_lake(command("export", _export_run, "what a run put out, as a file to import"))
     put.add_argument("kind", choices=("outputs",))
     put.add_argument("run_id", metavar="run", help="the beginning of its id")
@@ -441,8 +441,8 @@ def _build(words: list[str]) -> int:
         parser.parse_args(words)
     benchmark = words[0]
     if benchmark not in benchmarks():
-        there = f"{', '.join(benchmarks())}{did_you_mean(benchmark, benchmarks())}"
-        raise ConfigError(f"unknown benchmark {benchmark!r}; there are: {there}")
+        names = f"{', '.join(benchmarks())}{did_you_mean(benchmark, benchmarks())}"
+        raise ConfigError(f"unknown benchmark {benchmark!r}; there are: {names}")
     parser, model = build_parser(benchmark)
     known, settings = split_settings(words[1:], model)
     parsed = parser.parse_args(known)
@@ -513,8 +513,8 @@ def _status(parsed: argparse.Namespace) -> None:
     name = parsed.name or ""
     shown = [one for one in every if not name or f"{one.name}/".startswith(f"{name}/")]
     if not shown and name:
-        there = sorted({one.name.partition("/")[0] for one in every})
-        raise LakeError(f"there is no table of {name} in {lake}; it has {', '.join(there)}")
+        names = sorted({one.name.partition("/")[0] for one in every})
+        raise LakeError(f"there is no table of {name} in {lake}; it has {', '.join(names)}")
     show_statuses(lake, shown)
     if name:
         return
@@ -715,13 +715,13 @@ def _report(parsed: argparse.Namespace) -> None:
 
     lake = lake_root(parsed.lake)
     require_lake(lake)
-    there = sorted({version.manifest.benchmark for version in current_versions(lake)})
-    if not there:
+    names = sorted({version.manifest.benchmark for version in current_versions(lake)})
+    if not names:
         raise LakeError(_no_tables(lake))
-    if parsed.benchmark and parsed.benchmark not in there:
-        named = f"{', '.join(there)}{did_you_mean(parsed.benchmark, there)}"
-        raise LakeError(f"no tables of {parsed.benchmark!r} in {lake}; there are: {named}")
-    for benchmark in [parsed.benchmark] if parsed.benchmark else there:
+    if parsed.benchmark and parsed.benchmark not in names:
+        choices = f"{', '.join(names)}{did_you_mean(parsed.benchmark, names)}"
+        raise LakeError(f"no tables of {parsed.benchmark!r} in {lake}; there are: {choices}")
+    for benchmark in [parsed.benchmark] if parsed.benchmark else names:
         print(share_report(lake, benchmark))
 
 
@@ -800,7 +800,7 @@ def _import(parsed: argparse.Namespace) -> None:
 
     lake = lake_root(parsed.lake)
     require_lake(lake)
-    asked = Import(
+    request = Import(
         parsed.kind,
         Path(parsed.file),
         parsed.benchmark,
@@ -810,7 +810,7 @@ def _import(parsed: argparse.Namespace) -> None:
         Path(parsed.head) if parsed.head else None,
         parsed.partial,
     )
-    run = import_file(lake, asked)
+    run = import_file(lake, request)
     publish_report(lake, parsed.benchmark)
     show_frame(show_run(lake, run)[1].drop("run_id"))
     print(f"run {run}; `novelty leaderboard --benchmark {parsed.benchmark}` ranks it")
@@ -835,7 +835,7 @@ def _leaderboard(parsed: argparse.Namespace) -> None:
 
     lake = lake_root(parsed.lake)
     require_lake(lake)
-    found = find_boards(
+    boards = find_boards(
         lake,
         benchmark=parsed.benchmark,
         protocols=parsed.protocol or (),
@@ -844,7 +844,7 @@ def _leaderboard(parsed: argparse.Namespace) -> None:
         split=parsed.split,
         by_protocol=parsed.by_protocol,
     )
-    show_boards(found, parsed.format)
+    show_boards(boards, parsed.format)
 
 
 def _plugins(parsed: argparse.Namespace) -> None:
@@ -922,8 +922,8 @@ def _drift(parsed: argparse.Namespace) -> None:
     differs = drift.filter(pl.col("change") != "same")
     counts = dict(differs.group_by("change").len().iter_rows())
     crossed = differs["crossed"].sum()
-    said = ", ".join(f"{counts.get(kind, 0):,} {kind}" for kind in ("changed", "added", "removed"))
-    print(f"{drift.height:,} frames: {said}; {crossed:,} crossed the 1 % line")
+    text = ", ".join(f"{counts.get(kind, 0):,} {kind}" for kind in ("changed", "added", "removed"))
+    print(f"{drift.height:,} frames: {text}; {crossed:,} crossed the 1 % line")
     if parsed.out:
         differs.write_parquet(parsed.out)
 
@@ -952,8 +952,8 @@ def _serve(parsed: argparse.Namespace) -> None:
     from tasks.condda.rules import PUBLISHED, Policy
     from tasks.condda.server.serve import read_tokens, serve
 
-    named = ("round_size", "feedback_max_ids", "attempts")
-    fixed = {key: value for key in named if (value := getattr(parsed, key)) is not None}
+    options = ("round_size", "feedback_max_ids", "attempts")
+    fixed = {key: value for key in options if (value := getattr(parsed, key)) is not None}
     if parsed.red_light:
         fixed["red_light"] = True
     name = parsed.policy or ("evaluation" if parsed.tokens else "published")
@@ -1068,13 +1068,13 @@ def _service(parsed: argparse.Namespace) -> int:
     from flows import service
     from flows.deployments import read_service
 
-    chosen = read_service(parsed.file, check=parsed.action not in ("stop", "status"))
+    declaration = read_service(parsed.file, check=parsed.action not in ("stop", "status"))
     if parsed.action == "status":
-        return service.status(chosen, parsed.clear)
+        return service.status(declaration, parsed.clear)
     if parsed.action == "notify":
-        return service.send_test(chosen)
+        return service.send_test(declaration)
     act = {"start": service.start, "stop": service.stop, "deploy": service.deploy_only}
-    act[parsed.action](chosen)
+    act[parsed.action](declaration)
     return 0
 
 

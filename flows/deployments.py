@@ -90,14 +90,14 @@ class Service(Settings):
     """When the lake is cleaned, such as {every: 604800}; left out: never by itself."""
 
 
-def read_service(given: str | Path | None = None, *, check: bool = True) -> Service:
+def read_service(service_file: str | Path | None = None, *, check: bool = True) -> Service:
     """The user's file: the argument, else NOVELTY_SERVICE, else ./service.yaml if it is there.
 
     Relative paths count from the folder of the file: a worker runs the flows somewhere else.
     Without `check` the builds' settings stay as they are written: to stop or look at a service
     no source need be there.
     """
-    file = given or os.environ.get("NOVELTY_SERVICE")
+    file = service_file or os.environ.get("NOVELTY_SERVICE")
     path = Path(file or SERVICE_FILE).expanduser().absolute()
     values = read_config_file(path) if file or path.exists() else {}
     service = make_config(Service, values)

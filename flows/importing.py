@@ -26,37 +26,40 @@ from tasks.evaluation.stages import measure_runs, plan_records, plan_scores, rec
 from tasks.predictors import predictor_names
 
 
-def import_file(lake: Path, asked: Import) -> str:
+def import_file(lake: Path, request: Import) -> str:
     """Add the run to the lake; its id. The report is left to the caller."""
     benchmarks = benchmarks_in(lake)
-    if asked.benchmark not in benchmarks:
-        names = f"{', '.join(benchmarks)}{did_you_mean(asked.benchmark, benchmarks)}"
-        raise LakeError(f"no tables of {asked.benchmark!r} in {lake}; there are: {names}")
-    _check_name(asked.name)
-    if asked.seed is not None and not 0 <= asked.seed < 1 << 31:
-        raise ConfigError(f"--seed is {asked.seed}, expected 0 to {(1 << 31) - 1}")
-    with Addition(asked.benchmark, lake, max_reject_share=0.0) as build:
-        shard = plan_import(build, asked)
-        snapshot = current_snapshot(lake, asked.benchmark)
+    if request.benchmark not in benchmarks:
+        names = f"{', '.join(benchmarks)}{did_you_mean(request.benchmark, benchmarks)}"
+        raise LakeError(f"no tables of {request.benchmark!r} in {lake}; there are: {names}")
+    _check_name(request.name)
+    if request.seed is not None and not 0 <= request.seed < 1 << 31:
+        raise ConfigError(f"--seed is {request.seed}, expected 0 to {(1 << 31) - 1}")
+    with Addition(request.benchmark, lake, max_reject_share=0.0) as build:
+        shard = plan_import(build, request)
+        snapshot = current_snapshot(lake, request.benchmark)
         if snapshot is not None and RUNS.name in snapshot.tables:
             runs = build.read_current(RUNS.name)
-            if (runs.filter(model=asked.name)["origin"] != "imported").any():
-                raise ConfigError(f"{asked.name} is a model of {asked.benchmark}; choose another")
+            if (runs.filter(model=request.name)["origin"] != "imported").any():
+                raise ConfigError(
+                    f"{request.name} is a model of {request.benchmark}; choose another"
+                )
             if (other := other_file(runs, shard)) is not None:
                 raise ConfigError(
-                    f"run {other} of {asked.name} with this seed on {asked.protocol} is of another "
-                    f"file; `novelty runs drop {other}` first, or choose another --name or --seed"
+                    f"run {other} of {request.name} with this seed on {request.protocol} is of "
+                    f"another file; `novelty runs drop {other}` first, or choose another --name or "
+                    "--seed"
                 )
         (piece,) = build.run(import_outputs, [shard], Settings())
         run = passed_import(shard, piece)
         scores = import_scores(build)
         if not plan_scores([run], scores):
             raise SourceError(
-                f"{asked.path.name}: no score can be made of it: features need the train samples "
-                f"of {asked.protocol} in the same file"
+                f"{request.path.name}: no score can be made of it: features need the train samples "
+                f"of {request.protocol} in the same file"
             )
         build.run(record_run, plan_records([run]), Settings())
-        measure_runs(build, [run], scores, lambda name: conventions_of(asked.benchmark, name))
+        measure_runs(build, [run], scores, lambda name: conventions_of(request.benchmark, name))
     return run.mark.run_id
 
 

@@ -75,9 +75,9 @@ def build(config: Config) -> None:
     backbones = plan_backbones(config)
     predictors = resolved_predictors(config.predictors, config.preset, config.train)
     chosen_scores(config.scores, config.preset)
-    own = dict.fromkeys(predictors, NOVELTY_ONLY)
-    given = {run.kind.name: run.kind.gives for run in backbones}
-    check_scores(config.scores, given | own, foreign_logits=True)
+    predictor_outputs = dict.fromkeys(predictors, NOVELTY_ONLY)
+    model_outputs = {run.kind.name: run.kind.gives for run in backbones}
+    check_scores(config.scores, model_outputs | predictor_outputs, foreign_logits=True)
     with Build("kowl", lake, config, config.max_reject_share) as build:
         source = build.source(config.lists)
         releases = find_releases(source, config.releases)
@@ -181,7 +181,7 @@ def evaluate(
         runs,
         choices,
         lambda protocol: CONVENTIONS,
-        asked=scores,
+        selection=scores,
         scored=led,
         described=described,
     )

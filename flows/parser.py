@@ -65,8 +65,8 @@ class Parser(argparse.ArgumentParser):
             if names := [name for name in names if name in about]:
                 heading = title if len(groups) > 1 and self.groups else "commands"
                 lines += ["", f"{heading}:", *(f"  {n:<{width}}{about[n]}" for n in names)]
-        told = f"`{self.prog} COMMAND --help` has every option; `--quiet` leaves out progress."
-        return "\n".join([*lines, "", told, ""])
+        footer = f"`{self.prog} COMMAND --help` has every option; `--quiet` leaves out progress."
+        return "\n".join([*lines, "", footer, ""])
 
 
 Commands = argparse._SubParsersAction

@@ -44,21 +44,21 @@ def build(config: Config) -> None:
     declared = declared_subsets(config.subset_file)
     check_choice(config, declared)
     names = imagenet_names(declared)
-    wanted = {*names, *names.values()} if config.imagenet_classes == "members" else None
+    classes = {*names, *names.values()} if config.imagenet_classes == "members" else None
     if "imagenet" in config.novel:
-        wanted = None
+        classes = None
     with Build(BENCHMARK, lake, config, config.max_reject_share) as build:
         listings = []
         for name, path in config.source.items():
             source = build.source(path, limits=ARCHIVE_LIMITS)
-            found = list_images(name, source, wanted=wanted, class_names=names)
+            listing = list_images(name, source, classes=classes, class_names=names)
             for count, what in (
-                (found.left_out, "images of classes in no subset"),
-                (found.unlabelled, "test images without labels"),
+                (listing.left_out, "images of classes in no subset"),
+                (listing.unlabelled, "test images without labels"),
             ):
                 if count:
                     log.info(f"  {name}: {count:,} {what}")
-            listings.append(found)
+            listings.append(listing)
         build.run(read_images, plan_image_shards(listings, config.novel), config.pictures)
 
         subsets = resolve_subsets(
@@ -91,6 +91,6 @@ def run_models(build: Build, subsets: list[Subset], config: Config) -> None:
         passed,
         scores,
         lambda _: CONVENTIONS,
-        asked=config.scores,
+        selection=config.scores,
         described=described_scores(),
     )

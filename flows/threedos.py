@@ -84,4 +84,4 @@ def run_models(
         config,
         density_views(config.points),
     )
-    measure_runs(build, passed, scores, lambda _: CONVENTIONS, asked=config.scores)
+    measure_runs(build, passed, scores, lambda _: CONVENTIONS, selection=config.scores)

@@ -160,12 +160,12 @@ def run_tracked(flow: Any, config: Any, address: str) -> None:
     for name in (*(f"prefect.{each}" for each in loggers), "EventsWorker"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     before = latest_run()
-    asked = {
+    settings = {
         PREFECT_API_URL: address,
         PREFECT_CLIENT_MAX_RETRIES: CLIENT_RETRIES,
         PREFECT_LOGGING_INTERNAL_LEVEL: "CRITICAL",  # nor every event that it cannot send
     }
-    with temporary_settings(asked):
+    with temporary_settings(settings):
         try:
             flow(config)
         except NoveltyError:
@@ -199,20 +199,20 @@ def server_address() -> str | None:
 
     One that is named must answer; that of `make server` is left out while it does not.
     """
-    if named := named_address():
-        if not answers(named):
-            raise NoServer(named)
-        return named
+    if address := named_address():
+        if not answers(address):
+            raise NoServer(address)
+        return address
     from flows.service import running_address
 
-    own = running_address()
-    return own if own and answers(own) else None
+    fallback = running_address()
+    return fallback if fallback and answers(fallback) else None
 
 
 def named_address() -> str | None:
     """PREFECT_API_URL of the environment, else of Prefect's active profile."""
-    if given := os.environ.get("PREFECT_API_URL"):
-        return given
+    if address := os.environ.get("PREFECT_API_URL"):
+        return address
     home = Path(os.environ.get("PREFECT_HOME") or "~/.prefect").expanduser()
     path = Path(os.environ.get("PREFECT_PROFILES_PATH") or home / "profiles.toml").expanduser()
     with suppress(OSError, ValueError, AttributeError):

@@ -17,7 +17,7 @@ class FrameSampling(Settings):
     goes with a name is in `named`, and stands unless it is set by itself.
     """
 
-    named: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    by_preprocessing: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
     preprocessing: Preprocessing = Field(
         "spread",
@@ -38,7 +38,7 @@ class FrameSampling(Settings):
         if not isinstance(values, Mapping):
             return values
         name = values.get("preprocessing", cls.model_fields["preprocessing"].default)
-        return {**cls.named.get(str(name), {}), **values}
+        return {**cls.by_preprocessing.get(str(name), {}), **values}
 
     @model_validator(mode="after")
     def _fits(self) -> "FrameSampling":

@@ -42,13 +42,13 @@ DEFAULT_LAKE = "lake"
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/.*|)")
 
 
-def lake_root(given: str | Path | None = None) -> Path:
+def lake_root(lake: str | Path | None = None) -> Path:
     """The lake folder: the argument, else NOVELTY_LAKE, else ./lake; always absolute.
 
     Of a lake in a bucket it is this machine's cache folder. A `Path` made of s3://bucket has lost
     a slash; both forms are understood.
     """
-    address = str(given or os.environ.get("NOVELTY_LAKE") or DEFAULT_LAKE)
+    address = str(lake or os.environ.get("NOVELTY_LAKE") or DEFAULT_LAKE)
     match = _SCHEME.fullmatch(address)
     if match is None:
         return Path(address).expanduser().absolute()

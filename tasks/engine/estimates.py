@@ -113,14 +113,14 @@ class StagePlan:
         return sum(self.after.values())
 
     def why(self) -> str:
-        said = []
+        clauses = []
         for reason, details in self.reasons.items():
             first = next((detail for detail in details if detail), "")
             more = ", …" if len(set(details)) > 1 else ""
             count = f"{len(details)} x " if len(self.reasons) > 1 else ""
-            said.append(f"{count}{reason}" + (f" ({first}{more})" if first else ""))
-        said += [f"perhaps {count} after {stage}" for stage, count in self.after.items()]
-        return "; ".join(said)
+            clauses.append(f"{count}{reason}" + (f" ({first}{more})" if first else ""))
+        clauses += [f"perhaps {count} after {stage}" for stage, count in self.after.items()]
+        return "; ".join(clauses)
 
 
 class DryRunEnds(Exception):
@@ -150,7 +150,7 @@ class DryRun:
         benchmark: str,
         stage: Any,
         shards: Sequence[Any],
-        found: Sequence[Piece | None],
+        known_pieces: Sequence[Piece | None],
         settings: Settings,
         at_once: int,
     ) -> list[Piece]:
@@ -160,11 +160,11 @@ class DryRun:
         self.at_once = at_once
         plan = StagePlan(stage.name, len(shards), raw=raw_of(shards))
         self.plans.append(plan)
-        earlier = latest_pieces(lake, benchmark, stage.name) if None in found else {}
+        earlier = latest_pieces(lake, benchmark, stage.name) if None in known_pieces else {}
         pieces: list[Piece] = []
         records: list[int | None] = []
         absent = 0
-        for shard, piece in zip(shards, found, strict=True):
+        for shard, piece in zip(shards, known_pieces, strict=True):
             if piece is not None:
                 pieces.append(piece)
                 if after := self._after(shard.inputs()):
@@ -277,13 +277,13 @@ def dry_run() -> Iterator[DryRun]:
 def raw_of(shards: Sequence[Any]) -> dict[str, Raw]:
     """Raw files by shard; a file that several shards read counts once."""
     seen: set[Any] = set()
-    found = {}
+    raw_by_shard = {}
     for shard in shards:
         files = {(shard.source, file.name): file.size for file in shard.files}
         new = {file: size for file, size in files.items() if file not in seen}
         seen |= new.keys()
-        found[shard.name] = Raw(len(new), sum(new.values()))
-    return found
+        raw_by_shard[shard.name] = Raw(len(new), sum(new.values()))
+    return raw_by_shard
 
 
 def latest_pieces(lake: Path, benchmark: str, stage: str) -> dict[str, Piece]:
@@ -342,14 +342,14 @@ def _changed_files(old: Mapping[str, str], new: Mapping[str, str]) -> list[tuple
 
 def _differing(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
     """Names of settings whose values differ, nested ones with a dot."""
-    found = []
+    names = []
     for name in sorted(old.keys() | new.keys()):
         a, b = old.get(name), new.get(name)
         if isinstance(a, dict) and isinstance(b, dict):
-            found += _differing(a, b, f"{prefix}{name}.")
+            names += _differing(a, b, f"{prefix}{name}.")
         elif a != b:
-            found.append(f"{prefix}{name}")
-    return found
+            names.append(f"{prefix}{name}")
+    return names
 
 
 def duration(seconds: float | None) -> str:

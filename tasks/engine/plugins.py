@@ -46,13 +46,13 @@ class Plugin:
         values: dict[str, Any] = {}
         if preset is not None and cls.presets:
             if preset not in cls.presets:
-                there = ", ".join(cls.presets)
+                names = ", ".join(cls.presets)
                 meant = did_you_mean(preset, cls.presets)
-                raise ConfigError(f"{cls.name} has no preset {preset!r}; there are: {there}{meant}")
+                raise ConfigError(f"{cls.name} has no preset {preset!r}; there are: {names}{meant}")
             values = dict(cls.presets[preset])
         try:
-            given = _from_text(cls.configuration, changes or {})
-            return make_config(cls.configuration, put_over(values, given))
+            changed_values = _from_text(cls.configuration, changes or {})
+            return make_config(cls.configuration, put_over(values, changed_values))
         except ConfigError as error:
             raise ConfigError(f"{cls.name}: {error}") from None
 
@@ -121,9 +121,9 @@ class Plugins(Generic[Kind]):
     helpers: tuple[str, ...] = ()
 
     def names(self) -> tuple[str, ...]:
-        found = (module.name for module in pkgutil.iter_modules(self.path))
+        modules = (module.name for module in pkgutil.iter_modules(self.path))
         not_these = {"base", *self.helpers}
-        return tuple(sorted(n for n in found if not n.startswith("_") and n not in not_these))
+        return tuple(sorted(n for n in modules if not n.startswith("_") and n not in not_these))
 
     def find(self, name: str) -> type[Kind]:
         """The class of the one called `name`."""
@@ -163,18 +163,18 @@ class Plugins(Generic[Kind]):
             why = f"{type(error).__name__}: {error}"
             raise ConfigError(f"{file} does not load ({why}); mend it or take it away") from error
 
-    def chosen(self, choice: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    def selection(self, choice: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
         """Names and changed settings that a choice asks for; `all` is every one.
 
         Settings of a plug-in that is not chosen are a mistake, and so is an unknown name.
         """
-        wanted = dict(choice)
-        everything = wanted.pop(ALL, None)
-        for name in wanted:
+        changes = dict(choice)
+        everything = changes.pop(ALL, None)
+        for name in changes:
             self.find(name)
         if everything is None:
-            return {name: wanted[name] for name in sorted(wanted)}
-        return {name: wanted.get(name, {}) for name in self.names()}
+            return {name: changes[name] for name in sorted(changes)}
+        return {name: changes.get(name, {}) for name in self.names()}
 
     def resolved(
         self,
@@ -187,9 +187,9 @@ class Plugins(Generic[Kind]):
         `shared` changes settings of every plug-in that has them; a plug-in's own change wins, and
         a shared setting that none has is refused.
         """
-        found: dict[str, Resolved] = {}
+        plugins: dict[str, Resolved] = {}
         left = dict(shared or {})
-        for name, changes in self.chosen(choice).items():
+        for name, changes in self.selection(choice).items():
             kind: Any = self.find(name)
             fields = kind.configuration.model_fields
             fitting = {key: value for key, value in (shared or {}).items() if key in fields}
@@ -198,9 +198,9 @@ class Plugins(Generic[Kind]):
                 each.model_dump(mode="json") for each in (kind.resolve(preset), settings)
             )
             changed = {key: value for key, value in after.items() if before[key] != value}
-            found[name] = Resolved(kind, settings, changed)
+            plugins[name] = Resolved(kind, settings, changed)
             left = {key: value for key, value in left.items() if key not in fields}
         if left:
-            names = ", ".join(found) or "none is chosen"
+            names = ", ".join(plugins) or "none is chosen"
             raise ConfigError(f"train.{min(left)} is a setting of no {self.what} ({names})")
-        return found
+        return plugins

@@ -27,13 +27,13 @@ def progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
             task = bar.add_task(title, total=total)
             yield lambda count: bar.advance(task, count)
     else:
-        done, said = 0, time.monotonic()
+        done, last_log = 0, time.monotonic()
 
         def advance(count: int) -> None:
-            nonlocal done, said
+            nonlocal done, last_log
             done += count
-            if done >= total or time.monotonic() - said >= 10:
-                said = time.monotonic()
+            if done >= total or time.monotonic() - last_log >= 10:
+                last_log = time.monotonic()
                 log.info(f"{title}: {done} of {total}")
 
         yield advance

@@ -46,21 +46,21 @@ class Slots:
             finally:
                 self._give_gpu(number)
             return
-        wanted = min(threads, self.cores)
+        cores = min(threads, self.cores)
 
         def fits() -> bool:
             if at_once is not None:
                 return self._on_cpu < at_once
-            return self._cores_taken + wanted <= self.cores
+            return self._cores_taken + cores <= self.cores
 
         with self._changed:
             self._changed.wait_for(fits)
-            self._cores_taken, self._on_cpu = self._cores_taken + wanted, self._on_cpu + 1
+            self._cores_taken, self._on_cpu = self._cores_taken + cores, self._on_cpu + 1
         try:
             yield "cpu" if device == "auto" else device
         finally:
             with self._changed:
-                self._cores_taken, self._on_cpu = self._cores_taken - wanted, self._on_cpu - 1
+                self._cores_taken, self._on_cpu = self._cores_taken - cores, self._on_cpu - 1
                 self._changed.notify_all()
 
     def _take_gpu(self, per_gpu: int) -> int:

@@ -180,8 +180,8 @@ class Shard:
 
     def part(self, table: str) -> Part:
         """The one part of that table."""
-        (found,) = (part for part in self.parts if part.table == table)
-        return found
+        (table_part,) = (part for part in self.parts if part.table == table)
+        return table_part
 
     def read(self, table: str, columns: list[str] | None = None) -> pl.DataFrame:
         """All rows of that table among the shard's parts."""
@@ -355,10 +355,10 @@ def stage_version(code: str) -> int | None:
     """Today's version of the stage recorded as "module:function"; None if it is gone."""
     module, name = code.split(":")
     try:
-        found = getattr(importlib.import_module(module), name, None)
+        member = getattr(importlib.import_module(module), name, None)
     except ImportError:
         return None
-    return found.version if isinstance(found, Stage) else None
+    return member.version if isinstance(member, Stage) else None
 
 
 @dataclass
@@ -478,14 +478,14 @@ class Build:
         """The pieces of all shards, in shard order; only those not yet committed are made."""
         shards = list(shards)
         keys = [stage.key(self.benchmark, shard, settings) for shard in shards]
-        found = find_pieces(self.lake, self.benchmark, stage.name, keys)
+        shard_pieces = find_pieces(self.lake, self.benchmark, stage.name, keys)
         if self.dry is not None:
             at_once = self.workers
-            what = (self.lake, self.benchmark, stage, shards, found, settings, at_once)
+            what = (self.lake, self.benchmark, stage, shards, shard_pieces, settings, at_once)
             planned = self.dry.plan(*what)
             self.pieces += planned
             return planned
-        missing = [number for number, piece in enumerate(found) if piece is None]
+        missing = [number for number, piece in enumerate(shard_pieces) if piece is None]
         if stage.reuses and missing:
             earlier = self.earlier(stage, settings)
             shards = [replace(shard, earlier=earlier.get(shard.name)) for shard in shards]
@@ -495,12 +495,12 @@ class Build:
         evaluates = any(table.name == METRICS.name for table in stage.writes(settings))
         left = Counter(mark.run_id for number in missing if (mark := shards[number].run))
         for number, piece in self._make_missing(stage, shards, missing, settings):
-            found[number] = piece
+            shard_pieces[number] = piece
             if evaluates and (mark := shards[number].run) is not None:
                 left[mark.run_id] -= 1
                 self._unpublished |= not left[mark.run_id]
-                self._publish_finished(found, +left, PUBLISH_SECONDS)
-        pieces = [piece for piece in found if piece is not None]
+                self._publish_finished(shard_pieces, +left, PUBLISH_SECONDS)
+        pieces = [piece for piece in shard_pieces if piece is not None]
         self._check_rejects(stage, pieces)
         self._say(stage, pieces, len(missing))
         self.pieces += pieces
@@ -514,12 +514,12 @@ class Build:
             return {}
         addresses = [part.piece.split("/") for part in version.manifest.parts if part.piece]
         keys = [key for _, name, key in addresses if name == stage.name]
-        wanted = (stage.version, settings.model_dump(mode="json"))
+        version_and_settings = (stage.version, settings.model_dump(mode="json"))
         return {
             piece.shard: piece
             for piece in find_pieces(self.lake, self.benchmark, stage.name, keys)
             if piece is not None
-            and (piece.manifest.stage_version, piece.manifest.settings) == wanted
+            and (piece.manifest.stage_version, piece.manifest.settings) == version_and_settings
         }
 
     def _make_missing(
@@ -639,7 +639,7 @@ class Build:
 
     def _publish_finished(
         self,
-        found: Sequence[Piece | None] = (),
+        shard_pieces: Sequence[Piece | None] = (),
         pending: Iterable[str] = (),
         seconds: float = 0.0,
     ) -> None:
@@ -649,7 +649,7 @@ class Build:
         """
         wait = max(seconds, self._publish_cost / PUBLISH_SHARE)
         if self._unpublished and time.monotonic() >= self._published_at + wait:
-            self._publish_partial([*self.pieces, *filter(None, found)], pending)
+            self._publish_partial([*self.pieces, *filter(None, shard_pieces)], pending)
 
     def _publish_partial(self, pieces: Sequence[Piece], pending: Iterable[str] = ()) -> None:
         start = time.monotonic()
@@ -662,8 +662,8 @@ class Build:
         self._publish_cost = self._published_at - start
 
     def _publish(self, made: Sequence[Piece], partial: bool) -> Snapshot:
-        there = {part.table for piece in made for part in piece.manifest.parts}
-        tables = {n: table for n, table in self._tables.items() if n in there or not partial}
+        table_names = {part.table for piece in made for part in piece.manifest.parts}
+        tables = {n: table for n, table in self._tables.items() if n in table_names or not partial}
         snapshot = publish(
             self.lake,
             self.benchmark,
@@ -722,10 +722,10 @@ class Build:
             return known[address]
 
         def _is_outdated(manifest: PieceManifest) -> bool:
-            raw = {given.digest for given in manifest.inputs if given.piece is None}
+            raw = {origin.digest for origin in manifest.inputs if origin.piece is None}
             seen = manifest.source in self._sources
             return (seen and not raw <= self._raw_digests) or any(
-                outdated(given.piece) for given in manifest.inputs if given.piece is not None
+                outdated(origin.piece) for origin in manifest.inputs if origin.piece is not None
             )
 
         return outdated
@@ -750,19 +750,23 @@ class Build:
             log.warning(f"{self.benchmark}: earlier runs are left out: {error}")
             published = set()
         published |= {address for pieces in register.values() for address in pieces}
-        found = at_once(
+        published_pieces = at_once(
             lambda address: find_piece(self.lake, *address.split("/")),
             sorted(published - addresses),
         )
         earlier = [
             piece
-            for piece in found
+            for piece in published_pieces
             if piece is not None and (piece.manifest.stage, piece.shard) not in names
         ]
         declared = tables_of(self.benchmark)
         mended = {piece.manifest.run.run_id for piece in made if piece.manifest.run}
-        there = addresses | {piece.manifest.address for piece in found if piece is not None}
-        broken = {run for run, pieces in register.items() if not there.issuperset(pieces)} - mended
+        known_addresses = addresses | {
+            piece.manifest.address for piece in published_pieces if piece is not None
+        }
+        broken = {
+            run for run, pieces in register.items() if not known_addresses.issuperset(pieces)
+        } - mended
         if broken:
             log.warning(
                 f"{self.benchmark}: {len(broken)} runs lack a piece and leave the tables; name "
@@ -818,9 +822,15 @@ class Build:
             published = [current_version(self.lake, self.benchmark, name)]
         except LakeError:
             return []
-        found = [find_piece(self.lake, *address.split("/")) for address in _addresses(published)]
+        published_pieces = [
+            find_piece(self.lake, *address.split("/")) for address in _addresses(published)
+        ]
         declared = tables_of(self.benchmark)
-        pieces = [p for p in found if p is not None and _made_by_todays_code(p.manifest, declared)]
+        pieces = [
+            p
+            for p in published_pieces
+            if p is not None and _made_by_todays_code(p.manifest, declared)
+        ]
         pieces.sort(key=lambda piece: piece.shard)
         self.pieces += pieces
         self._tables |= {name: declared[name]} if pieces else {}
@@ -907,13 +917,13 @@ def _frozen(pieces: Sequence[Piece], digests: set[str]) -> list[Piece]:
     """Pieces of runs without a protocol whose parts are all there: outputs, then the runs' rows."""
     frozen = [p for p in pieces if p.manifest.run is not None and p.manifest.run.protocol is None]
     kept: list[Piece] = []
-    there = set(digests)
+    known_digests = set(digests)
     for is_row in (False, True):
         for piece in frozen:
-            read = {given.digest for given in piece.manifest.inputs if given.piece}
-            if piece.has(RUNS.name) == is_row and read <= there:
+            read = {origin.digest for origin in piece.manifest.inputs if origin.piece}
+            if piece.has(RUNS.name) == is_row and read <= known_digests:
                 kept.append(piece)
-                there |= {part.sha256 for part in piece.manifest.parts}
+                known_digests |= {part.sha256 for part in piece.manifest.parts}
     return kept
 
 

@@ -58,11 +58,11 @@ class Worker:
     def result(self) -> tuple[bool, Any, bool]:
         """(whether it went well, what came of it, whether the worker goes on)."""
         while True:
-            kind, *told = self.pipe.recv()
+            kind, *contents = self.pipe.recv()
             if kind == "done":
-                return told[0], told[1], told[2]
+                return contents[0], contents[1], contents[2]
             stream = sys.stdout if kind == "out" else sys.stderr
-            stream.write(told[0])
+            stream.write(contents[0])
             stream.flush()
 
     def end(self) -> None:

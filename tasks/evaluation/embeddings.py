@@ -66,7 +66,7 @@ class View:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Wanted:
+class FrozenRun:
     """What is to be embedded: a frozen run, its weights, parts, and the protocols that need it."""
 
     def __init__(self, facts: RunFacts, weights: tuple[RawFile, ...], threads: int) -> None:
@@ -129,17 +129,17 @@ class Wanted:
 
 
 def make_embeddings(
-    build: Build, wanted: Mapping[str, Wanted], how: DeviceSettings, views: Sequence[View]
+    build: Build, runs: Mapping[str, FrozenRun], how: DeviceSettings, views: Sequence[View]
 ) -> dict[str, tuple[Part, ...]]:
     """Parts of `outputs` by the id of the frozen run."""
-    if not wanted:
+    if not runs:
         return {}
     splits = build.read("splits").select("protocol", "sample_id")
     earlier = build.earlier(embed_samples, how)
     digests = dict(build.read("samples").select("sample_id", "digest").iter_rows())
     shards = {
         key: [shard for view in views for shard in one.shards(splits, digests, earlier, view)]
-        for key, one in wanted.items()
+        for key, one in runs.items()
     }
     pieces = iter(
         build.run(embed_samples, [s for run_shards in shards.values() for s in run_shards], how)
@@ -148,7 +148,7 @@ def make_embeddings(
         key: tuple(next(pieces).part("outputs") for _ in run_shards)
         for key, run_shards in shards.items()
     }
-    frozen = [PassedRun(one.facts, one.mark, parts[key], (), ()) for key, one in wanted.items()]
+    frozen = [PassedRun(one.facts, one.mark, parts[key], (), ()) for key, one in runs.items()]
     build.run(record_run, plan_records(frozen), Settings())
     return parts
 

@@ -76,10 +76,10 @@ class Board:
         parts = []
         for reason, rule in reasons.items():
             rows = weak.filter(rule)
-            named = [f"{row['detector']} {row['mean']:.2f}" for row in rows.to_dicts()]
-            if named:
-                more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
-                parts.append(f"{', '.join(named[:MOST_NAMED])}{more} ({reason})")
+            names = [f"{row['detector']} {row['mean']:.2f}" for row in rows.to_dicts()]
+            if names:
+                more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+                parts.append(f"{', '.join(names[:MOST_NAMED])}{more} ({reason})")
         return f"not clearly better than chance: {'; '.join(parts)}" if parts else ""
 
 

@@ -27,7 +27,7 @@ from storage.raw import RawFile
 from tasks import models, networks
 from tasks.engine.plugins import put_over
 from tasks.engine.stage import Build, Failure, Produced, Shard, stage
-from tasks.evaluation.embeddings import View, Wanted, embedded, embedding_of, make_embeddings
+from tasks.evaluation.embeddings import FrozenRun, View, embedded, embedding_of, make_embeddings
 from tasks.evaluation.passing import (
     LOADER,
     NETWORK,
@@ -140,11 +140,11 @@ def choose_models(
     model that has them.
     """
     modalities = list(dict.fromkeys(offer.modality for offer in offers))
-    asked = dict(models.chosen(config.models))
-    for name in list(asked):
+    picks = dict(models.selection(config.models))
+    for name in list(picks):
         kind = models.find(name)
         fits = kind.modality in modalities
-        if fits and (not kind.needs_weights or asked[name].get("weights")):
+        if fits and (not kind.needs_weights or picks[name].get("weights")):
             continue
         if name in config.models and fits:
             raise ConfigError(
@@ -155,15 +155,15 @@ def choose_models(
                 f"model {name} does not fit {benchmark}: it takes samples of modality "
                 f"{kind.modality}, {benchmark} has {', '.join(modalities)}"
             )
-        del asked[name]
-    shared = {name: shared_settings(config, name) for name in asked}
+        del picks[name]
+    shared = {name: shared_settings(config, name) for name in picks}
     for setting in config.train:
         if not any(setting in changes for changes in shared.values()):
             among = (
-                f"none of the models {', '.join(asked)} has it" if asked else "there is no model"
+                f"none of the models {', '.join(picks)} has it" if picks else "there is no model"
             )
             raise ConfigError(f"train.{setting}: {among}; `novelty models NAME` lists settings")
-    return {name: put_over(shared[name], changes) for name, changes in asked.items()}
+    return {name: put_over(shared[name], changes) for name, changes in picks.items()}
 
 
 def shared_settings(config: RunChoices, model: str) -> dict[str, Any]:
@@ -178,7 +178,7 @@ def plan_models(benchmark: str, config: RunChoices, offers: Sequence[Offer]) -> 
     Call it before any work with what can be known by then: a wrong name or setting is refused.
     """
     plan = _Plan(config, offers, choose_models(benchmark, config, offers))
-    for name in plan.asked:
+    for name in plan.picks:
         for offer in offers:
             kind = models.find(name)
             if offer.modality == kind.modality and offer.takes(kind):
@@ -193,9 +193,9 @@ class _Plan:
     """Runs by model and protocol, made when they are first asked for."""
 
     def __init__(
-        self, config: RunChoices, offers: Sequence[Offer], asked: Mapping[str, Mapping[str, Any]]
+        self, config: RunChoices, offers: Sequence[Offer], picks: Mapping[str, Mapping[str, Any]]
     ) -> None:
-        self.config, self.offers, self.asked = config, offers, asked
+        self.config, self.offers, self.picks = config, offers, picks
         self.made: dict[tuple[str, str], list[ModelRun]] = {}
 
     def runs_of(self, name: str, offer: Offer) -> list[ModelRun]:
@@ -205,8 +205,8 @@ class _Plan:
             if kind.uses_network:
                 networks_below = offer.networks
             if not networks_below:
-                there = ", ".join(networks.names_of(kind.modality)) or "none"
-                raise ConfigError(f"model {name} needs a network: name one of {there}")
+                names = ", ".join(networks.names_of(kind.modality)) or "none"
+                raise ConfigError(f"model {name} needs a network: name one of {names}")
             self.made[name, offer.protocol] = [
                 run
                 for network in networks_below
@@ -221,13 +221,13 @@ class _Plan:
     ) -> list[Mapping[str, Any]]:
         """What differs from the preset, for each run; what the protocol asks for counts too."""
         kind.check_network(network)
-        preset, changes = self.config.preset, self.asked.get(kind.name)
+        preset, changes = self.config.preset, self.picks.get(kind.name)
         if changes is None:
             # Nobody asked for it by name, another model builds on it.
             changes = shared_settings(self.config, kind.name)
         adapted = offer.adapt(kind, kind.resolve(preset, changes, network))
-        asked = tuple(name for name in self.asked if offer.takes(models.find(name)))
-        return kind.variants(preset, put_over(adapted, changes), network, asked)
+        names = tuple(name for name in self.picks if offer.takes(models.find(name)))
+        return kind.variants(preset, put_over(adapted, changes), network, names)
 
     def _networks_of_bases(
         self, kind: type[Model], variant: Mapping[str, Any], network: str | None, offer: Offer
@@ -266,7 +266,7 @@ class _Plan:
         self,
         kind: type[Model],
         model: str,
-        wanted: Mapping[str, Any],
+        values: Mapping[str, Any],
         network: str | None,
         seed: int | None,
         offer: Offer,
@@ -287,10 +287,10 @@ class _Plan:
         fitting = [
             run
             for run in runs
-            if all(getattr(run.settings, name, None) == value for name, value in wanted.items())
+            if all(getattr(run.settings, name, None) == value for name, value in values.items())
         ]
         if len(fitting) != 1:
-            which = "".join(f" with {name} {value}" for name, value in wanted.items())
+            which = "".join(f" with {name} {value}" for name, value in values.items())
             raise ConfigError(
                 f"model {kind.name} builds on one run of {model}{which}, found {len(fitting)} "
                 f"among {len(runs)}; set models.{model} or models.{kind.name} so that one is meant"
@@ -427,14 +427,14 @@ def _shown(passed: Sequence[tuple[Shard, Piece]], view: View) -> list[tuple[Shar
 
 def _to_embed(
     planned: Sequence[PlannedRun], parts_of: Callable[[PlannedRun], tuple[Part, ...]]
-) -> dict[str, Wanted]:
+) -> dict[str, FrozenRun]:
     """What is embedded once for several runs, by the id of the frozen run."""
-    wanted: dict[str, Wanted] = {}
+    frozen_runs: dict[str, FrozenRun] = {}
     for run in planned:
         if (facts := run.embedding) is not None:
-            new = Wanted(facts, run.run.weights, threads_of(run.run.settings))
-            wanted.setdefault(run_id(facts), new).add(run.facts.protocol, parts_of(run))
-    return wanted
+            new = FrozenRun(facts, run.run.weights, threads_of(run.run.settings))
+            frozen_runs.setdefault(run_id(facts), new).add(run.facts.protocol, parts_of(run))
+    return frozen_runs
 
 
 def _parts(
@@ -476,9 +476,9 @@ def _training_shard(
 ) -> Shard:
     """What a model is fitted from; only its facts are in the key."""
     files = {file.name: file for one in (*run.bases, run) for file in one.run.weights}
-    wanted = run.run.kind.bases_of(run.run.settings)
-    for base, asked in zip(run.bases, wanted, strict=True):
-        if asked.reads == "model":
+    needs = run.run.kind.bases_of(run.run.settings)
+    for base, need in zip(run.bases, needs, strict=True):
+        if need.reads == "model":
             parts += (replace(fitted[base.mark.run_id].file(MODEL), table=BASE),)
         else:
             parts += tuple(piece.part("outputs") for _, piece in passed[base.mark.run_id])
@@ -662,6 +662,6 @@ def _bases(shard: Shard, settings: DeviceSettings, files: Mapping[str, str]) -> 
         if part.table == BASE
     )
     for base in bases:
-        given = {n: Path(p) for n, p in files.items() if n in type(base.settings).model_fields}
-        base.settings = base.settings.model_copy(update=given)
+        paths = {n: Path(p) for n, p in files.items() if n in type(base.settings).model_fields}
+        base.settings = base.settings.model_copy(update=paths)
     return bases

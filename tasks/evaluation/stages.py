@@ -124,7 +124,7 @@ def chosen_scores(
             version=kind.version,
             settings=kind.resolve(preset, changes).model_dump(mode="json"),
         )
-        for name, changes in score_files.chosen(choice).items()
+        for name, changes in score_files.selection(choice).items()
         for kind in (score_files.find(name),)
     ]
 
@@ -139,11 +139,11 @@ def plan_score_settings(choices: Sequence[ScoreChoice]) -> list[Shard]:
 def plan_scores(
     runs: Sequence[PassedRun],
     choices: Sequence[ScoreChoice],
-    asked: Mapping[str, Any] | None = None,
+    selection: Mapping[str, Any] | None = None,
 ) -> list[Shard]:
     """One shard for each run and each score that the run gives enough for.
 
-    `asked` is the user's choice: a score in it by name that fits no run is refused.
+    `selection` is the user's choice: a score in it by name that fits no run is refused.
     """
     shards, fitting = [], set()
     for run in runs:
@@ -166,7 +166,7 @@ def plan_scores(
                     run=run.mark,
                 )
             )
-    for name in asked or {}:
+    for name in selection or {}:
         if runs and name != "all" and name not in fitting:
             needs = ", ".join(sorted(score_files.find(name).needs))
             raise ConfigError(
@@ -187,16 +187,16 @@ def fits(score: str, available: frozenset[str], foreign_logits: bool = False) ->
 
 
 def check_scores(
-    asked: Iterable[str], given: Mapping[str, frozenset[str]], foreign_logits: bool = False
+    names: Iterable[str], outputs: Mapping[str, frozenset[str]], foreign_logits: bool = False
 ) -> None:
-    """A score named by the user must fit one of the models; `given` is what each puts out."""
-    for name in asked:
-        if name == ALL or not given:
+    """A score named by the user must fit one of the models; `outputs` is what each puts out."""
+    for name in names:
+        if name == ALL or not outputs:
             continue
-        if not any(fits(name, g | {"train", "valid"}, foreign_logits) for g in given.values()):
+        if not any(fits(name, g | {"train", "valid"}, foreign_logits) for g in outputs.values()):
             why = " of the protocol's own classes" if foreign_logits else ""
             raise ConfigError(
-                f"score {name} fits none of the models {', '.join(given)}: it needs "
+                f"score {name} fits none of the models {', '.join(outputs)}: it needs "
                 f"{', '.join(sorted(score_files.find(name).needs))}{why}"
             )
 
@@ -207,7 +207,7 @@ def measure_runs(
     choices: Sequence[ScoreChoice],
     conventions: Callable[[str], Sequence[str]],
     *,
-    asked: Mapping[str, Any] | None = None,
+    selection: Mapping[str, Any] | None = None,
     scored: Sequence[Piece] = (),
     described: Sequence[ScoreChoice] = (),
 ) -> None:
@@ -220,7 +220,7 @@ def measure_runs(
     runs = [run for run in runs if run.mark.run_id not in failed]
     by_id = {choice.score_id: choice for choice in (*choices, *described)}
     build.run(describe_scores, plan_score_settings(list(by_id.values())), Settings())
-    pieces = [*score_runs(build, plan_scores(runs, choices, asked)), *scored]
+    pieces = [*score_runs(build, plan_scores(runs, choices, selection)), *scored]
     build.run(evaluate_scores, plan_evaluation(runs, pieces, conventions), EvaluationSettings())
 
 

@@ -50,8 +50,8 @@ class PictureNetwork(Protocol):
         """What the constructor takes, as JSON."""
 
     @staticmethod
-    def name_in(own: str, state: Mapping[str, torch.Tensor]) -> str:
-        """What the file calls our tensor `own`."""
+    def name_in(ours: str, state: Mapping[str, torch.Tensor]) -> str:
+        """What the file calls our tensor `ours`."""
 
 
 class EfficientNetLite0(nn.Module):

@@ -23,7 +23,7 @@ NAMED_AT_MOST = 3
 
 
 def read_state(
-    path: Path, wanted: str, harmless: tuple[type, ...] = ()
+    path: Path, expected_file: str, harmless: tuple[type, ...] = ()
 ) -> tuple[dict[str, torch.Tensor], str]:
     """The tensors of a checkpoint without the optimiser's, and `name sha256 ...` for the record.
 
@@ -33,7 +33,7 @@ def read_state(
     from safetensors.torch import load_file
 
     if not path.is_file():
-        raise SourceError(f"weights file {path} not found; name {wanted}")
+        raise SourceError(f"weights file {path} not found; name {expected_file}")
     if path.stat().st_size > LARGEST_FILE:
         raise SourceError(f"weights file {path} is larger than {LARGEST_FILE >> 30} GB; refused")
     with path.open("rb") as file:
@@ -56,7 +56,7 @@ def read_state(
         or not state
         or not all(isinstance(value, torch.Tensor) for value in state.values())
     ):
-        raise SourceError(f"weights file {path} holds no state of a network; name {wanted}")
+        raise SourceError(f"weights file {path} holds no state of a network; name {expected_file}")
     return state, f"{path.name} sha256 {digest}"
 
 
@@ -77,38 +77,38 @@ def _reason(error: Exception) -> str:
 
 def fill(
     network: nn.Module,
-    given: Mapping[str, torch.Tensor],
+    file_state: Mapping[str, torch.Tensor],
     names: Mapping[str, str],
     path: Path,
     title: str = "",
 ) -> None:
-    """Put every tensor of `given` into `network`, whose tensor `name` is `names[name]` there.
+    """Put every tensor of `file_state` into `network`, whose tensor `name` is `names[name]` there.
 
     `title` is what a sentence calls the network.
     """
     state = network.state_dict()
-    own = {there: state[name] for name, there in names.items()}
+    expected = {theirs: state[name] for name, theirs in names.items()}
     wrong = {
-        "missing": sorted(own.keys() - given.keys()),
-        "unexpected": sorted(given.keys() - own.keys()),
+        "missing": sorted(expected.keys() - file_state.keys()),
+        "unexpected": sorted(file_state.keys() - expected.keys()),
         "of another shape": [
-            f"{name} {tuple(given[name].shape)} instead of {tuple(own[name].shape)}"
-            for name in sorted(own.keys() & given.keys())
-            if own[name].shape != given[name].shape
+            f"{name} {tuple(file_state[name].shape)} instead of {tuple(expected[name].shape)}"
+            for name in sorted(expected.keys() & file_state.keys())
+            if expected[name].shape != file_state[name].shape
         ],
     }
     if any(wrong.values()):
-        said = "; ".join(
-            f"{len(found)} {kind}: {', '.join(found[:NAMED_AT_MOST])}"
-            f"{', ...' if len(found) > NAMED_AT_MOST else ''}"
-            for kind, found in wrong.items()
-            if found
+        differences = "; ".join(
+            f"{len(names_of_kind)} {kind}: {', '.join(names_of_kind[:NAMED_AT_MOST])}"
+            f"{', ...' if len(names_of_kind) > NAMED_AT_MOST else ''}"
+            for kind, names_of_kind in wrong.items()
+            if names_of_kind
         )
         raise SourceError(
-            f"weights file {path} does not fit {title or type(network).__name__} ({said}); "
+            f"weights file {path} does not fit {title or type(network).__name__} ({differences}); "
             "name an unchanged checkpoint of this network"
         )
-    bad = [name for name in sorted(own) if not bool(torch.isfinite(given[name]).all())]
+    bad = [name for name in sorted(expected) if not bool(torch.isfinite(file_state[name]).all())]
     if bad:
         raise SourceError(
             f"weights file {path} holds values that are not finite, first in {bad[0]}; "
@@ -116,5 +116,5 @@ def fill(
         )
     # Copies: a file's tensors may lie at odd addresses, which changes the last bits of sums.
     counters = {name: torch.tensor(0) for name in state if name.endswith(COUNTER)}
-    weights = {name: given[there].float().clone() for name, there in names.items()}
+    weights = {name: file_state[theirs].float().clone() for name, theirs in names.items()}
     network.load_state_dict({**counters, **weights}, assign=True)

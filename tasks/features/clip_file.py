@@ -102,8 +102,8 @@ class ClipTransformer(VisionTransformer):
         }
 
     @staticmethod
-    def name_in(own: str, state: Mapping[str, torch.Tensor]) -> str:
-        return own
+    def name_in(ours: str, state: Mapping[str, torch.Tensor]) -> str:
+        return ours
 
 
 def _quick_gelu(values: torch.Tensor) -> torch.Tensor:
@@ -114,27 +114,27 @@ def clip_state(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor] | N
     """The vision tensors of a CLIP file under our names, or None where it is no such file."""
     start = "visual." if any(name.startswith("visual.") for name in state) else ""
     if f"{start}ln_pre.weight" in state:
-        named = _renamed(state, start, RELEASED, "transformer.resblocks.", RELEASED_BLOCK)
-        if "projection.weight" in named:
-            named["projection.weight"] = named["projection.weight"].T.contiguous()
+        tensors = _renamed(state, start, RELEASED, "transformer.resblocks.", RELEASED_BLOCK)
+        if "projection.weight" in tensors:
+            tensors["projection.weight"] = tensors["projection.weight"].T.contiguous()
     else:
         start = "vision_model." if any(name.startswith("vision_model.") for name in state) else ""
         if f"{start}pre_layrnorm.weight" not in state:
             return None
-        named = _renamed(state, start, HUGGING_FACE, "encoder.layers.", HUGGING_FACE_BLOCK)
+        tensors = _renamed(state, start, HUGGING_FACE, "encoder.layers.", HUGGING_FACE_BLOCK)
         if "visual_projection.weight" in state:
-            named["projection.weight"] = state["visual_projection.weight"].float()
-        for name in [name for name in named if ".attn.q." in name]:
+            tensors["projection.weight"] = state["visual_projection.weight"].float()
+        for name in [name for name in tensors if ".attn.q." in name]:
             three = [name.replace(".q.", f".{part}.") for part in "qkv"]
-            if named.keys() >= set(three):
-                joined = torch.cat([named.pop(part) for part in three])
-                named[name.replace(".q.", ".qkv.")] = joined
-    if "cls_token" in named and "pos_embed" in named:
-        named["cls_token"] = named["cls_token"].reshape(1, 1, -1)
-        named["pos_embed"] = named["pos_embed"][None]
-    if "patch_embed.proj.weight" in named:  # CLIP's has no offset
-        named["patch_embed.proj.bias"] = torch.zeros(len(named["patch_embed.proj.weight"]))
-    return named
+            if tensors.keys() >= set(three):
+                joined = torch.cat([tensors.pop(part) for part in three])
+                tensors[name.replace(".q.", ".qkv.")] = joined
+    if "cls_token" in tensors and "pos_embed" in tensors:
+        tensors["cls_token"] = tensors["cls_token"].reshape(1, 1, -1)
+        tensors["pos_embed"] = tensors["pos_embed"][None]
+    if "patch_embed.proj.weight" in tensors:  # CLIP's has no offset
+        tensors["patch_embed.proj.bias"] = torch.zeros(len(tensors["patch_embed.proj.weight"]))
+    return tensors
 
 
 def _renamed(
@@ -145,7 +145,7 @@ def _renamed(
     inside: Mapping[str, str],
 ) -> dict[str, torch.Tensor]:
     """Tensors that begin with `start` and have a name in either table, in float32."""
-    found = {}
+    tensors = {}
     for name, value in state.items():
         place = name.removeprefix(start)
         table, before = outside, ""
@@ -154,5 +154,5 @@ def _renamed(
             table, before = inside, f"blocks.{number}."
         for theirs, ours in table.items():
             if name.startswith(start) and (place == theirs or place.startswith(f"{theirs}.")):
-                found[before + ours + place[len(theirs) :]] = value.float()
-    return found
+                tensors[before + ours + place[len(theirs) :]] = value.float()
+    return tensors

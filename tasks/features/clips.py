@@ -63,9 +63,9 @@ def prepare(frames: torch.Tensor, normalisation: Normalisation = "release") -> t
     return ((frames / 255 - mean) / deviation).permute(0, 4, 1, 2, 3).contiguous()
 
 
-def require_random(network: str, wanted: str, allow_random: bool) -> None:
+def require_random(network: str, file: str, allow_random: bool) -> None:
     if not allow_random:
         raise ConfigError(
-            f"{network} needs a checkpoint: name {wanted}; random weights (allow_random) are for "
+            f"{network} needs a checkpoint: name {file}; random weights (allow_random) are for "
             "tests and timing only"
         )

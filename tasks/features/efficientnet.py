@@ -119,11 +119,11 @@ def patch_maps(
         )
     values = for_network(scaled(to_unit(crop_item_bar(images, rows)), scale))
     values = network._swish(network._bn0(network._conv_stem(values)))
-    wanted = {LAST_BLOCK[layer] for layer in layers}
+    numbers = {LAST_BLOCK[layer] for layer in layers}
     maps: list[torch.Tensor] = []
-    for number, block in enumerate(network._blocks[: max(wanted) + 1]):
+    for number, block in enumerate(network._blocks[: max(numbers) + 1]):
         values = block(values)
-        if number in wanted:
+        if number in numbers:
             # Padding does not count, so that the edge of an image is no event.
             near = functional.avg_pool2d(
                 values, average, stride=1, padding=average // 2, count_include_pad=False

@@ -136,10 +136,10 @@ class ResNet(nn.Module):
         return {"stem": [stem[0], stem[2]], "groups": groups, "last": last[0] if last else 0}
 
     @staticmethod
-    def name_in(own: str, state: Mapping[str, torch.Tensor]) -> str:
-        """What the file calls our tensor `own`."""
-        if own.startswith(f"{LAST[0]}.") and own not in state:
-            return own.replace(LAST[0], LAST[1])
-        if f".{SHORT_CUTS[0]}." in own and own not in state:
-            return own.replace(SHORT_CUTS[0], SHORT_CUTS[1])
-        return own
+    def name_in(ours: str, state: Mapping[str, torch.Tensor]) -> str:
+        """What the file calls our tensor `ours`."""
+        if ours.startswith(f"{LAST[0]}.") and ours not in state:
+            return ours.replace(LAST[0], LAST[1])
+        if f".{SHORT_CUTS[0]}." in ours and ours not in state:
+            return ours.replace(SHORT_CUTS[0], SHORT_CUTS[1])
+        return ours

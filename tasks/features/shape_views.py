@@ -60,13 +60,13 @@ def closed(depth: torch.Tensor, width: int) -> torch.Tensor:
 
 def shaded(depth: torch.Tensor, width: int) -> torch.Tensor:
     """Brightness 0 to 1 of depths, 1 where nothing is."""
-    side, there = depth.shape[-1], (depth >= 0).float()
+    side, mask = depth.shape[-1], (depth >= 0).float()
     window = 2 * width + 1
 
     def mean(values: torch.Tensor) -> torch.Tensor:
         return functional.avg_pool2d(values, window, 1, width, count_include_pad=False)
 
-    smooth = mean(depth * there) / mean(there).clamp(min=1e-6)
+    smooth = mean(depth * mask) / mean(mask).clamp(min=1e-6)
     # Depth is half a unit a unit, a pixel is 2 / (filled * side) units.
     steepness = FILLED * (side - 1) / 2
     edge = functional.pad(smooth, (1, 1, 1, 1), mode="replicate")
@@ -75,7 +75,7 @@ def shaded(depth: torch.Tensor, width: int) -> torch.Tensor:
     facing = (-right * LIGHT[0] - up * LIGHT[1] + LIGHT[2]) / (1 + right**2 + up**2).sqrt()
     light = AMBIENT + (1 - AMBIENT) * facing.clamp(0, 1)
     near = 1 - FOG * (1 - smooth)
-    return torch.where(there > 0, light * near, 1.0)
+    return torch.where(mask > 0, light * near, 1.0)
 
 
 def shape_pictures(

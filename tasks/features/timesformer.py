@@ -182,20 +182,20 @@ def load_timesformer(
             _randomise(network)
         network.record = f"random weights, seed {seed}"
         return network.requires_grad_(False).eval()
-    given, record = read_state(checkpoint, WANTED)
-    layout = _layout(given, checkpoint)
+    file_state, record = read_state(checkpoint, WANTED)
+    layout = _layout(file_state, checkpoint)
     classes = 0
     if layout.head:
-        scores = given.get(f"{layout.head}.bias")
+        scores = file_state.get(f"{layout.head}.bias")
         classes = 400 if scores is None else scores.numel()
     # On `meta` nothing is drawn.
     with torch.device("meta"):
         network = TimeSformer(classes, frames, size)
     names = {name: theirs(name, layout) for name in network.state_dict()}
     time = names["time_embed"]
-    if time in given:
-        given = {**given, time: stretched(given[time], frames)}
-    fill(network, given, names, checkpoint)
+    if time in file_state:
+        file_state = {**file_state, time: stretched(file_state[time], frames)}
+    fill(network, file_state, names, checkpoint)
     network.record = record
     return network.requires_grad_(False).eval()
 

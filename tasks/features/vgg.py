@@ -92,32 +92,32 @@ def load_weights(network: Vgg, path: Path) -> str:
         raise SourceError(
             f"weights file {path} is not a plain torch state file: {str(error)[:200]}"
         ) from error
-    own = network.state_dict()
-    given = (
+    state = network.state_dict()
+    file_state = (
         {name: value for name, value in loaded.items() if isinstance(value, torch.Tensor)}
         if isinstance(loaded, dict)
         else {}
     )
     head = ("classifier.6.weight", "classifier.6.bias")
-    if any(name in given and given[name].shape != own[name].shape for name in head):
-        given = {name: value for name, value in given.items() if name not in head}
+    if any(name in file_state and file_state[name].shape != state[name].shape for name in head):
+        file_state = {name: value for name, value in file_state.items() if name not in head}
     # Files older than batch counting lack these.
-    optional = {*head, *(name for name in own if name.endswith("num_batches_tracked"))}
+    optional = {*head, *(name for name in state if name.endswith("num_batches_tracked"))}
     wrong = sorted(
         name
-        for name in own.keys() | given.keys()
-        if (name not in given and name not in optional)
-        or name not in own
-        or (name in given and given[name].shape != own[name].shape)
+        for name in state.keys() | file_state.keys()
+        if (name not in file_state and name not in optional)
+        or name not in state
+        or (name in file_state and file_state[name].shape != state[name].shape)
     )
     if wrong:
         name = wrong[0]
-        found = tuple(given[name].shape) if name in given else "nothing"
-        expected = tuple(own[name].shape) if name in own else "nothing"
+        shape = tuple(file_state[name].shape) if name in file_state else "nothing"
+        expected = tuple(state[name].shape) if name in state else "nothing"
         raise ConfigError(
             f"weights file {path} does not fit the network: {len(wrong)} parameters differ, first "
-            f"{name}: found {found}, expected {expected}; use layers, width, hidden and batch_norm "
+            f"{name}: found {shape}, expected {expected}; use layers, width, hidden and batch_norm "
             "of the network that the file was made for"
         )
-    network.load_state_dict({**own, **given})
+    network.load_state_dict({**state, **file_state})
     return f"{path.name} sha256 {digest}"

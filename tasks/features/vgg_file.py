@@ -58,5 +58,5 @@ class TorchvisionVgg(Vgg):
         }
 
     @staticmethod
-    def name_in(own: str, state: Mapping[str, torch.Tensor]) -> str:
-        return own
+    def name_in(ours: str, state: Mapping[str, torch.Tensor]) -> str:
+        return ours

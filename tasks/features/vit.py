@@ -111,9 +111,9 @@ class VisionTransformer(nn.Module):
         """Position embeddings for a grid of patches, interpolated if it is not the own one."""
         if (rows, columns) == (self.grid, self.grid):
             return self.pos_embed
-        own = self.pos_embed[:, 1:].unflatten(1, (self.grid, self.grid)).permute(0, 3, 1, 2)
+        embeddings = self.pos_embed[:, 1:].unflatten(1, (self.grid, self.grid)).permute(0, 3, 1, 2)
         resized = functional.interpolate(
-            own, size=(rows, columns), mode="bicubic", align_corners=False
+            embeddings, size=(rows, columns), mode="bicubic", align_corners=False
         )
         return torch.cat([self.pos_embed[:, :1], resized.flatten(2).transpose(1, 2)], 1)
 
@@ -186,30 +186,32 @@ def load_weights(network: VisionTransformer, path: Path) -> str:
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     try:
-        given = torch.load(path, map_location="cpu", weights_only=True)
+        theirs = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
         raise SourceError(
             f"weights file {path} is not a plain torch state file: {str(error)[:200]}"
         ) from error
-    if not isinstance(given, dict) or not all(isinstance(v, torch.Tensor) for v in given.values()):
+    if not isinstance(theirs, dict) or not all(
+        isinstance(v, torch.Tensor) for v in theirs.values()
+    ):
         raise SourceError(
             f"weights file {path} is not a plain state of one network; name the backbone-only "
             "file (dino_vitbase16_pretrain.pth), not the full checkpoint of a training run"
         )
-    own = network.state_dict()
+    ours = network.state_dict()
     wrong = sorted(
         name
-        for name in own.keys() | given.keys()
-        if name not in own or name not in given or own[name].shape != given[name].shape
+        for name in ours.keys() | theirs.keys()
+        if name not in ours or name not in theirs or ours[name].shape != theirs[name].shape
     )
     if wrong:
         name = wrong[0]
-        found = tuple(given[name].shape) if name in given else "nothing"
-        expected = tuple(own[name].shape) if name in own else "nothing"
+        shape = tuple(theirs[name].shape) if name in theirs else "nothing"
+        expected = tuple(ours[name].shape) if name in ours else "nothing"
         raise ConfigError(
             f"weights file {path} does not fit the network: {len(wrong)} parameters differ, first "
-            f"{name}: found {found}, expected {expected}; use image_size, patch, width, depth and "
+            f"{name}: found {shape}, expected {expected}; use image_size, patch, width, depth and "
             "heads of the network that the file was made for"
         )
-    network.load_state_dict(given)
+    network.load_state_dict(theirs)
     return f"{path.name} sha256 {digest}"

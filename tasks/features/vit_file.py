@@ -53,5 +53,5 @@ class DinoTransformer(VisionTransformer):
         }
 
     @staticmethod
-    def name_in(own: str, state: Mapping[str, torch.Tensor]) -> str:
-        return own
+    def name_in(ours: str, state: Mapping[str, torch.Tensor]) -> str:
+        return ours

@@ -93,9 +93,9 @@ class SqueezeExcitation(nn.Module):
 
 def squeezed(channels: int) -> int:
     """A sixteenth of the channels to the nearest multiple of 8, never a tenth less."""
-    wanted = channels * SQUEEZE
-    rounded = max(8, int(wanted + 4) // 8 * 8)
-    return rounded + 8 if rounded < 0.9 * wanted else rounded
+    exact = channels * SQUEEZE
+    rounded = max(8, int(exact + 4) // 8 * 8)
+    return rounded + 8 if rounded < 0.9 * exact else rounded
 
 
 class Stem(nn.Module):
@@ -209,9 +209,9 @@ def load_x3d(
         return network.requires_grad_(False).eval()
     state, record = read_state(checkpoint, WANTED)
     kind = _kind(state, checkpoint)
-    given = _joined_norms(state) if kind == MULTIGRID else state
-    given = {n: value for n, value in given.items() if not n.endswith(COUNTER)}
-    scores = given.get(f"{LAYERS['head.classes'][kind]}.bias")
+    file_state = _joined_norms(state) if kind == MULTIGRID else state
+    file_state = {n: value for n, value in file_state.items() if not n.endswith(COUNTER)}
+    scores = file_state.get(f"{LAYERS['head.classes'][kind]}.bias")
     # On `meta` nothing is drawn.
     with torch.device("meta"):
         network = X3D(
@@ -220,7 +220,7 @@ def load_x3d(
             even_shortcut_norm=kind != PYTORCHVIDEO,
         )
     names = {n: theirs(n, kind) for n in network.state_dict() if not n.endswith(COUNTER)}
-    fill(network, given, names, checkpoint)
+    fill(network, file_state, names, checkpoint)
     network.record = record
     return network.requires_grad_(False).eval()
 
@@ -253,10 +253,10 @@ def _joined_norms(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     those called `split_bn` count, those called `bn` are replaced by them."""
     joined = {name: value for name, value in state.items() if ".bn." not in name}
     for name, means in state.items():
-        norm, found, _ = name.rpartition(".running_mean")
+        norm, suffix, _ = name.rpartition(".running_mean")
         variances = state.get(f"{norm}.running_var")
         weight = state.get(f"{norm.removesuffix('.split_bn')}.weight")
-        if not found or weight is None or variances is None or means.shape != variances.shape:
+        if not suffix or weight is None or variances is None or means.shape != variances.shape:
             continue
         if means.numel() % weight.numel() == 0:
             parts = means.view(-1, weight.numel())

@@ -60,5 +60,5 @@ def _check_pixels(compressed: bytes | memoryview, expected: int) -> None:
     except zlib.error as error:
         raise RecordError("png_pixels", f"the PNG's pixel data is damaged: {error}") from None
     if len(pixels) != expected:
-        found = len(pixels) if len(pixels) < expected else "more"
-        raise RecordError("png_pixels", f"the PNG has {found} bytes of pixels, expected {expected}")
+        count = len(pixels) if len(pixels) < expected else "more"
+        raise RecordError("png_pixels", f"the PNG has {count} bytes of pixels, expected {expected}")

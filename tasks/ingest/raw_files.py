@@ -56,17 +56,17 @@ def on_disk(
         return
     source = open_raw(Path(root), limits=ARCHIVE_LIMITS)
     for some in _slices(files, limit):
-        found: dict[str, Path | RecordError] = {}
+        paths_or_errors: dict[str, Path | RecordError] = {}
         with TemporaryDirectory(prefix="novelty-") as folder:
             for number, file in enumerate(some):
                 suffix = re.sub(r"[^.A-Za-z0-9]", "", PurePosixPath(file.name).suffix)
                 path = Path(folder, f"{number}{suffix}")
                 try:
                     path.write_bytes(source.read(file.name, limit=limit))
-                    found[file.name] = path
+                    paths_or_errors[file.name] = path
                 except RecordError as error:
-                    found[file.name] = error
-            yield found
+                    paths_or_errors[file.name] = error
+            yield paths_or_errors
 
 
 def _in_folder(root: str, file: RawFile, limit: int) -> Path | RecordError:

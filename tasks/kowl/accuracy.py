@@ -31,7 +31,7 @@ def accuracy_intervals(rows: pl.DataFrame, groups: pl.DataFrame | None, draws: i
         plain = every.filter(pl.col("view") == PLAIN)
         parts.append(plain.join(groups, on="sample_id").select(parts[0].columns))
     judgements = [name for name in rows.columns if "/" in name]
-    found = []
+    intervals = []
     for key, part in pl.concat(parts).group_by(GROUP, maintain_order=True):
         bounds = share_intervals(
             part.select(judgements).to_numpy(),
@@ -41,10 +41,10 @@ def accuracy_intervals(rows: pl.DataFrame, groups: pl.DataFrame | None, draws: i
             draws=draws,
         )
         for name, (low, high) in zip(judgements, bounds, strict=True):
-            found.append((*key, *name.split("/"), float(low), float(high)))
+            intervals.append((*key, *name.split("/"), float(low), float(high)))
     kinds = {name: every.schema.get(name, pl.String()) for name in (*GROUP, *MEASURED)}
     bounds_of = {"low": pl.Float64(), "high": pl.Float64()}
-    return pl.DataFrame(found, schema={**kinds, **bounds_of}, orient="row")
+    return pl.DataFrame(intervals, schema={**kinds, **bounds_of}, orient="row")
 
 
 def judged(predictions: pl.DataFrame, splits: pl.DataFrame, feedback: pl.DataFrame) -> pl.DataFrame:

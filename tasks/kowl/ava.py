@@ -29,11 +29,11 @@ def read_ava_rows(data: bytes) -> pl.DataFrame:
 
 def read_ava_vocabulary(text: str) -> pl.DataFrame:
     """action_id, action, action_type (PM, OM, PI) of an AVA action list (pbtxt)."""
-    found = [
+    actions = [
         (int(number), name, AVA_TYPES.get(kind)) for name, number, kind in _AVA_LABEL.findall(text)
     ]
     schema = {"action_id": pl.Int32, "action": pl.String, "action_type": pl.String}
-    vocabulary = pl.DataFrame(found, schema=schema, orient="row")
+    vocabulary = pl.DataFrame(actions, schema=schema, orient="row")
     if vocabulary.is_empty() or vocabulary["action_type"].null_count():
         raise SourceError(
             f"AVA vocabulary: {vocabulary.height} actions, "
@@ -97,14 +97,14 @@ def groups_of_clips(key_frames: pl.DataFrame, clips: pl.DataFrame) -> pl.DataFra
     time_end. A clip without a key frame is N/A in every grouping.
     """
     inside = pl.col("second").is_between(pl.col("time_start"), pl.col("time_end"))
-    found = (
+    groups = (
         clips.select("sample_id", "youtube_id", "time_start", "time_end")
         .join(key_frames, left_on="youtube_id", right_on="video_id")
         .filter(inside)
         .select(list(GROUPS))
         .unique()
     )
-    rest = clips.select("sample_id").join(found, on="sample_id", how="anti")
+    rest = clips.select("sample_id").join(groups, on="sample_id", how="anti")
     absent = rest.join(pl.DataFrame({"grouping": list(AVA_GROUPINGS)}), how="cross")
     absent = absent.with_columns(pl.lit(NOT_ANNOTATED).alias("subset"))
-    return pl.concat([found, absent]).sort(list(GROUPS))
+    return pl.concat([groups, absent]).sort(list(GROUPS))

@@ -62,20 +62,20 @@ def find_releases(source: RawSource, declared: Sequence[Release]) -> list[Releas
             files.setdefault(f"kinetics{match['release']}", {}).setdefault(split, []).append(
                 file.name
             )
-    found = [
+    releases = [
         release.model_copy(update={"files": {s: tuple(n) for s, n in files[release.name].items()}})
         for release in KINETICS
         if release.name in files
     ]
-    if not found:
+    if not releases:
         raise SourceError(
             f"no lists of {', '.join(release.name for release in KINETICS)} in {source.root}; "
             "expected names such as kinetics600_train.csv.gz, or declare releases in --config"
         )
-    for name in sorted(files.keys() - {release.name for release in found}):
+    for name in sorted(files.keys() - {release.name for release in releases}):
         some = next(iter(files[name].values()))[0]
         log.warning(f"{some} is not read: declare its release {name} in --config")
-    return found
+    return releases
 
 
 def plan_lists(
@@ -112,15 +112,15 @@ def read_lists(shard: Shard, settings: Settings) -> Produced:
     about = shard.about
     rows, rejects = [LISTINGS.empty()], []
     for file in shard.files:
-        found = read_list(
+        parsed = read_list(
             source.read(file.name, limit=1 << 30),
             name=file.name,
             release=about["release"],
             split=about["split"],
         )
         day = pl.lit(about["snapshot_date"]).cast(pl.String).str.to_date().alias("snapshot_date")
-        rows.append(LISTINGS.conform(found.rows.with_columns(day)))
-        rejects += [Reject(*row) for row in found.rejects.iter_rows()]
+        rows.append(LISTINGS.conform(parsed.rows.with_columns(day)))
+        rejects += [Reject(*row) for row in parsed.rejects.iter_rows()]
     listed = pl.concat(rows)
     return Produced({"listings": listed}, listed.height + len(rejects), rejects)
 
@@ -140,9 +140,9 @@ def unify_releases(shard: Shard, settings: UnifySettings) -> Produced:
     rank = pl.col("split").replace_strict({"train": 0, "validate": 1, "test": 2})
     listed = shard.read("listings", columns).sort("release", *KEY, rank)
     once = listed.unique(["release", *KEY], keep="first", maintain_order=True)
-    found = unify(once, shard.about, settings)
-    tables = {"clips": found.clips, "labels": found.labels, "label_changes": found.label_changes}
-    return Produced(tables, found.clips.height)
+    union = unify(once, shard.about, settings)
+    tables = {"clips": union.clips, "labels": union.labels, "label_changes": union.label_changes}
+    return Produced(tables, union.clips.height)
 
 
 def define_protocol(
@@ -175,15 +175,15 @@ def cut_increments(shard: Shard, settings: IncrementChoice) -> Produced:
     if settings.validate_as_test:
         clips = validate_as_test(clips)
     rules = IncrementSettings(**settings.model_dump(exclude={"validate_as_test"}))
-    found = assign_increments(clips, rules, releases=shard.about["releases"])
-    named = pl.lit(shard.about["protocol"]).alias("protocol")
+    assignment = assign_increments(clips, rules, releases=shard.about["releases"])
+    protocol = pl.lit(shard.about["protocol"]).alias("protocol")
     split = pl.col("split").replace("validate", "valid")
-    increments = found.increments.with_columns(named, split)
+    increments = assignment.increments.with_columns(protocol, split)
     tables = {
-        "splits": _splits(increments, found.classes),
+        "splits": _splits(increments, assignment.classes),
         "increments": increments.select(INCREMENTS.polars_schema.names()),
-        "classes": found.classes.with_columns(named),
-        "unassigned": found.unassigned.with_columns(named, split),
+        "classes": assignment.classes.with_columns(protocol),
+        "unassigned": assignment.unassigned.with_columns(protocol, split),
     }
     return Produced(tables, increments.height)
 
@@ -225,8 +225,8 @@ def list_samples(shard: Shard, settings: Settings) -> Produced:
         files = shard.read(VIDEOS.name, ["sample_id", *columns])
     if any(part.table == UNLISTED_VIDEOS.name for part in shard.parts):
         unlisted = shard.read(UNLISTED_VIDEOS.name, ["label", *columns]).filter(usable)
-        named = unlisted.with_columns(pl.lit(None, pl.String).alias("youtube_id"))
-        others = named.select(pl.col("file").alias("sample_id"), *_sample_columns())
+        videos = unlisted.with_columns(pl.lit(None, pl.String).alias("youtube_id"))
+        others = videos.select(pl.col("file").alias("sample_id"), *_sample_columns())
     listed = clips.join(files.filter(usable), on="sample_id", how="left")
     samples = pl.concat([listed.select("sample_id", *_sample_columns()), others])
     return Produced({SAMPLES.name: samples.sort("sample_id")}, samples.height)

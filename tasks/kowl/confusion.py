@@ -210,22 +210,22 @@ def measure(counts: pl.DataFrame, ranks: int | None = None) -> pl.DataFrame:
     )
     n = true.sum(1)
     hits = np.bincount(group, weight * (target == predicted), size)
-    found = {"accuracy": hits / n}
+    measures = {"accuracy": hits / n}
     bottom = np.sqrt((n**2 - (guess**2).sum(1)) * (n**2 - (true**2).sum(1)))
-    found["mcc"] = np.where(
+    measures["mcc"] = np.where(
         bottom > 0, (hits * n - (true * guess).sum(1)) / np.where(bottom > 0, bottom, 1), 0.0
     )
     ratio = weight * n[group] / (true[group, target] * guess[group, predicted])
     information = np.bincount(group, weight / n[group] * np.log(ratio), size)
     entropy = (_entropy(true, n) + _entropy(guess, n)) / 2
-    found["nmi"] = np.where(
+    measures["nmi"] = np.where(
         entropy > 0, np.clip(information / np.where(entropy > 0, entropy, 1), 0, 1), 1.0
     )
     ranks = ranks or cast(int, counts["rank"].max())
     if ranks > 1:
-        found[f"top_{ranks}_accuracy"] = within / n
+        measures[f"top_{ranks}_accuracy"] = within / n
     blocks = []
-    for metric, value in found.items():
+    for metric, value in measures.items():
         values = pl.DataFrame(
             {"metric": [metric] * size, "value": value, "n": n.astype(np.int64)}, schema=MEASURES
         )

@@ -192,17 +192,17 @@ def _sampled(stream: Iterator[Callable[[], np.ndarray]], item: dict[str, Any]) -
     indices = frame_indices(
         item["frames"], item["step"], item["count"], item["crops"], how, item["fps"]
     )
-    wanted, place = np.unique(indices, return_inverse=True)
+    picks, place = np.unique(indices, return_inverse=True)
     taken: list[np.ndarray] = []
     for number, picture in enumerate(stream):
-        if number == wanted[len(taken)]:
+        if number == picks[len(taken)]:
             taken.append(SQUARES[how](picture(), item["short_side"], item["crop"]))
-            if len(taken) == len(wanted):
+            if len(taken) == len(picks):
                 break
     else:
         raise RecordError(
             "frames_missing",
-            f"{len(taken)} of {len(wanted)} chosen frames decode, the last is number {wanted[-1]}; "
+            f"{len(taken)} of {len(picks)} chosen frames decode, the last is number {picks[-1]}; "
             "the file has changed since it was validated: validate it again",
         )
     frames = np.stack(taken)[place.reshape(indices.shape)].swapaxes(1, 2)
@@ -290,8 +290,8 @@ def _printed(out_dir: Path, path: str) -> Iterator[list[str]]:
         with log.open("rb") as file:
             text = file.read(PRINTED_BYTES).decode(errors="replace")
         # Sorted, since the threads of the decoder print in any order.
-        found = {_clean(line, path) for line in text.splitlines()} - {""}
-        lines += sorted(found)[:PRINTED_LINES]
+        messages = {_clean(line, path) for line in text.splitlines()} - {""}
+        lines += sorted(messages)[:PRINTED_LINES]
 
 
 def _clean(text: str, path: str) -> str:

@@ -40,12 +40,12 @@ def compare_snapshots(before: pl.DataFrame, after: pl.DataFrame) -> Drift:
         for side, rows in (("before", before), ("after", after))
     ]
     both = sides[0].join(sides[1], on=KEY, how="full", coalesce=True, validate="1:1")
-    there = pl.col("in_before") & pl.col("in_after")
+    in_both = pl.col("in_before") & pl.col("in_after")
     conditions = (
         pl.col("in_before").is_null(),
         pl.col("in_after").is_null(),
-        there & pl.col("label_before").ne_missing(pl.col("label_after")),
-        there & pl.col("split_before").ne_missing(pl.col("split_after")),
+        in_both & pl.col("label_before").ne_missing(pl.col("label_after")),
+        in_both & pl.col("split_before").ne_missing(pl.col("split_after")),
     )
     kind = pl.Enum(CHANGES)
     rows = pl.concat(
@@ -99,5 +99,5 @@ def _read(path: Path, split: Split | None) -> pl.DataFrame:
     except OSError as error:
         raise SourceError(f"cannot read the list {path}: {error.strerror}") from error
     spelled = [word for word in SPLIT_SPELLINGS if word in path.name.lower().split(".")[0]]
-    found = split or (SPLIT_SPELLINGS[max(spelled, key=len)] if spelled else None)
-    return read_list(data, name=path.name, release="snapshot", split=found).rows
+    list_split = split or (SPLIT_SPELLINGS[max(spelled, key=len)] if spelled else None)
+    return read_list(data, name=path.name, release="snapshot", split=list_split).rows

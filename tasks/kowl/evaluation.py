@@ -128,10 +128,10 @@ def protocol_inputs(
         for number, part in enumerate(outputs)
     ]
     # One join of all parts: one for each would cost the square of their number.
-    there = pl.concat(ids).join(rows, on="sample_id", how="semi") if ids else rows.clear()
-    if there.join(first, on="sample_id", how="semi").is_empty():
+    part_rows = pl.concat(ids).join(rows, on="sample_id", how="semi") if ids else rows.clear()
+    if part_rows.join(first, on="sample_id", how="semi").is_empty():
         return (), ()
-    return tuple(outputs[number] for number in there["part"].unique().sort()), of_protocol
+    return tuple(outputs[number] for number in part_rows["part"].unique().sort()), of_protocol
 
 
 def frozen_run(
@@ -155,7 +155,7 @@ def frozen_run(
 
 
 def predictor_facts(
-    config: Config, chosen: dict[str, Resolved], frozen: PassedRun, fit_key: str
+    config: Config, predictors: dict[str, Resolved], frozen: PassedRun, fit_key: str
 ) -> list[RunFacts]:
     """One run for each predictor, amount of feedback and seed."""
     led = config.evaluation
@@ -180,7 +180,7 @@ def predictor_facts(
             versions={**one.kind.versions(one.settings), "evaluator": VERSION},
             fit_key=fit_key,
         )
-        for name, one in chosen.items()
+        for name, one in predictors.items()
         for feedback in led.feedback
         for seed in config.seeds
     ]
@@ -249,9 +249,9 @@ def evaluate_predictor(shard: Shard, settings: RunSettings) -> Produced:
         )
         kind = find_predictor(facts.model)
         not_its_own = {*LED, "threads", FEATURES}
-        own = {key: value for key, value in facts.settings.items() if key not in not_its_own}
+        options = {key: value for key, value in facts.settings.items() if key not in not_its_own}
         run = OpenWorldRun(
-            kind(kind.resolve(None, own), device=settings.device), features, splits, how, groups
+            kind(kind.resolve(None, options), device=settings.device), features, splits, how, groups
         )
     while run.done < len(run.steps):
         step = run.step()
@@ -259,13 +259,13 @@ def evaluate_predictor(shard: Shard, settings: RunSettings) -> Produced:
         _write_step(work, run.done - 1, step)
         run.save(saved)
         name = f"{facts.model} {run.settings.feedback:g} {shard.name}"
-        log.info(f"  {name}: increment {step.step} {_said(step)}")
-    named = pl.lit(shard.name).alias("run_id")
+        log.info(f"  {name}: increment {step.step} {_accuracies(step)}")
+    run_id = pl.lit(shard.name).alias("run_id")
     frames = {
         name: pl.concat(
             pl.read_parquet(read_checkpoint(_step_file(work, number, name)))
             for number in range(run.done)
-        ).select(named, pl.all())
+        ).select(run_id, pl.all())
         for name in STEP_TABLES
     }
     roles = splits.select("sample_id", "step", (pl.col("role") == "novel").alias("novel"))
@@ -361,9 +361,9 @@ def _write_step(work: Path, number: int, step: Step) -> None:
         write_checkpoint(_step_file(work, number, name), buffer.getvalue())
 
 
-def _said(step: Step) -> str:
+def _accuracies(step: Step) -> str:
     """The accuracies of an increment, for the log."""
-    chosen = step.measures.filter(
+    accuracies = step.measures.filter(
         (pl.col("metric") == "accuracy")
         & (pl.col("reduction") == "classification")
         & (pl.col("known_set") == "novel_to_evaluator")
@@ -373,6 +373,6 @@ def _said(step: Step) -> str:
     ).sort("phase", "split", descending=[True, False])
     return ", ".join(
         f"{phase} {split} {value:.3f}"
-        for phase, split, value in chosen.select("phase", "split", "value").iter_rows()
+        for phase, split, value in accuracies.select("phase", "split", "value").iter_rows()
         if value is not None
     )

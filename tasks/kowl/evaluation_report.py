@@ -42,7 +42,7 @@ PAPER_CLASSES = 409
 
 def sections(read: Read) -> list[Section]:
     """Features, predictors over the increments, nuisance transforms and AVA groups."""
-    found = [_separation(read)]
+    candidates = [_separation(read)]
     measures, runs = read("measures", None, _shown()), predictor_runs(read)
     if measures is not None and measures.height and runs is not None:
         joined = measures.join(runs, on="run_id", maintain_order="left")
@@ -54,12 +54,12 @@ def sections(read: Read) -> list[Section]:
                 _transforms(part),
                 _ava(part),
             ]
-            found += [
+            candidates += [
                 Section(f"{section.title}{name}", section.parts)
                 for section in made
                 if section is not None
             ]
-    return [section for section in found if section is not None]
+    return [section for section in candidates if section is not None]
 
 
 def by_protocol(rows: pl.DataFrame) -> list[tuple[str, pl.DataFrame]]:
@@ -79,7 +79,7 @@ def predictor_runs(read: Read) -> pl.DataFrame | None:
     runs = read("runs", None, pl.col("network") != "none")
     if runs is None or runs.is_empty():
         return None
-    changed = [_said(text) for text in runs["changed"]]
+    changed = [_settings_text(text) for text in runs["changed"]]
     presets = runs["preset"].n_unique() > 1
     runs = runs.with_columns(
         pl.col("settings").str.json_path_match("$.feedback").cast(pl.Float64).alias("feedback"),
@@ -110,7 +110,7 @@ def predictor_runs(read: Read) -> pl.DataFrame | None:
     )
 
 
-def _said(changed: str) -> str:
+def _settings_text(changed: str) -> str:
     """Settings that are not the usual ones, after a name."""
     return "".join(f", {key} {value}" for key, value in json.loads(changed).items())
 
@@ -161,8 +161,8 @@ def _drawn(clips: pl.DataFrame) -> pl.DataFrame:
     several = clips.filter(pl.len().over("label") > 1)
     if several.height <= MOST_SAMPLES:
         return several
-    chosen = np.random.default_rng(0).choice(several.height, MOST_SAMPLES, replace=False)
-    return several[np.sort(chosen)]
+    rows = np.random.default_rng(0).choice(several.height, MOST_SAMPLES, replace=False)
+    return several[np.sort(rows)]
 
 
 def _separation(read: Read) -> Section | None:
@@ -175,28 +175,28 @@ def _separation(read: Read) -> Section | None:
     labels = samples.drop_nulls().rename({"class": "label"})
     rows = []
     for run_id, model, changed in backbones.sort("model", "changed", "run_id").iter_rows():
-        there = shown.filter(pl.col("run_id") == run_id).select("sample_id")
+        ids = shown.filter(pl.col("run_id") == run_id).select("sample_id")
         # A vector has thousands of numbers: only those of the samples that count are read.
-        counted = _drawn(there.join(labels, on="sample_id").sort("sample_id"))
-        wanted = pl.col("sample_id").is_in(counted["sample_id"].implode())
-        where = (pl.col("view") == PLAIN) & (pl.col("run_id") == run_id) & wanted
+        counted = _drawn(ids.join(labels, on="sample_id").sort("sample_id"))
+        among = pl.col("sample_id").is_in(counted["sample_id"].implode())
+        where = (pl.col("view") == PLAIN) & (pl.col("run_id") == run_id) & among
         features = read("outputs", ["sample_id", "features"], where)
         assert features is not None
         plain = features.join(counted, on="sample_id").sort("sample_id")
         if plain.is_empty():
             continue
         vectors = plain["features"].list.to_array(plain["features"].list.len()[0]).to_numpy()
-        found = separation(vectors, plain["label"])
-        if found:
-            rows.append({"extractor": f"{model}{_said(changed)}", **found._asdict()})
+        measures = separation(vectors, plain["label"])
+        if measures:
+            rows.append({"extractor": f"{model}{_settings_text(changed)}", **measures._asdict()})
     if not rows:
         return None
-    said = paragraph(
+    note = paragraph(
         "Before any predictor: how often the nearest other clip (by cosine) has the same label, "
         "by chance and in fact, and how well cosine similarity tells pairs of one class from pairs "
         "of two (AUROC; chance is 0.5). Classes with one clip are left out."
     )
-    return Section("Do features separate the classes?", [said, table(pl.DataFrame(rows))])
+    return Section("Do features separate the classes?", [note, table(pl.DataFrame(rows))])
 
 
 # ---------------------------------------------------------------- increments
@@ -205,7 +205,7 @@ def _separation(read: Read) -> Section | None:
 def _over_increments(measures: pl.DataFrame) -> Section:
     split = _held_out(measures)
     styles = _styles(measures)
-    chosen = _of(measures, split, "increment")
+    rows = _of(measures, split, "increment")
     parts: list[Html] = [
         paragraph(
             f"Clips of the split {split}. Hollow points stand before the feedback of an increment, "
@@ -216,16 +216,16 @@ def _over_increments(measures: pl.DataFrame) -> Section:
     for known_set, meaning in KNOWN_SETS.items():
         figures = [
             figure(
-                line_panels(_panels(chosen, known_set, reduction), styles, "Increment"),
-                f"{reduction.capitalize()}: {said}; {meaning}",
+                line_panels(_panels(rows, known_set, reduction), styles, "Increment"),
+                f"{reduction.capitalize()}: {words}; {meaning}",
             )
-            for reduction, said in REDUCTIONS.items()
+            for reduction, words in REDUCTIONS.items()
         ]
         if known_set == "novel_to_evaluator":
             parts += figures
         else:
             parts.append(folded(f"The same where {meaning}", *figures))
-    reaction = chosen.filter(
+    reaction = rows.filter(
         pl.col("metric").is_in(list(REACTION))
         & (pl.col("known_set") == "novel_to_evaluator")
         & (pl.col("phase") == "before")
@@ -250,10 +250,10 @@ def _over_increments(measures: pl.DataFrame) -> Section:
     return Section("Predictors over the increments", parts)
 
 
-def _panels(chosen: pl.DataFrame, known_set: str, reduction: str) -> pl.DataFrame:
+def _panels(rows: pl.DataFrame, known_set: str, reduction: str) -> pl.DataFrame:
     after = (pl.col("phase") == "after").cast(pl.Float64) / 2
     return (
-        chosen.filter(
+        rows.filter(
             (pl.col("known_set") == known_set)
             & (pl.col("reduction") == reduction)
             & pl.col("metric").is_in(list(METRICS))
@@ -366,11 +366,11 @@ def _ablated(measures: pl.DataFrame) -> pl.DataFrame:
 
 
 def _transforms(measures: pl.DataFrame) -> Section | None:
-    chosen = _ablated(measures).filter(pl.col("grouping") == "all", pl.col("split") != "train")
-    if chosen["view"].n_unique() < 2:
+    rows = _ablated(measures).filter(pl.col("grouping") == "all", pl.col("split") != "train")
+    if rows["view"].n_unique() < 2:
         return None
     bars = (
-        chosen.group_by("split", "view", "line")
+        rows.group_by("split", "view", "line")
         .agg(pl.col("value").mean())
         .sort("split", "view", "line")
         .select(
@@ -380,22 +380,22 @@ def _transforms(measures: pl.DataFrame) -> Section | None:
             "value",
         )
     )
-    said = paragraph(
+    note = paragraph(
         "The same clips under visual transforms, which change no label: predictors learned from "
         "plain clips only. Classification accuracy over all increments."
     )
     drawn = figure(bar_panels(bars, _colours(measures), "Accuracy"), "Accuracy by transform")
-    return Section("Nuisance transforms", [said, drawn])
+    return Section("Nuisance transforms", [note, drawn])
 
 
 def _ava(measures: pl.DataFrame) -> Section | None:
-    chosen = _ablated(measures).filter(
+    rows = _ablated(measures).filter(
         (pl.col("grouping") != "all") & (pl.col("split") == _held_out(measures))
     )
-    if chosen.is_empty():
+    if rows.is_empty():
         return None
     bars = (
-        chosen.group_by("grouping", "subset", "line")
+        rows.group_by("grouping", "subset", "line")
         .agg(pl.col("value").mean(), pl.col("n").first())
         .with_columns(
             pl.concat_str(
@@ -410,10 +410,10 @@ def _ava(measures: pl.DataFrame) -> Section | None:
             "value",
         )
     )
-    said = paragraph(
+    note = paragraph(
         "Clips by what their AVA key frames show (PM person movement, OM object manipulation, PI "
         "person interaction; area of the people in thirds). Classification accuracy over all "
         "increments."
     )
     drawn = figure(bar_panels(bars, _colours(measures), "Accuracy"), "Accuracy by AVA subset")
-    return Section("What the clips show", [said, drawn])
+    return Section("What the clips show", [note, drawn])

@@ -178,7 +178,7 @@ class _Ranked(NamedTuple):
     """Column of the most probable known label."""
 
 
-Found = Mapping[tuple[str, str], _Ranked]
+Guesses = Mapping[tuple[str, str], _Ranked]
 """Predictions by split and view."""
 
 
@@ -210,7 +210,7 @@ class OpenWorldRun:
             self.plan.select("split", "view").unique().sort("split", "view").rows()
         )
         self.done = 0
-        self.given: set[str] = set()
+        self.predictor_labels: set[str] = set()
         self.experience = pl.DataFrame(schema=_EXPERIENCE)
         self.cumulative: pl.DataFrame | None = None
 
@@ -226,12 +226,12 @@ class OpenWorldRun:
         counts, measures, predictions = [], [], [pl.DataFrame(schema=PREDICTIONS)]
         novelty = pl.DataFrame(schema=NOVELTY)
 
-        def evaluate(phase: str, found: Found, released: int) -> None:
+        def evaluate(phase: str, guesses: Guesses, released: int) -> None:
             known = {
-                "novel_to_predictor": self.given,
+                "novel_to_predictor": self.predictor_labels,
                 "novel_to_evaluator": self._released(released),
             }
-            counted = self._counted(found)
+            counted = self._counted(guesses)
             reduced = _reduced(counted, known)
             scopes = [("increment", reduced)]
             if phase == POST:
@@ -245,31 +245,31 @@ class OpenWorldRun:
                     *place, pl.lit(scope).alias("scope")
                 )
                 measures.append(frame.select(MEASURE_COLUMNS))
-            reaction = _reactions(found, known).with_columns(
+            reaction = _reactions(guesses, known).with_columns(
                 *place, pl.lit("increment").alias("scope")
             )
             measures.append(reaction.select(MEASURE_COLUMNS))
             ranks = self.settings.predicted_ranks
             predictions.extend(
                 _predictions(number, phase, place, ranked, ranks)
-                for place, ranked in found.items()
+                for place, ranked in guesses.items()
                 if place[0] in EVALUATED
             )
 
-        found: Found | None = None
+        guesses: Guesses | None = None
         if self.done:
             if self.predictor.discovers:
                 rows = np.concatenate([self._unlabelled(), new["row"].to_numpy()])
                 self.predictor.discover(self._rows(rows))
-            found = self._predicted(number)
-            evaluate(PRE, found, self.done - 1)
-            novelty = self._novelty(number, found)
+            guesses = self._predicted(number)
+            evaluate(PRE, guesses, self.done - 1)
+            novelty = self._novelty(number, guesses)
         feedback = self._feedback(number, new)
         self._remember(number, new, feedback)
         if self.done == 0 or self.settings.feedback > 0:
             self._fit(number)
-            found = None
-        evaluate(POST, found or self._predicted(number), self.done)
+            guesses = None
+        evaluate(POST, guesses or self._predicted(number), self.done)
         self.done += 1
         return Step(
             number,
@@ -317,11 +317,11 @@ class OpenWorldRun:
 
     def _remember(self, number: int, new: pl.DataFrame, feedback: pl.DataFrame) -> None:
         """Experience grows by the new train samples, labelled or not, and the validation ones."""
-        asked = feedback["sample_id"].implode()
-        label = pl.when(pl.col("sample_id").is_in(asked)).then(pl.col("label"))
+        ids = feedback["sample_id"].implode()
+        label = pl.when(pl.col("sample_id").is_in(ids)).then(pl.col("label"))
         added = [new.with_columns(label), self._part(number, VALID)]
         experience = pl.concat([self.experience, *(part.select(*_EXPERIENCE) for part in added)])
-        self.given |= set(feedback["label"].unique())
+        self.predictor_labels |= set(feedback["label"].unique())
         # The latest of a label and split, then the latest of a split; rows stand by arrival.
         later = pl.int_range(pl.len()).reverse()
         if self.settings.experience_per_label is not None:
@@ -337,8 +337,8 @@ class OpenWorldRun:
             return  # a limit let only samples without a label stay: nothing to learn from
         valid = self.experience.filter(pl.col("split") == VALID)
         # A label that the predictor was never given stays hidden in validation too.
-        given = pl.Series(sorted(self.given), dtype=pl.String).implode()
-        valid = valid.filter(pl.col("label").is_in(given))
+        names = pl.Series(sorted(self.predictor_labels), dtype=pl.String).implode()
+        valid = valid.filter(pl.col("label").is_in(names))
         self.predictor.fit(
             self._examples(train),
             self._examples(valid) if valid.height else None,
@@ -353,13 +353,13 @@ class OpenWorldRun:
         values = self.features.values
         return some_rows(values, rows) if self.predictor.reads_blocks else values[rows]
 
-    def _predicted(self, number: int) -> Found:
-        found = {}
+    def _predicted(self, number: int) -> Guesses:
+        guesses = {}
         for place in self.splits:
             samples = self._part(number, *place)
             if samples.height:
-                found[place] = self._ranked(samples)
-        return found
+                guesses[place] = self._ranked(samples)
+        return guesses
 
     def _ranked(self, samples: pl.DataFrame) -> _Ranked:
         labels: tuple[str, ...] = ()
@@ -376,10 +376,10 @@ class OpenWorldRun:
         parts = (columns, probabilities, p_unknown, nearest)
         return _Ranked(samples, labels, *(np.concatenate(part) for part in parts))
 
-    def _novelty(self, number: int, found: Found) -> pl.DataFrame:
+    def _novelty(self, number: int, guesses: Guesses) -> pl.DataFrame:
         """What the predictor says of each valid and test sample before it is given labels."""
         frames = [pl.DataFrame(schema=NOVELTY)]
-        for (split, view), ranked in found.items():
+        for (split, view), ranked in guesses.items():
             if split not in EVALUATED:
                 continue
             rows = ranked.samples["row"].to_numpy()
@@ -406,10 +406,10 @@ class OpenWorldRun:
             ]
         return pl.concat(frames)
 
-    def _counted(self, found: Found) -> pl.DataFrame:
+    def _counted(self, guesses: Guesses) -> pl.DataFrame:
         """Raw counts of every split and view: all samples, then each subset of plain ones."""
         counted = []
-        for (split, view), ranked in found.items():
+        for (split, view), ranked in guesses.items():
             place = ranked.samples.select(
                 pl.int_range(pl.len()).alias("place"),
                 "sample_id",
@@ -446,7 +446,7 @@ class OpenWorldRun:
                 "settings": self.settings.model_dump_json(),
                 "inputs": self._inputs(),
                 "done": self.done,
-                "given": sorted(self.given),
+                "given": sorted(self.predictor_labels),
             },
             "predictor": self.predictor.header(),
         }
@@ -486,7 +486,7 @@ class OpenWorldRun:
                 f"{path} was saved with other features, splits or groups; use the same ones or "
                 "start the run anew"
             )
-        run.done, run.given = state["done"], set(state["given"])
+        run.done, run.predictor_labels = state["done"], set(state["given"])
         remembered = _unpacked(tensors["experience"].numpy())
         rows = run.plan.filter(pl.col("view") == PLAIN).select("sample_id", "row")
         run.experience = remembered.join(
@@ -499,15 +499,15 @@ class OpenWorldRun:
     def _inputs(self) -> dict[str, str]:
         """What must agree between a saved run and the one that takes it up."""
         frames = {"splits": self.plan.drop("row"), "groups": self.groups.sort(list(GROUPS))}
-        found = {
+        digests = {
             name: hashlib.sha256(_packed(frame).data).hexdigest() for name, frame in frames.items()
         }
         values = self.features.values
         some = np.ascontiguousarray(
             values[self.plan["row"].to_numpy()[:: self.plan.height // 64 + 1]]
         ).data
-        found["features"] = f"{values.dtype} {values.shape[1]} {hashlib.sha256(some).hexdigest()}"
-        return found
+        digests["features"] = f"{values.dtype} {values.shape[1]} {hashlib.sha256(some).hexdigest()}"
+        return digests
 
 
 def _plan(splits: pl.DataFrame, features: Features) -> pl.DataFrame:
@@ -572,9 +572,9 @@ def _measured(matrices: pl.DataFrame, ranks: int) -> pl.DataFrame:
     return pl.concat([measure(matrices.filter(raw), ranks), measure(matrices.filter(~raw), 1)])
 
 
-def _reactions(found: Found, known: Mapping[str, set[str]]) -> pl.DataFrame:
+def _reactions(guesses: Guesses, known: Mapping[str, set[str]]) -> pl.DataFrame:
     rows = []
-    for (split, view), ranked in found.items():
+    for (split, view), ranked in guesses.items():
         for known_set, labels in known.items():
             names = pl.Series(sorted(labels), dtype=pl.String).implode()
             novel = ~ranked.samples["label"].is_in(names).to_numpy()

@@ -186,14 +186,14 @@ def _lines(data: bytes, name: str) -> tuple[list[str], pl.DataFrame]:
 def _fields(lines: pl.DataFrame, columns: list[str]) -> pl.DataFrame:
     """`lines` with the text of each known column and `count`, null where quoting is broken."""
     line, size = pl.col("line"), len(columns)
-    wanted = {column: i for i, column in enumerate(columns) if column in COLUMNS}
+    places = {column: i for i, column in enumerate(columns) if column in COLUMNS}
     quoted = line.str.contains('"', literal=True)
     pieces = line.str.splitn(",", size).struct
     plain = lines.filter(~quoted).select(
         "number",
         "line",
         (line.str.count_matches(",", literal=True) + 1).alias("count"),
-        *(pieces.field(f"field_{i}").alias(column) for column, i in wanted.items()),
+        *(pieces.field(f"field_{i}").alias(column) for column, i in places.items()),
     )
     one = r'(?:\s*"((?:[^"]|"")*)"\s*|([^",]*))'
     groups = pl.col("groups").struct
@@ -210,7 +210,7 @@ def _fields(lines: pl.DataFrame, columns: list[str]) -> pl.DataFrame:
                 pl.coalesce(groups.field(str(2 * i + 1)), groups.field(str(2 * i + 2)))
                 .str.replace_all('""', '"', literal=True)
                 .alias(column)
-                for column, i in wanted.items()
+                for column, i in places.items()
             ),
         )
     )

@@ -121,30 +121,30 @@ def _options(counts: pl.DataFrame, classes: pl.DataFrame) -> str | None:
 def _reason(splits: tuple[str, ...], increment: int, listed: Sizes) -> str:
     """What is known of the lists behind these samples."""
     release = RELEASES[-(-increment // STEPS)]
-    said = []
+    reasons = []
     for split in splits:
         mine, theirs = listed.get((release, split), 0), LISTED[release, split]
         if (release, split) == ("kinetics700_2020", "test"):
             continue
         if mine != theirs:
-            said.append(f"{split} list of {mine:,} clips, theirs {theirs:,}")
+            reasons.append(f"{split} list of {mine:,} clips, theirs {theirs:,}")
         if increment == 0:
             lost = theirs - sum(TABLE_2[split][0])
-            said.append(f"{lost:,} of theirs had no features and were dropped")
+            reasons.append(f"{lost:,} of theirs had no features and were dropped")
         elif release == "kinetics600" and split != "train":
             lost = WITHOUT_FEATURES[split]
-            said.append(f"{lost:,} of their {split} clips had no features and were dropped")
+            reasons.append(f"{lost:,} of their {split} clips had no features and were dropped")
     if splits == ("test",) and release == "kinetics700_2020":
         return "the test list has no labels"
     if increment and listed["kinetics400", "train"] < LISTED["kinetics400", "train"]:
-        said.append("clips that our K400 list lacks count as new")
+        reasons.append("clips that our K400 list lacks count as new")
     if increment and (release == "kinetics700_2020" or splits == ("train",)):
-        said.append("they dropped clips without features")
-    return "; ".join(said)
+        reasons.append("they dropped clips without features")
+    return "; ".join(reasons)
 
 
 def _frame(rows: list[tuple], general: str | None) -> pl.DataFrame:
-    found = []
+    lines = []
     for split, increment, mine, paper, reason in rows:
         total = sum(paper[2:])
         more = round((sum(mine[2:]) / total - 1) * 100, 1) if total else None
@@ -156,11 +156,11 @@ def _frame(rows: list[tuple], general: str | None) -> pl.DataFrame:
         else:
             why = "; ".join(classes) or "equal"
         pairs = [value for pair in zip(mine, paper, strict=True) for value in pair]
-        found.append((split, increment, *pairs, more, why))
+        lines.append((split, increment, *pairs, more, why))
     names = ("known_classes", "novel_classes", "known_samples", "novel_samples")
     columns = [column for name in names for column in (name, f"paper_{name}")]
     return pl.DataFrame(
-        found,
+        lines,
         schema={
             "split": pl.String,
             "increment": pl.Int32,

@@ -23,14 +23,14 @@ BESIDE_PAPER = (
 
 def sections(read: Read) -> list[Section]:
     """Increments, label changes, videos and the evaluation, where the lake has them."""
-    found = [
+    candidates = [
         *_increments(read),
         _label_changes(read),
         videos_report.section(read),
         *evaluation_report.sections(read),
         *results_report.confusions(read),
     ]
-    return [section for section in found if section is not None]
+    return [section for section in candidates if section is not None]
 
 
 def _increments(read: Read) -> list[Section]:
@@ -70,15 +70,15 @@ def _of_protocol(increments: pl.DataFrame, classes: pl.DataFrame, read: Read) ->
     return parts
 
 
-def _with_notes(rows: pl.DataFrame, said: str) -> list[Html]:
+def _with_notes(rows: pl.DataFrame, caption: str) -> list[Html]:
     """Reasons are long and repeat: each stands once below the table, under its number."""
     notes = rows.select("reason").unique(maintain_order=True).with_row_index("note", 1)
     shown = rows.join(notes, on="reason", maintain_order="left").drop("reason")
     percent = pl.col("ours_more_percent").cast(pl.String).fill_null("")
     names = {name: name.removesuffix("_samples").replace("_", " ") for name in shown.columns}
     return [
-        table(shown.with_columns(percent), said, names=names, right=["ours_more_percent"]),
-        table(notes, f"Why they differ: the notes of {said.split(' of ')[0]}"),
+        table(shown.with_columns(percent), caption, names=names, right=["ours_more_percent"]),
+        table(notes, f"Why they differ: the notes of {caption.split(' of ')[0]}"),
     ]
 
 
@@ -95,5 +95,5 @@ def _label_changes(read: Read) -> Section | None:
     if changes is None or changes.is_empty():
         return None
     top = changes.sort("clips", descending=True).head(20)
-    said = paragraph("The same clip under another label in a later release; the 20 most frequent.")
-    return Section("Label changes", [said, table(top)])
+    note = paragraph("The same clip under another label in a later release; the 20 most frequent.")
+    return Section("Label changes", [note, table(top)])

@@ -14,7 +14,7 @@ from tasks.report import Html, Read, Section, confused, paragraph
 
 def confusions(read: Read) -> list[Section]:
     """Of each predictor the first guesses at held-out clips of all increments, after feedback."""
-    wanted = (
+    condition = (
         (pl.col("rank") == 1)
         & (pl.col("grouping") == "all")
         & (pl.col("phase") == "after")
@@ -22,7 +22,7 @@ def confusions(read: Read) -> list[Section]:
         & pl.col("split").is_in(["test", "valid"])
     )
     columns = ["run_id", "split", "target", "predicted", "count"]
-    rows, runs = read("confusion", columns, wanted), predictor_runs(read)
+    rows, runs = read("confusion", columns, condition), predictor_runs(read)
     if rows is None or rows.is_empty() or runs is None:
         return []
     return [
@@ -49,10 +49,10 @@ def _confusions(rows: pl.DataFrame) -> list[Html]:
         )
     ]
     keys = ["extractor", "predictor"]
-    for (extractor, predictor), own in sorted(
+    for (extractor, predictor), part in sorted(
         counts.partition_by(keys, as_dict=True, include_key=False).items()
     ):
-        right = own.filter(pl.col("target") == pl.col("predicted"))["count"].sum()
-        share = cast(int, right) / own["count"].sum()
-        parts += confused(own, f"{predictor} · {extractor}: {share:.1%} right", ("unknown",))
+        right = part.filter(pl.col("target") == pl.col("predicted"))["count"].sum()
+        share = cast(int, right) / part["count"].sum()
+        parts += confused(part, f"{predictor} · {extractor}: {share:.1%} right", ("unknown",))
     return parts

@@ -31,8 +31,8 @@ def separation(vectors: np.ndarray, labels: pl.Series, seed: int = 0) -> Separat
     if rows["label"].n_unique() < 2:
         return None
     if rows.height > MOST_SAMPLES:
-        chosen = np.random.default_rng(seed).choice(rows.height, MOST_SAMPLES, replace=False)
-        rows = rows[np.sort(chosen)].filter(counted)
+        picks = np.random.default_rng(seed).choice(rows.height, MOST_SAMPLES, replace=False)
+        rows = rows[np.sort(picks)].filter(counted)
     codes = rows["label"].rank("dense").to_numpy()
     values = vectors[rows["index"].to_numpy()].astype(np.float64)
     values /= np.maximum(np.linalg.norm(values, axis=1, keepdims=True), 1e-12)

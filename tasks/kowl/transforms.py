@@ -96,8 +96,8 @@ def _shift_hue(frame: np.ndarray, shift: float) -> np.ndarray:
         np.where(value == green, (blue - red) * scale + 2, (red - green) * scale + 4),
     )
     turned = np.empty_like(frame)
-    for channel, own in enumerate((0, 2, 4)):
-        ahead = hue + np.float32(6 * shift - own + 3)
+    for channel, centre in enumerate((0, 2, 4)):
+        ahead = hue + np.float32(6 * shift - centre + 3)
         ahead -= 6 * np.floor(ahead / 6)
         away = np.clip(np.abs(ahead - 3) - 1, 0, 1)
         # torchvision's way from 0 ... 1 back to 8 bits: times 255.999, then truncate.
@@ -236,16 +236,16 @@ def _projection(corners: list[tuple[int, int]], height: int, width: int) -> np.n
 
     The last one is 1, but where the picture's first pixel is thrown to the horizon it is 0.
     """
-    rows, wanted = [], []
+    rows, targets = [], []
     for (x, y), (source_x, source_y) in zip(corners, _edges(height, width), strict=True):
         rows.append([x, y, 1, 0, 0, 0, -source_x * x, -source_x * y])
         rows.append([0, 0, 0, x, y, 1, -source_y * x, -source_y * y])
-        wanted += [source_x, source_y]
-    system, wanted_values = np.array(rows, float), np.array(wanted, float)
-    solved, _, rank, _ = np.linalg.lstsq(system, wanted_values, rcond=None)
+        targets += [source_x, source_y]
+    system, target_values = np.array(rows, float), np.array(targets, float)
+    solved, _, rank, _ = np.linalg.lstsq(system, target_values, rcond=None)
     if rank == len(solved):
         return np.append(solved, 1.0)
-    whole = np.column_stack([system, -wanted_values])
+    whole = np.column_stack([system, -target_values])
     return np.linalg.svd(whole)[2][-1]  # what it takes to nothing
 
 

@@ -67,11 +67,11 @@ def unify(
         )
     owners = listed.filter(oldest if settings.split_rule == "first_come" else newest)
     labelled = listed.filter(pl.col("label").is_not_null())
-    chosen = labelled.filter(newest if settings.label_rule == "recent_first" else oldest).select(
+    labels = labelled.filter(newest if settings.label_rule == "recent_first" else oldest).select(
         "sample_id", "label", label_release="release"
     )
     clips = owners.drop("label").join(
-        chosen, on="sample_id", how="left", maintain_order="left", validate="1:1"
+        labels, on="sample_id", how="left", maintain_order="left", validate="1:1"
     )
     for name in settings.renames:
         clips = clips.with_columns(_renamed(tables[name]))

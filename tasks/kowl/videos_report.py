@@ -71,7 +71,7 @@ def _unlisted(read: Read) -> list[Html]:
 
 
 def _contact_sheet(read: Read) -> list[Html]:
-    rows = _chosen(read)
+    rows = _sheet_videos(read)
     root = _raw_videos(read)
     if rows is None or rows.is_empty() or root is None:
         return []
@@ -89,8 +89,8 @@ def _contact_sheet(read: Read) -> list[Html]:
         caption = f"{label_of[sample_id] or 'no label'} (`{sample_id}`)"
         pictures.append(Picture(_strip(frames[:, 0]), caption, size))
     if pictures:
-        said = f"{SHEET_FRAMES} frames of one clip of some labels, from its first to its last."
-        parts += [paragraph(said), gallery(pictures, wide=True)]
+        note = f"{SHEET_FRAMES} frames of one clip of some labels, from its first to its last."
+        parts += [paragraph(note), gallery(pictures, wide=True)]
     if failed:
         parts.append(paragraph(f"Clips that did not decode again: {', '.join(failed)}."))
     return parts
@@ -99,15 +99,15 @@ def _contact_sheet(read: Read) -> list[Html]:
 def _raw_videos(read: Read) -> str | None:
     """Folder or archive of the last build's videos; None for tables without a lake around them."""
     record = read.record if isinstance(read, Tables) else None
-    given = record.settings.get("videos") if record is not None else None
-    if record is None or given is None:
+    folder = record.settings.get("videos") if record is not None else None
+    if record is None or folder is None:
         return None
     # The setting may be relative to a folder that nobody knows any more; sources are absolute.
     roots = [source.root for source in record.sources]
-    return next((root for root in roots if root.endswith(PurePath(given).as_posix())), given)
+    return next((root for root in roots if root.endswith(PurePath(folder).as_posix())), folder)
 
 
-def _chosen(read: Read) -> pl.DataFrame | None:
+def _sheet_videos(read: Read) -> pl.DataFrame | None:
     """A short usable video of each of some labels, evenly along the labels."""
     usable = pl.col("status").is_in(USABLE) & pl.col("decoder").is_not_null()
     short = usable & (pl.col("seconds") <= LONGEST_SECONDS)

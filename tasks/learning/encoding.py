@@ -45,7 +45,7 @@ def encoded(
     for (name, known), part in zip(vocabulary.items(), groups.categorical, strict=True):
         ordered = np.array(known, np.str_)
         place = np.searchsorted(ordered, categories[name])
-        found = ordered[np.minimum(place, len(ordered) - 1)] == categories[name]
-        entry = np.where(found, place + 1, 0)[..., None]
+        is_known = ordered[np.minimum(place, len(ordered) - 1)] == categories[name]
+        entry = np.where(is_known, place + 1, 0)[..., None]
         np.put_along_axis(matrix[..., part], entry, 1, axis=-1)
     return matrix

@@ -59,11 +59,11 @@ def nearest(
     search = _Search(_in_one_layout(train), k, metric, device)
     queries = _in_one_layout(queries)
     step = min(max(1, len(queries)), math.isqrt(_BLOCK))
-    found = [search(queries[at : at + step]) for at in range(0, len(queries), step)]
+    blocks = [search(queries[at : at + step]) for at in range(0, len(queries), step)]
     empty = np.zeros((0, k))
     return Neighbours(
-        np.concatenate([empty, *(distance for distance, _ in found)]),
-        np.concatenate([empty.astype(np.int64), *(index for _, index in found)]),
+        np.concatenate([empty, *(distance for distance, _ in blocks)]),
+        np.concatenate([empty.astype(np.int64), *(index for _, index in blocks)]),
     )
 
 

@@ -161,13 +161,13 @@ def _room(count: int, height: int, width: int) -> np.ndarray:
 
 def _encoded(pictures: Pictures) -> Iterator[tuple[int, memoryview]]:
     """The row of each picture and its bytes, in the order of the files."""
-    wanted = pictures.ids.to_frame().with_row_index("row")
+    row_of_id = pictures.ids.to_frame().with_row_index("row")
     name, data = pictures.columns
     every = [read_parquet([path], [name])[name] for path in pictures.files]
-    there = pl.concat([pl.Series([], dtype=pl.String), *every]).to_frame("id")
+    file_ids = pl.concat([pl.Series([], dtype=pl.String), *every]).to_frame("id")
     # One join of all files: one for each would cost the square of their number.
-    found = there.with_row_index("place").join(wanted, on="id").sort("place", "row")
-    places, rows = (found[column].to_numpy() for column in ("place", "row"))
+    placement = file_ids.with_row_index("place").join(row_of_id, on="id").sort("place", "row")
+    places, rows = (placement[column].to_numpy() for column in ("place", "row"))
     first = 0
     for path in pictures.files:
         with opened_parquet(path) as file:

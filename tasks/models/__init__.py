@@ -21,7 +21,7 @@ PLUGINS = Plugins(
 )
 names = PLUGINS.names
 find = PLUGINS.find
-chosen = PLUGINS.chosen
+selection = PLUGINS.selection
 
 
 def make_model(

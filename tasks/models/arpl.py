@@ -91,8 +91,8 @@ class Arpl(CloudModel):
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
         import torch
 
-        own = [layers for name, layers in self.layers.items() if name not in ADVERSARIES]
-        main = [parameter for layers in own for parameter in layers.parameters()]
+        main_layers = [layers for name, layers in self.layers.items() if name not in ADVERSARIES]
+        main = [parameter for layers in main_layers for parameter in layers.parameters()]
         adversaries = {
             name: torch.optim.Adam(
                 self.layers[name].parameters(), self.settings.adversary_rate, betas=(0.5, 0.999)
@@ -147,8 +147,8 @@ class Arpl(CloudModel):
         points, radius = (self.layers["reciprocal"][name] for name in ("points", "radius"))
         logits = self.logits(g)
         entropy = functional.cross_entropy(logits, labels)
-        own = (g - points[labels]).square().mean(1)
-        bound = functional.relu(own - radius + self.settings.margin).mean()
+        distances = (g - points[labels]).square().mean(1)
+        bound = functional.relu(distances - radius + self.settings.margin).mean()
         accuracy = (logits.argmax(1) == labels).float().mean()
         return {"loss": entropy + self.settings.weight * bound, "accuracy": accuracy}
 

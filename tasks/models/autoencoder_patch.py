@@ -56,8 +56,8 @@ class AutoencoderPatch(autoencoder_full.AutoencoderFull):
 
         grid = self.grid(images)
         image = torch.arange(len(grid), device=grid.device)[:, None]
-        wanted = (len(grid), self.settings.patches_per_image)
-        row, column = (torch.randint(n, wanted, device=grid.device) for n in grid.shape[1:3])
+        size = (len(grid), self.settings.patches_per_image)
+        row, column = (torch.randint(n, size, device=grid.device) for n in grid.shape[1:3])
         return _unit(grid[image, row, column].flatten(0, 1))
 
     def input_size(self, images: np.ndarray) -> list[int]:

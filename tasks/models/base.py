@@ -149,18 +149,18 @@ class Model(Plugin, ABC):
         if preset is None:
             return super().resolve(None, changes)
         if cls.presets and preset not in cls.presets:
-            there = ", ".join(cls.presets)
-            raise ConfigError(f"{cls.name} has no preset {preset!r}; there are: {there}")
+            names = ", ".join(cls.presets)
+            raise ConfigError(f"{cls.name} has no preset {preset!r}; there are: {names}")
         return super().resolve(None, put_over(cls.preset_values(preset, network), changes or {}))
 
     @classmethod
     def preset_values(cls, preset: str, network: str | None) -> dict[str, Any]:
         """Settings of a preset that differ from the defaults; those of its network win."""
         below = {} if network is None else networks.find(network).training(preset)
-        own = {
+        network_values = {
             name: value for name, value in below.items() if name in cls.configuration.model_fields
         }
-        return {**cls.presets.get(preset, {}), **own}
+        return {**cls.presets.get(preset, {}), **network_values}
 
     @classmethod
     def network_settings(
@@ -176,14 +176,14 @@ class Model(Plugin, ABC):
             return
         fitting = networks.names_of(cls.modality) if cls.uses_network else ()
         if network not in fitting:
-            wanted = f"one of {', '.join(fitting)}" if fitting else "none"
-            raise ConfigError(f"model {cls.name}: network is {network}, expected {wanted}")
+            expectation = f"one of {', '.join(fitting)}" if fitting else "none"
+            raise ConfigError(f"model {cls.name}: network is {network}, expected {expectation}")
 
     @classmethod
     def variants(
-        cls, preset: str, changes: Mapping[str, Any], network: str | None, asked: Sequence[str]
+        cls, preset: str, changes: Mapping[str, Any], network: str | None, names: Sequence[str]
     ) -> list[Mapping[str, Any]]:
-        """What differs from the preset, once for each run of a choice; `asked` are all models."""
+        """What differs from the preset, once for each run of a choice; `names` are all models."""
         return [changes]
 
     @classmethod
@@ -206,11 +206,11 @@ class Model(Plugin, ABC):
 
     def prepare(self, *, device: str, bases: Sequence[Model] = ()) -> None:
         """Choose the device and take the fitted models that this one starts from."""
-        wanted = [base.model for base in self.bases_of(self.settings) if base.reads == "model"]
+        expected = [base.model for base in self.bases_of(self.settings) if base.reads == "model"]
         names = [base.name for base in bases]
-        if names != wanted:
+        if names != expected:
             raise ConfigError(
-                f"model {self.name} builds on a fitted {', '.join(wanted) or '(none)'}, found "
+                f"model {self.name} builds on a fitted {', '.join(expected) or '(none)'}, found "
                 f"{', '.join(names) or 'none'}; pass it as base"
             )
         self.bases = tuple(bases)
@@ -246,11 +246,11 @@ class Model(Plugin, ABC):
         """What one pass leaves of each sample."""
         outputs = self._outputs(samples)
         names = ("logits", "features", "novelty")
-        given = {name for name in names if getattr(outputs, name) is not None}
+        gives = {name for name in names if getattr(outputs, name) is not None}
         expected = self.puts_out()
-        if given != expected or len(outputs) != len(samples):
+        if gives != expected or len(outputs) != len(samples):
             raise TrainingError(
-                f"model {self.name} put out {', '.join(sorted(given))} of {len(outputs)} samples, "
+                f"model {self.name} put out {', '.join(sorted(gives))} of {len(outputs)} samples, "
                 f"expected {', '.join(sorted(expected))} of {len(samples)}"
             )
         if outputs.novelty is not None:

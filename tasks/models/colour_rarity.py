@@ -61,9 +61,9 @@ class ColourRarity(Model):
         surprise = np.log(self.counts.sum() + len(self.counts)) - np.log(self.counts + 1)
         scores = np.empty(len(images))
         for start in range(0, len(images), IMAGES_AT_ONCE):
-            found = surprise[self._colours(images[start : start + IMAGES_AT_ONCE])]
-            wanted = max(1, round(found.shape[1] * self.settings.share))
-            rarest = np.partition(found, -wanted, axis=1)[:, -wanted:]
+            surprises = surprise[self._colours(images[start : start + IMAGES_AT_ONCE])]
+            count = max(1, round(surprises.shape[1] * self.settings.share))
+            rarest = np.partition(surprises, -count, axis=1)[:, -count:]
             scores[start : start + IMAGES_AT_ONCE] = rarest.mean(1)
         return Outputs(novelty=scores)
 

@@ -46,9 +46,9 @@ class CosineProto(CloudModel):
     def cloud_losses(self, clouds: torch.Tensor, labels: torch.Tensor) -> Losses:
         from torch.nn import functional
 
-        found = self.logits(self.cloud_outputs(clouds)["features"]).float()
-        loss = functional.cross_entropy(self.settings.scale * found, labels)
-        return {"loss": loss, "accuracy": (found.argmax(1) == labels).float().mean()}
+        logits = self.logits(self.cloud_outputs(clouds)["features"]).float()
+        loss = functional.cross_entropy(self.settings.scale * logits, labels)
+        return {"loss": loss, "accuracy": (logits.argmax(1) == labels).float().mean()}
 
     def logits(self, g: torch.Tensor) -> torch.Tensor:
         return cosines(g, self.layers["prototypes"]["weight"])

@@ -192,13 +192,13 @@ class Cpc(AuxiliaryClassifier):
         """(B, context, rows, columns); a place sees its own row and those above."""
         from torch.nn import functional
 
-        own = self.layers
-        hidden = own["enter"](features.contiguous())
-        above = own["above"](functional.pad(hidden.relu(), (1, 1, 1, 0)))
-        hidden = hidden + own["above_out"](above.relu())
-        for first, second in own["residual"]:
+        layers = self.layers
+        hidden = layers["enter"](features.contiguous())
+        above = layers["above"](functional.pad(hidden.relu(), (1, 1, 1, 0)))
+        hidden = hidden + layers["above_out"](above.relu())
+        for first, second in layers["residual"]:
             hidden = hidden + second(first(hidden.relu()).relu())
-        return own["leave"](hidden.relu())
+        return layers["leave"](hidden.relu())
 
 
 def _too_small(settings: CpcSettings, side: int) -> str | None:

@@ -70,6 +70,6 @@ def smoothed_cross_entropy(
     if smoothing == 0 or classes == 1:
         return functional.cross_entropy(logits, labels)
     logs = logits.log_softmax(1)
-    own = logs.gather(1, labels[:, None]).squeeze(1)
-    others = (logs.sum(1) - own) / (classes - 1)
-    return -((1 - smoothing) * own + smoothing * others).mean()
+    label_logs = logs.gather(1, labels[:, None]).squeeze(1)
+    others = (logs.sum(1) - label_logs) / (classes - 1)
+    return -((1 - smoothing) * label_logs + smoothing * others).mean()

@@ -73,7 +73,7 @@ class Flow(cross_entropy.CrossEntropy):
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
         import torch
 
-        own = [layers for name, layers in self.layers.items() if name != "flow"]
+        main_layers = [layers for name, layers in self.layers.items() if name != "flow"]
         flow = torch.optim.Adam(
             self.layers["flow"].parameters(),
             self.settings.flow_rate,
@@ -81,7 +81,7 @@ class Flow(cross_entropy.CrossEntropy):
             eps=1e-4,
             weight_decay=self.settings.flow_decay,
         )
-        parameters = [parameter for layers in own for parameter in layers.parameters()]
+        parameters = [parameter for layers in main_layers for parameter in layers.parameters()]
         return {"main": make_optimizer(parameters, self.settings), "flow": flow}
 
     def step(self, batches: Sequence[Batch], optimizers: Optimizers, phase: str) -> Losses:

@@ -147,11 +147,11 @@ class Odin(Model):
 
     @classmethod
     def variants(
-        cls, preset: str, changes: Mapping[str, Any], network: str | None, asked: Sequence[str]
+        cls, preset: str, changes: Mapping[str, Any], network: str | None, names: Sequence[str]
     ) -> list[Mapping[str, Any]]:
         """One for each base; with `all` and no classifier chosen, `classifier` is the one."""
         base = cls.resolve(preset, changes, network).base
-        bases = [base] if base != ALL else [name for name in asked if _fits(name)] or ["classifier"]
+        bases = [base] if base != ALL else [name for name in names if _fits(name)] or ["classifier"]
         return [{**changes, "base": name} for name in bases]
 
     @classmethod
@@ -195,8 +195,8 @@ class Odin(Model):
             return {"predicted": logits.argmax(1), "novelty": novelty}
 
         with seeded([0], self.device, base.settings.cpu_threads):
-            found = compute_in_batches(compute, samples, self.device, base.scoring_batch())
-        return Outputs(novelty=found["novelty"], predicted=found["predicted"])
+            arrays = compute_in_batches(compute, samples, self.device, base.scoring_batch())
+        return Outputs(novelty=arrays["novelty"], predicted=arrays["predicted"])
 
     def state(self) -> dict[str, np.ndarray | torch.Tensor]:
         return {"temperature": np.array([self.temperature]), "epsilon": np.array([self.epsilon])}
@@ -239,5 +239,5 @@ def best_candidate(
     history = pl.DataFrame(rows, schema=dict.fromkeys((*names, "valid_auroc"), pl.Float64))
     best = int(history["valid_auroc"].arg_max() or 0)
     is_best = pl.int_range(pl.len()) == best
-    chosen = dict(zip(names, map(float, grid[best]), strict=True))
-    return chosen, history.with_columns(is_best.cast(pl.Float64).alias("chosen"))
+    candidate = dict(zip(names, map(float, grid[best]), strict=True))
+    return candidate, history.with_columns(is_best.cast(pl.Float64).alias("chosen"))

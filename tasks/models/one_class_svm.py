@@ -69,11 +69,11 @@ class OneClassSvm(Model):
 
     @classmethod
     def variants(
-        cls, preset: str, changes: Mapping[str, Any], network: str | None, asked: Sequence[str]
+        cls, preset: str, changes: Mapping[str, Any], network: str | None, names: Sequence[str]
     ) -> list[Mapping[str, Any]]:
         """Where nu or gamma is given, nothing is chosen."""
-        given = {"nu", "gamma"} & changes.keys()
-        return [{"choose": "fixed", **changes}] if given else [changes]
+        fixed_names = {"nu", "gamma"} & changes.keys()
+        return [{"choose": "fixed", **changes}] if fixed_names else [changes]
 
     @classmethod
     def bases_of(cls, settings: Any) -> tuple[BaseRun, ...]:

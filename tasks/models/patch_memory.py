@@ -87,10 +87,10 @@ class PatchMemory(Model):
 
         self.record = {"weights": weights_record()}
         candidates, patches = self._candidates(train, fitting.seed)
-        wanted = max(1, round(len(candidates) * self.settings.coreset))
+        size = max(1, round(len(candidates) * self.settings.coreset))
         with seeded([fitting.seed, 1], self.device):
             choose = k_centre if self.settings.choice == "k_centre" else random_rows
-            rows, radius = choose(candidates, wanted)
+            rows, radius = choose(candidates, size)
         self.memory = candidates[rows]
         return pl.DataFrame(
             {
@@ -108,8 +108,8 @@ class PatchMemory(Model):
         first = to_device(samples.images()[:1], self.device)
         grid = self._patches(network, first).shape[1]
         patches = len(samples) * grid
-        wanted = min(self.settings.candidates or patches, patches)
-        drawn = np.random.default_rng(seed).choice(patches, wanted, replace=False, shuffle=False)
+        draws = min(self.settings.candidates or patches, patches)
+        drawn = np.random.default_rng(seed).choice(patches, draws, replace=False, shuffle=False)
         drawn.sort()
 
         def compute(batch: Batch) -> dict[str, torch.Tensor]:
@@ -211,12 +211,12 @@ def nearest(points: torch.Tensor, memory: torch.Tensor) -> tuple[torch.Tensor, t
     import torch
 
     norms = memory.square().sum(1)
-    found = [
+    minima = [
         torch.addmm(norms, part, memory.T, alpha=-2).min(1)
         for part in points.split(max(1, LARGEST // len(memory)))
     ]
-    squared = points.square().sum(1) + torch.cat([part.values for part in found])
-    return squared.clamp(min=0).sqrt(), torch.cat([part.indices for part in found])
+    squared = points.square().sum(1) + torch.cat([part.values for part in minima])
+    return squared.clamp(min=0).sqrt(), torch.cat([part.indices for part in minima])
 
 
 def strangeness(
@@ -241,5 +241,5 @@ def strangeness(
     anchors = memory[rows.take_along_dim(farthest, 1)[:, 0]]
     around = torch.cdist(anchors, memory).topk(min(neighbours, len(memory)), largest=False).indices
     others = (memory[around] - patch).square().sum(2).sqrt()
-    own = distances.take_along_dim(farthest, 1)
-    return scores * (1 - (own[:, 0] - others.logsumexp(1)).exp())
+    largest = distances.take_along_dim(farthest, 1)
+    return scores * (1 - (largest[:, 0] - others.logsumexp(1)).exp())

@@ -238,14 +238,14 @@ class AuxiliaryClassifier(PictureClassifier):
         return (*super().streams(), Stream(self.auxiliary_pictures(), self.settings.order))
 
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        own = [
+        extra_parameters = [
             parameter
             for name, layer in self.layers.items()
             if name not in ("network", "classes")
             for parameter in layer.parameters()
         ]
         decay = self.settings.weight_decay if self.auxiliary_decays else 0.0
-        parameters = [*self.shared_parameters(), *own]
+        parameters = [*self.shared_parameters(), *extra_parameters]
         auxiliary = make_optimizer(parameters, self.settings, weight_decay=decay)
         return {**super().optimizers(), "auxiliary": auxiliary}
 

@@ -124,8 +124,8 @@ def noisy(pixels: Bytes, sample_ids: Sequence[str], seed: int) -> Floats:
     """(3, N, side * side): (pixel + U(0, 1)) / 256; an image's noise depends on its id alone."""
     out = np.empty((3, len(pixels), pixels.shape[1] * pixels.shape[2]))
     for row, (picture, sample_id) in enumerate(zip(pixels, sample_ids, strict=True)):
-        own = int.from_bytes(hashlib.sha256(sample_id.encode()).digest()[:8])
-        noise = np.random.default_rng([seed, own]).random(picture.shape)
+        image_seed = int.from_bytes(hashlib.sha256(sample_id.encode()).digest()[:8])
+        noise = np.random.default_rng([seed, image_seed]).random(picture.shape)
         out[:, row] = (picture + noise).transpose(2, 0, 1).reshape(3, -1)
     return out / 256
 

@@ -105,10 +105,10 @@ def check_classes(model: CloudModel, state: dict[str, torch.Tensor], path: Path)
         "subcenter_arcface": "prototypes.weight",
         "arpl": "reciprocal.points",
     }.get(model.name)
-    own = model.layers.state_dict()
-    if last is None or last not in state or len(state[last]) == len(own[last]):
+    model_state = model.layers.state_dict()
+    if last is None or last not in state or len(state[last]) == len(model_state[last]):
         return
-    each = len(own[last]) // model.classes
+    each = len(model_state[last]) // model.classes
     raise SourceError(
         f"weights file {path} is for {len(state[last]) / each:g} classes, the track has "
         f"{model.classes} known ones; name a file or tracks with the same classes"

@@ -52,23 +52,23 @@ class SubcenterArcFace(CloudModel):
     def cloud_losses(self, clouds: torch.Tensor, labels: torch.Tensor) -> Losses:
         from torch.nn import functional
 
-        found = self.logits(self.cloud_outputs(clouds)["features"]).float()
-        pushed = with_margin(found, labels, self.settings.margin)
+        logits = self.logits(self.cloud_outputs(clouds)["features"]).float()
+        pushed = with_margin(logits, labels, self.settings.margin)
         loss = functional.cross_entropy(self.settings.scale * pushed, labels)
-        return {"loss": loss, "accuracy": (found.argmax(1) == labels).float().mean()}
+        return {"loss": loss, "accuracy": (logits.argmax(1) == labels).float().mean()}
 
     def logits(self, g: torch.Tensor) -> torch.Tensor:
-        found = cosines(g, self.layers["prototypes"]["weight"])
-        return found.view(len(g), self.classes, -1).amax(2)
+        similarities = cosines(g, self.layers["prototypes"]["weight"])
+        return similarities.view(len(g), self.classes, -1).amax(2)
 
 
-def with_margin(found: torch.Tensor, labels: torch.Tensor, margin: float) -> torch.Tensor:
+def with_margin(similarities: torch.Tensor, labels: torch.Tensor, margin: float) -> torch.Tensor:
     """Cosines with cos(angle + m) at the label; beyond angle pi - m, where that would rise again,
     cos(angle) - m sin(m) (ArcFace without `easy_margin`)."""
     import torch
 
-    own = found.gather(1, labels[:, None])
-    sine = (1 - own.square()).clamp(min=1e-6).sqrt()
-    pushed = own * math.cos(margin) - sine * math.sin(margin)
-    pushed = torch.where(own > -math.cos(margin), pushed, own - margin * math.sin(margin))
-    return found.scatter(1, labels[:, None], pushed)
+    cosine = similarities.gather(1, labels[:, None])
+    sine = (1 - cosine.square()).clamp(min=1e-6).sqrt()
+    pushed = cosine * math.cos(margin) - sine * math.sin(margin)
+    pushed = torch.where(cosine > -math.cos(margin), pushed, cosine - margin * math.sin(margin))
+    return similarities.scatter(1, labels[:, None], pushed)

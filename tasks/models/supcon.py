@@ -63,5 +63,5 @@ def contrastive(g: torch.Tensor, labels: torch.Tensor, temperature: float) -> to
     similar = cosines(g, g) / temperature
     alone = torch.eye(len(g), dtype=torch.bool, device=g.device)
     others = similar.masked_fill(alone, -torch.inf)
-    own = others.masked_fill(labels[:, None] != labels[None], -torch.inf)
-    return (others.logsumexp(1) - own.logsumexp(1)).mean()
+    same_label = others.masked_fill(labels[:, None] != labels[None], -torch.inf)
+    return (others.logsumexp(1) - same_label.logsumexp(1)).mean()

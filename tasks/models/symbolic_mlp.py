@@ -105,7 +105,7 @@ class SymbolicMlp(NetworkModel):
 
     @classmethod
     def variants(
-        cls, preset: str, changes: Mapping[str, Any], network: str | None, asked: Sequence[str]
+        cls, preset: str, changes: Mapping[str, Any], network: str | None, names: Sequence[str]
     ) -> list[Mapping[str, Any]]:
         """One run for each of `contexts`; where only `context` is changed, that one alone. Where
         layers or hidden is given, nothing is chosen."""

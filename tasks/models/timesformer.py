@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Configuration(CropSettings):
-    named: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    by_preprocessing: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "release": {"short_side": 224},
         "fair": {"short_side": 224},
     }

@@ -160,15 +160,15 @@ def divergence(mean: torch.Tensor, spread: torch.Tensor) -> torch.Tensor:
 
 def chamfer(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """Sums of squared distances to the nearest point of the other cloud, both ways: (B,)."""
-    there = left - gather_rows(right, nearest_other(left, right))
-    back = right - gather_rows(left, nearest_other(right, left))
-    return there.square().sum((1, 2)) + back.square().sum((1, 2))
+    offsets = left - gather_rows(right, nearest_other(left, right))
+    back_offsets = right - gather_rows(left, nearest_other(right, left))
+    return offsets.square().sum((1, 2)) + back_offsets.square().sum((1, 2))
 
 
 def products(clouds: torch.Tensor, neighbours: torch.Tensor) -> torch.Tensor:
     """Of the coordinates of each point's nearest point (itself) and the next one, (B, P, 9)."""
-    own, other = (gather_rows(clouds, neighbours[..., place]) for place in (0, 1))
-    return (own[..., None] * other[..., None, :]).flatten(2)
+    first, second = (gather_rows(clouds, neighbours[..., place]) for place in (0, 1))
+    return (first[..., None] * second[..., None, :]).flatten(2)
 
 
 def sphere(count: int) -> torch.Tensor:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Configuration(CropSettings):
-    named: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    by_preprocessing: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "release": {"short_side": 224},
         "fair": {"crops": 10, "short_side": 256, "crop": 256},
     }

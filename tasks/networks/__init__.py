@@ -12,7 +12,7 @@ PLUGINS = Plugins(
 )
 names = PLUGINS.names
 find = PLUGINS.find
-chosen = PLUGINS.chosen
+selection = PLUGINS.selection
 
 
 def names_of(modality: str) -> tuple[str, ...]:

@@ -76,31 +76,31 @@ def role_of(name: str) -> str:
 
 
 def class_warnings(
-    classes: Iterable[str], described: Collection[str], chosen: Mapping[str, str]
+    classes: Iterable[str], described: Collection[str], roles: Mapping[str, str]
 ) -> list[str]:
     """What is wrong with the classes of a source: no role, no known novel block, a role for none.
 
-    `described` are the classes with a novelty_description.json, `chosen` the roles of the settings.
+    `described` are the classes with a novelty_description.json, `roles` the roles of the settings.
     """
-    there = sorted(set(classes))
+    names = sorted(set(classes))
     warnings = []
-    for name in there:
+    for name in names:
         if name in NOVEL_BLOCKS:
             continue
-        if name not in chosen:
+        if name not in roles:
             warnings.append(
                 f"class {name} has no role, so the build will stop at the splits; give it one with "
                 f"--splits.roles {name}=ROLE ({', '.join(ROLES)}){did_you_mean(name, NOVEL_BLOCKS)}"
             )
-        elif name not in described and chosen[name] != "normal":
+        elif name not in described and roles[name] != "normal":
             warnings.append(
                 f"class {name}: no novel block is known, so all of its frames get novel fraction "
                 f"0; name the block in {name}/novelty_description.json, or labels with "
                 "--targets-csv"
             )
     warnings += [
-        f"--splits.roles names {name}, but the source has no such class{did_you_mean(name, there)}"
-        for name in sorted(chosen.keys() - set(there))
+        f"--splits.roles names {name}, but the source has no such class{did_you_mean(name, names)}"
+        for name in sorted(roles.keys() - set(names))
     ]
     return warnings
 

@@ -90,12 +90,12 @@ def section(read: Read) -> Section | None:
             parts.append(table(wide, layout.title, groups, names=names, right=numbers))
     if not parts:
         return None
-    said = paragraph(
+    note = paragraph(
         "Percent; mean over seeds, with the deviation where there are several. The paper's numbers "
         "are for the full release and its own networks; on other frames, or with preset `small`, "
         "they stand here for orientation only. A dash: infeasible, or not run."
     )
-    return Section("Models beside the paper", [said, *parts])
+    return Section("Models beside the paper", [note, *parts])
 
 
 def settings_text() -> pl.Expr:
@@ -106,27 +106,27 @@ def settings_text() -> pl.Expr:
 
 def beside(metrics: pl.DataFrame, runs: pl.DataFrame, layout: Layout) -> pl.DataFrame | None:
     """One row a model and its settings with ours and the paper's, best first, then the paper's."""
-    chosen = metrics.filter(
+    rows = metrics.filter(
         (pl.col("protocol") == layout.protocol)
         & (pl.col("convention") == layout.convention)
         & pl.col("metric").is_in(list(layout.columns))
     ).join(runs, on="run_id", maintain_order="left")
-    if chosen.is_empty():
+    if rows.is_empty():
         return None
     if layout.paper is PAPER_TABLE_3:
         # Runs of an older version call it order.
         names = ("$.context", "$.order")
         order = pl.coalesce(pl.col("settings").str.json_path_match(name) for name in names)
-        chosen = chosen.with_columns(pl.format("{}, order {}", "model", order).alias("model"))
-    chosen = chosen.with_columns(settings_text().alias("settings"))
+        rows = rows.with_columns(pl.format("{}, order {}", "model", order).alias("model"))
+    rows = rows.with_columns(settings_text().alias("settings"))
     value = 100 * pl.col("value")
     kinds = ["model", "settings", "config_id"]
-    cells = chosen.group_by(*kinds, "metric", maintain_order=True).agg(
+    cells = rows.group_by(*kinds, "metric", maintain_order=True).agg(
         value.mean().alias("mean"), value.std().alias("deviation"), pl.col("seed").n_unique()
     )
-    said = pl.format("{} ± {}", _digits("mean"), _digits("deviation"))
+    text = pl.format("{} ± {}", _digits("mean"), _digits("deviation"))
     cells = cells.with_columns(
-        pl.when(pl.col("deviation").is_null()).then(_digits("mean")).otherwise(said).alias("said")
+        pl.when(pl.col("deviation").is_null()).then(_digits("mean")).otherwise(text).alias("said")
     )
     ours = cells.group_by(kinds, maintain_order=True).agg(
         pl.col("seed").max().cast(pl.Int64).alias("seeds"),

@@ -48,8 +48,8 @@ VERSION = 1
 def discovery_settings(config: Config) -> dict[str, Any]:
     """All settings of discovery, resolved; an unknown preset is refused."""
     if config.preset not in PRESETS:
-        there = ", ".join(PRESETS)
-        raise ConfigError(f"discovery has no preset {config.preset!r}; there are: {there}")
+        names = ", ".join(PRESETS)
+        raise ConfigError(f"discovery has no preset {config.preset!r}; there are: {names}")
     return {**PRESETS[config.preset].model_dump(mode="json"), "clusters": len(CLASSES)}
 
 
@@ -135,8 +135,8 @@ def discover_categories(shard: Shard, settings: DeviceSettings) -> Produced:
         facts.settings["clusters"],
         seed=seed,
     )
-    found = discovery_accuracy(true, clusters.unlabelled, range(len(NORMAL)))
-    matched = [CLASSES[m] if m < len(CLASSES) else None for m in found.matched]
+    accuracy = discovery_accuracy(true, clusters.unlabelled, range(len(NORMAL)))
+    matched = [CLASSES[m] if m < len(CLASSES) else None for m in accuracy.matched]
     table = rows["valid"].select(
         pl.lit(run_id(facts)).alias("run_id"),
         "sample_id",
@@ -144,7 +144,7 @@ def discover_categories(shard: Shard, settings: DeviceSettings) -> Produced:
         pl.Series("cluster", clusters.unlabelled),
         pl.Series("matched", [matched[c] for c in clusters.unlabelled], pl.String),
     )
-    values = {"all": found.all, "labelled": found.labelled, "new": found.new}
+    values = {"all": accuracy.all, "labelled": accuracy.labelled, "new": accuracy.new}
     tables = {
         "discovery": table,
         "runs": run_row(facts),

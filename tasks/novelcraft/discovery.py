@@ -263,8 +263,8 @@ def _similarities(embeddings: torch.Tensor, temperature: float) -> torch.Tensor:
     """Dot products with -inf on the diagonal: nothing is compared with itself."""
     import torch
 
-    own = torch.eye(len(embeddings), dtype=torch.bool, device=embeddings.device)
-    return (embeddings @ embeddings.T / temperature).masked_fill(own, -torch.inf)
+    diagonal = torch.eye(len(embeddings), dtype=torch.bool, device=embeddings.device)
+    return (embeddings @ embeddings.T / temperature).masked_fill(diagonal, -torch.inf)
 
 
 def resized(images: torch.Tensor, size: int) -> torch.Tensor:
@@ -432,7 +432,7 @@ def semi_supervised_kmeans(
     """
     labelled, unlabelled = (features.astype(np.float64) for features in (labelled, unlabelled))
     _check_features(labelled, classes, unlabelled)
-    names, own = np.unique(classes, return_inverse=True)
+    names, codes = np.unique(classes, return_inverse=True)
     new = clusters - len(names)
     if new < 0 or new > len(unlabelled):
         raise ConfigError(
@@ -445,8 +445,8 @@ def semi_supervised_kmeans(
     labelled, unlabelled = labelled - middle, unlabelled - middle
     smallest_move = tolerance * everything.var(0).mean()
     sums = np.zeros((clusters, labelled.shape[1]))
-    np.add.at(sums, own, labelled)
-    sizes = np.bincount(own, minlength=clusters).astype(np.float64)
+    np.add.at(sums, codes, labelled)
+    sizes = np.bincount(codes, minlength=clusters).astype(np.float64)
     fixed = sums[: len(names)] / sizes[: len(names), None]
 
     best: tuple[list[float], np.ndarray, np.ndarray] | None = None
@@ -455,7 +455,7 @@ def semi_supervised_kmeans(
         centers = np.concatenate([fixed, _far_rows(fixed, unlabelled, new, rng)])
         inertias: list[float] = []
         for _ in range(iterations):
-            nearest, inertia = _assign(centers, labelled, own, unlabelled)
+            nearest, inertia = _assign(centers, labelled, codes, unlabelled)
             inertias.append(inertia)
             members = nearest == np.arange(clusters)[:, None]
             total = sizes + members.sum(1)
@@ -465,13 +465,13 @@ def semi_supervised_kmeans(
             centers = moved
             if move <= smallest_move:
                 break
-        nearest, inertia = _assign(centers, labelled, own, unlabelled)
+        nearest, inertia = _assign(centers, labelled, codes, unlabelled)
         inertias.append(inertia)
         if best is None or inertia < best[0][-1]:
             best = inertias, centers, nearest
     assert best is not None
     inertias, centers, nearest = best
-    return Clusters(centers + middle, names, own, nearest, np.array(inertias))
+    return Clusters(centers + middle, names, codes, nearest, np.array(inertias))
 
 
 def _check_features(labelled: np.ndarray, classes: np.ndarray, unlabelled: np.ndarray) -> None:
@@ -495,12 +495,12 @@ def _distances(rows: np.ndarray, centers: np.ndarray) -> np.ndarray:
 
 
 def _assign(
-    centers: np.ndarray, labelled: np.ndarray, own: np.ndarray, unlabelled: np.ndarray
+    centers: np.ndarray, labelled: np.ndarray, codes: np.ndarray, unlabelled: np.ndarray
 ) -> tuple[np.ndarray, float]:
     distances = _distances(unlabelled, centers)
     nearest = distances.argmin(1)
     inertia = distances[np.arange(len(nearest)), nearest].sum()
-    return nearest, float(inertia + ((labelled - centers[own]) ** 2).sum())
+    return nearest, float(inertia + ((labelled - centers[codes]) ** 2).sum())
 
 
 def _far_rows(
@@ -508,15 +508,15 @@ def _far_rows(
 ) -> np.ndarray:
     """k-means++: rows drawn by squared distance to the nearest centre, the best of a few draws."""
     closest = _distances(rows, centers).min(1)
-    chosen = np.empty((count, rows.shape[1]))
+    picks = np.empty((count, rows.shape[1]))
     trials = 2 + int(math.log(max(count, 1)))
     for number in range(count):
         total = closest.sum()
         drawn = rng.choice(len(rows), trials, p=closest / total if total > 0 else None)
         left = np.minimum(closest, _distances(rows[drawn], rows))
         winner = left.sum(1).argmin()
-        chosen[number], closest = rows[drawn[winner]], left[winner]
-    return chosen
+        picks[number], closest = rows[drawn[winner]], left[winner]
+    return picks
 
 
 @dataclass(frozen=True, eq=False)

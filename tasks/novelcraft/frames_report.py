@@ -60,15 +60,15 @@ def section(read: Read) -> Section | None:
     frames = read("frames", ["frame_id", "suspect_last"])
     if targets is None or frames is None:
         return None
-    chosen = choose_frames(targets, frames)
-    among = pl.col("frame_id").is_in(chosen["frame_id"].to_list())
+    picks = choose_frames(targets, frames)
+    among = pl.col("frame_id").is_in(picks["frame_id"].to_list())
     pictures = filled(read, "images", ["frame_id", "png"], among)
     masks = filled(read, "masks", ["frame_id", "height", "width", "runs"], among)
     if pictures is None or masks is None:
         return None
     boxes = read("novel_objects", None, among)
     drawn, damaged = [], []
-    rows = chosen.join(pictures, on="frame_id").join(masks, on="frame_id").sort("class")
+    rows = picks.join(pictures, on="frame_id").join(masks, on="frame_id").sort("class")
     for row in rows.iter_rows(named=True):
         small = _shrunk(row["png"])
         if small is None:
@@ -152,14 +152,14 @@ def _overlay(mask: np.ndarray) -> bytes:
 def _boxes(objects: pl.DataFrame | None, frame: str) -> list[tuple[int, int, int, int, str]]:
     if objects is None:
         return []
-    chosen = (
+    largest = (
         objects.filter(pl.col("frame_id") == frame)
         .sort("pixels", "object", descending=[True, False])
         .head(MOST_BOXES)
     )
     return [
         (x0, y0, x1, y1, f"{label}: {counted(pixels, 'pixel')}")
-        for x0, y0, x1, y1, label, pixels in chosen.select(
+        for x0, y0, x1, y1, label, pixels in largest.select(
             "x0", "y0", "x1", "y1", "label", "pixels"
         ).iter_rows()
     ]

@@ -143,11 +143,11 @@ def render_targets(shard: Shard, settings: RenderSettings) -> Produced:
         states.append((state, novel_names(row["class"], described.get(row["class"]))))
     rows: dict[str, list[dict[str, Any]]] = {table.name: [] for table in _tables(settings)}
     rejects = []
-    for place, found in zip(places, render_all(states, settings, work=shard.work), strict=True):
-        if isinstance(found, RecordError):
-            rejects.append(Reject.of(place["frame_id"], found))
+    for place, outcome in zip(places, render_all(states, settings, work=shard.work), strict=True):
+        if isinstance(outcome, RecordError):
+            rejects.append(Reject.of(place["frame_id"], outcome))
         else:
-            _add_rendering(rows, place, found, settings)
+            _add_rendering(rows, place, outcome, settings)
     if settings.scene_maps:
         view = view_of(settings)
         rows["scene_maps"] = [
@@ -164,28 +164,28 @@ def render_targets(shard: Shard, settings: RenderSettings) -> Produced:
 def _add_rendering(
     rows: dict[str, list[dict[str, Any]]],
     place: dict[str, Any],
-    found: Rendering,
+    rendering: Rendering,
     settings: RenderSettings,
 ) -> None:
     rows["targets"].append(
         place
         | {
-            "novel_fraction": found.fraction,
-            "novel_pixels": found.pixels,
+            "novel_fraction": rendering.fraction,
+            "novel_pixels": rendering.pixels,
             "renderer": settings.renderer,
             "rotation": settings.rotation,
         }
     )
-    if found.pixels:
-        height, width = found.mask.shape
-        runs = encode_runs(found.mask).tolist()
+    if rendering.pixels:
+        height, width = rendering.mask.shape
+        runs = encode_runs(rendering.mask).tolist()
         rows["masks"].append(place | {"height": height, "width": width, "runs": runs})
     rows["target_labels"] += [
         place | {"label": label, "pixels": pixels}
-        for label, pixels in found.label_pixels.items()
+        for label, pixels in rendering.label_pixels.items()
         if pixels
     ]
-    for number, seen in enumerate(found.objects):
+    for number, seen in enumerate(rendering.objects):
         rows["novel_objects"].append(place | {"object": number} | seen._asdict())
 
 
@@ -227,13 +227,13 @@ def read_official_targets(shard: Shard, settings: Settings) -> Produced:
     (file,) = shard.files
     targets, refused = read_targets(Path(shard.source or "") / file.name)
     places = shard.read("frames", list(PLACE))
-    found = targets.join(places, on="frame_id", how="inner").with_columns(
+    joined = targets.join(places, on="frame_id", how="inner").with_columns(
         pl.lit("official").alias("renderer"), pl.lit("published").alias("rotation")
     )
     lonely = targets.join(places, on="frame_id", how="anti")["frame_id"]
     rejects = [Reject(*row) for row in refused.iter_rows()]
     rejects += [Reject(name, "no_such_frame", "the source has no such frame") for name in lonely]
-    return Produced({"targets": found}, targets.height + refused.height, rejects)
+    return Produced({"targets": joined}, targets.height + refused.height, rejects)
 
 
 @stage(writes=(LABEL_DRIFT,), version=1)

@@ -164,11 +164,11 @@ def _row_groups(images: TableVersion, frames: pl.DataFrame) -> Iterator[pl.DataF
             for group in range(file.num_row_groups):
                 names = file.read_row_group(group, columns=["frame_id"])
                 ids = cast(pl.DataFrame, pl.from_arrow(names))
-                wanted = ids.join(frames, on="frame_id", how="left", maintain_order="left")
-                if wanted["episode_id"].null_count() == wanted.height:
+                places = ids.join(frames, on="frame_id", how="left", maintain_order="left")
+                if places["episode_id"].null_count() == places.height:
                     continue
                 png = cast(pl.DataFrame, pl.from_arrow(file.read_row_group(group, columns=["png"])))
-                joined = pl.concat([wanted, png], how="horizontal").drop_nulls("episode_id")
+                joined = pl.concat([places, png], how="horizontal").drop_nulls("episode_id")
                 yield from joined.partition_by("episode_id", maintain_order=True)
 
 

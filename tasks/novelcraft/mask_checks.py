@@ -44,8 +44,8 @@ def blender_version() -> str | None:
         with contextlib.suppress(PackageNotFoundError):
             return version("bpy")
         return None
-    asked = subprocess.run([python, "-c", VERSION], capture_output=True, text=True)
-    return asked.stdout.strip() or None if asked.returncode == 0 else None
+    answer = subprocess.run([python, "-c", VERSION], capture_output=True, text=True)
+    return answer.stdout.strip() or None if answer.returncode == 0 else None
 
 
 def check_masks(
@@ -83,13 +83,13 @@ def plan_checks(
         piece.shard: piece.part("masks").read(["frame_id"])["frame_id"].to_list()
         for piece in rendered
     }
-    chosen = sampled([name for names in masked.values() for name in names], settings)
+    sample = sampled([name for names in masked.values() for name in names], settings)
     made_from = {piece.shard: piece for piece in ingested}
     shards: list[Shard] = []
     together: list[Piece] = []
     frames: list[str] = []
     for number, piece in enumerate(rendered, 1):
-        if here := sorted(chosen.intersection(masked[piece.shard])):
+        if here := sorted(sample.intersection(masked[piece.shard])):
             frames += here
             together += [piece, made_from[piece.shard]]
         if len(frames) >= FRAMES_PER_SHARD or (frames and number == len(rendered)):
@@ -119,10 +119,10 @@ def check_frames(shard: Shard, settings: CheckSettings) -> Produced:
     """Render some frames with Blender and compare the masks."""
     about = shard.about
     render = RenderSettings.model_validate({**about["render"], "renderer": "blender"})
-    wanted = pl.col("frame_id").is_in(about["frames"])
-    frames = shard.read("frames", FRAME_COLUMNS).filter(wanted)
+    among = pl.col("frame_id").is_in(about["frames"])
+    frames = shard.read("frames", FRAME_COLUMNS).filter(among)
     described = dict(shard.read("episodes", ["class", "novel_item"]).unique().iter_rows())
-    here = shard.read("masks").filter(wanted)
+    here = shard.read("masks").filter(among)
     masks = {
         row["frame_id"]: decode_runs(np.array(row["runs"]), (row["height"], row["width"]))
         for row in here.iter_rows(named=True)
@@ -130,19 +130,19 @@ def check_frames(shard: Shard, settings: CheckSettings) -> Produced:
     states = list(states_of(frames, shard.read("blocks"), shard.read("entities")))
     shown = [(s, novel_names(row["class"], described.get(row["class"]))) for row, s in states]
     rows, rejects = [], []
-    for (row, _), found in zip(states, render_all(shown, render), strict=True):
-        if isinstance(found, RecordError):
-            rejects.append(Reject.of(row["frame_id"], found))
+    for (row, _), outcome in zip(states, render_all(shown, render), strict=True):
+        if isinstance(outcome, RecordError):
+            rejects.append(Reject.of(row["frame_id"], outcome))
             continue
         ours = masks[row["frame_id"]]
-        differing = ours ^ found.mask
+        differing = ours ^ outcome.mask
         rows.append(
             {name: row[name] for name in PLACE}
             | {
                 "pixels": int(ours.sum()),
-                "blender_pixels": found.pixels,
+                "blender_pixels": outcome.pixels,
                 "differing_pixels": int(differing.sum()),
-                "iou": float(mask_iou(ours, found.mask)),
+                "iou": float(mask_iou(ours, outcome.mask)),
                 "blender": about["blender"],
                 "height": ours.shape[0],
                 "width": ours.shape[1],
@@ -159,9 +159,9 @@ def warn_of_difference(checks: pl.DataFrame) -> None:
     if isinstance(mean, float) and mean > LOUD_PIXELS:
         worst = checks.sort("differing_pixels", "frame_id", descending=[True, False]).head(5)
         pairs = worst.select("frame_id", "differing_pixels").iter_rows()
-        named = ", ".join(f"{name} ({pixels})" for name, pixels in pairs)
+        text = ", ".join(f"{name} ({pixels})" for name, pixels in pairs)
         log.warning(
             f"novelcraft: WARNING: masks differ from Blender's by {mean:.1f} pixels a frame on the "
-            f"mean of {checks.height}; most in {named}. Look at the table mask_checks before you "
+            f"mean of {checks.height}; most in {text}. Look at the table mask_checks before you "
             "use the labels"
         )

@@ -87,12 +87,12 @@ def render(scene: Scene, coverage: str = "published", samples: int = SAMPLES) ->
         x0, y0, x1, y1 = _window(novel.bounds[i : i + 1], n, samples)
         rows = slice((y0 - top) * samples, (y1 - top) * samples)
         columns = slice((x0 - left) * samples, (x1 - left) * samples)
-        own = grid[rows, columns] == i
-        covered = samples_per_pixel(own, samples) >= least
+        of_object = grid[rows, columns] == i
+        covered = samples_per_pixel(of_object, samples) >= least
         if bounds := bounding_box(covered):
             at = (x0 + bounds[0], y0 + bounds[1], x0 + bounds[2], y0 + bounds[3])
             objects.append(NovelObject(label, *at, int(np.count_nonzero(covered))))
-        shown[label][rows, columns] |= own
+        shown[label][rows, columns] |= of_object
     for label, samples_shown in shown.items():
         covered = samples_per_pixel(samples_shown, samples) >= least
         label_pixels[label] = int(np.count_nonzero(covered))

@@ -55,14 +55,14 @@ def render_all(
 
 def blender_python() -> str:
     """The interpreter of Blender's child processes: NOVELTY_BLENDER_PYTHON, else this one."""
-    named = os.environ.get(BLENDER_PYTHON)
-    if not named:
+    python = os.environ.get(BLENDER_PYTHON)
+    if not python:
         return sys.executable
-    if not os.access(named, os.X_OK):
+    if not os.access(python, os.X_OK):
         raise ConfigError(
-            f"{BLENDER_PYTHON} is {named}, which is no program; `make setup-blender` makes one"
+            f"{BLENDER_PYTHON} is {python}, which is no program; `make setup-blender` makes one"
         )
-    return str(Path(named).absolute())
+    return str(Path(python).absolute())
 
 
 def _with_blender(

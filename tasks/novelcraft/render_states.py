@@ -64,14 +64,14 @@ def _natural(path: Path) -> list[tuple[int, int | str]]:
 
 def absent_names(novel: Sequence[str], states: Sequence[WorldState]) -> list[str]:
     """A sentence for each name that no state has a block or entity of: a typing mistake?"""
-    there = {key for state in states for key in state.keys}
-    there |= {key.partition("_var_")[0] for key in there}
-    there |= {n for state in states for one in state.entities for n in (one.name, one.type)}
+    known_names = {key for state in states for key in state.keys}
+    known_names |= {key.partition("_var_")[0] for key in known_names}
+    known_names |= {n for state in states for one in state.entities for n in (one.name, one.type)}
     return [
         f"{name} is in none of the {len(states)} states, so it gives no novel pixel"
-        f"{did_you_mean(name, there)}"
+        f"{did_you_mean(name, known_names)}"
         for name in novel
-        if name not in there
+        if name not in known_names
     ]
 
 
@@ -92,13 +92,13 @@ def render_states(
     for warning in absent_names(novel, [state for _, state in states]):
         log.warning("WARNING: %s", warning)
     rows = []
-    for (name, _), found in zip(
+    for (name, _), outcome in zip(
         states, render_all([(state, tuple(novel)) for _, state in states], settings), strict=True
     ):
-        if isinstance(found, RecordError):
-            refused.append((name, found.rule, found.message))
+        if isinstance(outcome, RecordError):
+            refused.append((name, outcome.rule, outcome.message))
             continue
-        mask = found.mask
+        mask = outcome.mask
         pixels = int(mask.sum())
         rows.append((name, pixels / mask.size, pixels, settings.renderer, settings.rotation))
         if masks:

@@ -42,7 +42,7 @@ EPISODE_STEPS = 20
 
 def sections(read: Read) -> list[Section]:
     """The sections that this lake has the tables for."""
-    found = (
+    candidates = (
         frames_report.section(read),
         frames_report.checks_section(read),
         _fractions(read),
@@ -53,7 +53,7 @@ def sections(read: Read) -> list[Section]:
         _scores(read),
         detection_report.section(read),
     )
-    return [section for section in found if section is not None]
+    return [section for section in candidates if section is not None]
 
 
 # ---- novel fractions
@@ -283,11 +283,11 @@ def _scores(read: Read) -> Section | None:
     targets = read("targets", ["frame_id", "novel_fraction"])
     if scores is None or targets is None or runs is None:
         return None
-    named = pl.format("{}, {}", "model", detection_report.settings_text()).alias("run")
+    run_name = pl.format("{}, {}", "model", detection_report.settings_text()).alias("run")
     joined = (
         scores.filter(pl.col("score") == detection_report.OWN)
         .join(targets, left_on="sample_id", right_on="frame_id", maintain_order="left")
-        .join(runs.select("run_id", "protocol", named), on="run_id", maintain_order="left")
+        .join(runs.select("run_id", "protocol", run_name), on="run_id", maintain_order="left")
     )
     seen = joined.filter(pl.col("novel") & (pl.col("novel_fraction") > 0))
     if seen.is_empty():

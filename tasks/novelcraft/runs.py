@@ -54,8 +54,8 @@ ODIN_NUMBERS = {"temperature", "epsilon"}
 def chosen_protocols(config: Config) -> tuple[str, ...]:
     for name in config.protocols:
         if name not in CONVENTIONS:
-            there = ", ".join(CONVENTIONS)
-            raise ConfigError(f"novelcraft has no protocol {name!r}; there are: {there}")
+            names = ", ".join(CONVENTIONS)
+            raise ConfigError(f"novelcraft has no protocol {name!r}; there are: {names}")
     return config.protocols or tuple(CONVENTIONS)
 
 
@@ -65,11 +65,11 @@ def chosen_runs(config: Config) -> list[ModelRun]:
         names = ", ".join(config.predictors)
         raise ConfigError(f"predictors {names} do not fit novelcraft: it has no increments")
     protocols = chosen_protocols(config)
-    for name in models.chosen(config.models):
-        own = [p for p, kind in MODALITY_OF.items() if kind == models.find(name).modality]
-        if name in config.models and own and not any(_is_asked(p, protocols) for p in own):
+    for name in models.selection(config.models):
+        fitting = [p for p, kind in MODALITY_OF.items() if kind == models.find(name).modality]
+        if name in config.models and fitting and not any(_is_asked(p, protocols) for p in fitting):
             raise ConfigError(
-                f"model {name} has protocol {own[0]}, which is not among {', '.join(protocols)}"
+                f"model {name} has protocol {fitting[0]}, which is not among {', '.join(protocols)}"
             )
     runs = plan_models("novelcraft", config, offers(config))
     if set(WINDOW_PROTOCOLS) & set(protocols):
@@ -79,37 +79,37 @@ def chosen_runs(config: Config) -> list[ModelRun]:
 
 def offers(config: Config) -> list[Offer]:
     """The protocols that models are fitted on, each for one modality."""
-    below = tuple(networks.chosen(config.networks))
+    below = tuple(networks.selection(config.networks))
     for name in below:
         if networks.find(name).modality not in MODALITY_OF.values():
-            there = ", ".join(dict.fromkeys(MODALITY_OF.values()))
+            modalities = ", ".join(dict.fromkeys(MODALITY_OF.values()))
             raise ConfigError(
                 f"network {name} does not fit novelcraft: it takes samples of modality "
-                f"{networks.find(name).modality}, novelcraft has {there}"
+                f"{networks.find(name).modality}, novelcraft has {modalities}"
             )
     protocols = chosen_protocols(config)
 
     def adapt(kind: type[Model], settings: Any) -> Mapping[str, Any]:
-        wanted: dict[str, Any] = {}
+        changes: dict[str, Any] = {}
         if "item_bar_rows" in kind.configuration.model_fields:
-            wanted["item_bar_rows"] = ITEM_BAR_ROWS
+            changes["item_bar_rows"] = ITEM_BAR_ROWS
         if isinstance(settings, VggSettings) and config.vgg_weights is not None:
-            wanted["weights"] = config.vgg_weights
+            changes["weights"] = config.vgg_weights
         if kind is Odin:
-            wanted |= {"base": VggClassifier.name, "space": "pixel1"}
+            changes |= {"base": VggClassifier.name, "space": "pixel1"}
             if config.preset == "paper" and not settings.model_fields_set & ODIN_NUMBERS:
-                wanted["choose"] = "validation"
+                changes["choose"] = "validation"
             else:
-                wanted["epsilon"] = 0.0  # what NovelCraft chose of its grid
-        return wanted
+                changes["epsilon"] = 0.0  # what NovelCraft chose of its grid
+        return changes
 
     def offer(protocol: str, modality: str) -> Offer:
         def takes(kind: type[Model]) -> bool:
             """Of all models, those that stand on a network are meant where one is named."""
             possible = bool(below) or not kind.uses_network or kind.name in config.models
             # Unless it is named, only what fused runs build on is made there.
-            named = protocol != "symbolic_all" or protocol in config.protocols
-            return possible and named and _is_asked(protocol, protocols)
+            on_request = protocol != "symbolic_all" or protocol in config.protocols
+            return possible and on_request and _is_asked(protocol, protocols)
 
         fitting = tuple(name for name in below if networks.find(name).modality == modality)
         return Offer(
@@ -151,12 +151,12 @@ def make_window_runs(
     protocols: Sequence[str],
 ) -> list[PassedRun]:
     """Runs of windows on each symbolic run, with the same settings."""
-    wanted = [name for name in WINDOW_PROTOCOLS if name in protocols and name in keys]
+    names = [name for name in WINDOW_PROTOCOLS if name in protocols and name in keys]
     shards = [
         plan_windows(build, run, name, keys[name]["data_key"])
         for run in runs
         if run.facts.protocol == FRAMES_PROTOCOL
-        for name in wanted
+        for name in names
     ]
     return [
         PassedRun(

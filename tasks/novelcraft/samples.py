@@ -51,8 +51,8 @@ def load(shard: Shard, facts: RunFacts, split: str, model: Model) -> Samples:
 
 def split_rows(shard: Shard, protocol: str, split: str) -> pl.DataFrame:
     """Rows of `splits`, in the order of the samples' ids."""
-    wanted = (pl.col("protocol") == protocol) & (pl.col("split") == split)
-    return shard.read("splits").filter(wanted).sort("sample_id")
+    condition = (pl.col("protocol") == protocol) & (pl.col("split") == split)
+    return shard.read("splits").filter(condition).sort("sample_id")
 
 
 def pictures(shard: Shard, rows: pl.DataFrame, shown: bool = True) -> Samples:
@@ -87,11 +87,11 @@ def _pictures(parts: Sequence[Part], ids: Sequence[str] | pl.Series) -> Pictures
 
 
 def _sequences(shard: Shard, rows: pl.DataFrame, context: int) -> Samples:
-    wanted = rows.select(pl.col("sample_id").alias("frame_id"), "role")
-    frames = shard.read("frames").join(wanted, on="frame_id")
+    role_of = rows.select(pl.col("sample_id").alias("frame_id"), "role")
+    frames = shard.read("frames").join(role_of, on="frame_id")
     sequences = symbol_sequences(frames.drop("role"), shard.read("inventory"))
     roles = pl.DataFrame({"frame_id": sequences.ids}, schema={"frame_id": pl.String}).join(
-        wanted, on="frame_id", maintain_order="left"
+        role_of, on="frame_id", maintain_order="left"
     )
     novel = (roles["role"] == "novel").to_numpy()
     return sequences.samples(context, np.where(novel, NOVEL, 0).astype(np.int64))

@@ -89,7 +89,7 @@ def build_scene(state: WorldState, novel: Iterable[str], view: View | None = Non
     every variant (a forgotten variant would silently label nothing), or an entity's name or type.
     """
     view = view or View()
-    wanted = frozenset([novel] if isinstance(novel, str) else novel)
+    novel_names = frozenset([novel] if isinstance(novel, str) else novel)
     names = tuple(sorted({entity.name for entity in state.entities}))
     rank = {name: len(state.keys) + i for i, name in enumerate(names)}
     ranks = np.array([rank[entity.name] for entity in state.entities], np.int32)
@@ -99,11 +99,11 @@ def build_scene(state: WorldState, novel: Iterable[str], view: View | None = Non
         + [ENTITY_HEIGHT] * len(names)
     )
     is_novel = np.array(
-        [key in wanted or key.partition("_var_")[0] in wanted for key in state.keys]
-        + [name in wanted for name in names],
+        [key in novel_names or key.partition("_var_")[0] in novel_names for key in state.keys]
+        + [name in novel_names for name in names],
         bool,
     )[label_index]
-    of_type = np.array([entity.type in wanted for entity in state.entities], bool)
+    of_type = np.array([entity.type in novel_names for entity in state.entities], bool)
     is_novel[len(state.positions) :] |= of_type
     places = np.array([entity.position for entity in state.entities], np.int32).reshape(-1, 3)
     lower = np.concatenate([state.positions, places]) - 0.5

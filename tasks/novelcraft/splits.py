@@ -238,11 +238,11 @@ def changed_games(roles: pl.DataFrame) -> pl.DataFrame:
     return roles.group_by("episode_id", maintain_order=True).agg(novel.alias("novel"))
 
 
-def with_roles(chosen: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """The paper's roles, with those of the classes in `chosen` changed or added."""
-    kept = {role: tuple(n for n in names if n not in chosen) for role, names in ROLES.items()}
+def with_roles(changes: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """The paper's roles, with those of the classes in `changes` changed or added."""
+    kept = {role: tuple(n for n in names if n not in changes) for role, names in ROLES.items()}
     return {
-        role: names + tuple(sorted(name for name, given in chosen.items() if given == role))
+        role: names + tuple(sorted(name for name, new_role in changes.items() if new_role == role))
         for role, names in kept.items()
     }
 

@@ -88,12 +88,12 @@ class Contexts:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, chosen: slice | np.ndarray) -> np.ndarray:
+    def __getitem__(self, index: slice | np.ndarray) -> np.ndarray:
         back = np.arange(-self.order, 1)
-        wanted = np.arange(len(self.rows))[chosen][:, None] + back
-        found = self.rows[np.maximum(wanted, 0)]
-        found[self.position[chosen][:, None] + back < 0] = self.missing
-        return found
+        positions = np.arange(len(self.rows))[index][:, None] + back
+        windows = self.rows[np.maximum(positions, 0)]
+        windows[self.position[index][:, None] + back < 0] = self.missing
+        return windows
 
 
 @dataclass(frozen=True, eq=False)

@@ -143,6 +143,6 @@ def _lines(path: Path) -> list[str]:
     if lines[-1] == "":
         lines.pop()
     if not lines or lines[0] != HEADER:
-        found = lines[0][:80] if lines else "nothing"
-        raise SourceError(f"targets file {path} begins with {found!r}, expected header {HEADER!r}")
+        header = lines[0][:80] if lines else "nothing"
+        raise SourceError(f"targets file {path} begins with {header!r}, expected header {HEADER!r}")
     return lines

@@ -187,5 +187,5 @@ def window_scores(frames: pl.DataFrame, windows: pl.DataFrame) -> pl.DataFrame:
     )
     # The extra value lets a window end at the last frame; every second result is between windows.
     scores = np.append(ordered["score"].to_numpy(), -np.inf)
-    found = np.maximum.reduceat(scores, np.column_stack([begin, end]).ravel())[::2]
-    return windows.with_columns(pl.Series("score", found, pl.Float64))
+    largest = np.maximum.reduceat(scores, np.column_stack([begin, end]).ravel())[::2]
+    return windows.with_columns(pl.Series("score", largest, pl.Float64))

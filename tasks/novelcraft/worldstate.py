@@ -265,11 +265,11 @@ def _entities(entities: dict) -> tuple[Entity, ...]:
             "entity_count",
             f"the state has {len(entities)} entities, at most {MAX_ENTITIES} allowed",
         )
-    found = []
+    parsed = []
     for identity, entity in entities.items():
         where = f"entities[{identity!r:.40}]"
         entity = _typed(entity, dict, where)
-        found.append(
+        parsed.append(
             Entity(
                 identity,
                 _field(entity, "type", str),
@@ -278,7 +278,7 @@ def _entities(entities: dict) -> tuple[Entity, ...]:
                 _optional(entity, "color", str),
             )
         )
-    return tuple(found)
+    return tuple(parsed)
 
 
 def _inventory(inventory: dict) -> tuple[tuple[Slot, ...], Slot | None]:

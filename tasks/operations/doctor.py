@@ -44,8 +44,8 @@ CHILD_SECONDS = 300
 
 INSTALLED = """
 import importlib.metadata, json, sys
-found = [(d.metadata["Name"], d.version) for d in importlib.metadata.distributions()]
-print(json.dumps({"version": sys.version_info[:2], "packages": found}))
+packages = [(d.metadata["Name"], d.version) for d in importlib.metadata.distributions()]
+print(json.dumps({"version": sys.version_info[:2], "packages": packages}))
 """
 TORCH = """
 import torch
@@ -85,13 +85,13 @@ def install_libraries() -> None:
             return
 
 
-def wrong_packages(found: dict[str, str], lock: Path) -> list[str]:
+def wrong_packages(versions: dict[str, str], lock: Path) -> list[str]:
     """Packages of a lock file that are absent or of another version than it says."""
     wrong = []
     for name, version in re.findall(r"^([\w.-]+)==(\S+)", lock.read_text(), re.MULTILINE):
-        there = found.get(_canonical(name), "absent")
-        if there.partition("+")[0] != version:
-            wrong.append(f"{name} is {there}, the lock file says {version}")
+        version_here = versions.get(_canonical(name), "absent")
+        if version_here.partition("+")[0] != version:
+            wrong.append(f"{name} is {version_here}, the lock file says {version}")
     return wrong
 
 
@@ -108,7 +108,7 @@ def examine(python: str | None = None) -> int:
         problems += mark == "BAD"
         print(f"{mark:4} {text}", flush=True)
 
-    installed = _asked(python, INSTALLED) if python else None
+    installed = _answer_of(python, INSTALLED) if python else None
     if installed is None or installed.returncode:
         _say_python(say)
         if installed is None:
@@ -117,8 +117,8 @@ def examine(python: str | None = None) -> int:
             last = _last_line(installed.stderr)
             say("BAD", f"{python} does not run ({last}): remove .venv, then run `make setup`")
     else:
-        told = json.loads(installed.stdout)
-        _say_environment(say, str(python), told["version"], dict(told["packages"]))
+        facts = json.loads(installed.stdout)
+        _say_environment(say, str(python), facts["version"], dict(facts["packages"]))
     _say_libraries(say)
     free = shutil.disk_usage(str(ROOT)).free
     text = f"{free / 2**30:.1f} GiB of disk space free here"
@@ -131,8 +131,8 @@ def examine(python: str | None = None) -> int:
 
 def _say_sandbox(say: Callable[[str, str], None]) -> None:
     """What keeps a foreign file that takes over its reader from the rest of the machine."""
-    asked = (None, ctypes.c_size_t(0), ctypes.c_uint32(1))
-    version = ctypes.PyDLL(None).syscall(444, *asked)  # landlock_create_ruleset: its version
+    arguments = (None, ctypes.c_size_t(0), ctypes.c_uint32(1))
+    version = ctypes.PyDLL(None).syscall(444, *arguments)  # landlock_create_ruleset: its version
     if version > 0:
         say("ok", f"Landlock {version}: readers of foreign files see those files alone")
     else:
@@ -156,23 +156,23 @@ def _say_environment(
     right = tuple(version) == VERSION
     cure = "" if right else "; 3.11 is needed: remove .venv, then run `make setup`"
     say("ok" if right else "BAD", f"Python {shown} in {python}{cure}")
-    found = {_canonical(name): version for name, version in packages.items()}
-    chosen = Path(python).parents[1] / "requirements.txt"
-    if chosen.exists():
-        wrong = wrong_packages(found, chosen)
+    versions = {_canonical(name): version for name, version in packages.items()}
+    lock = Path(python).parents[1] / "requirements.txt"
+    if lock.exists():
+        wrong = wrong_packages(versions, lock)
         more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
         text = "packages agree with the lock files"
         if wrong:
             text = f"{'; '.join(wrong[:5])}{more}: run `make setup EXTRAS=none`"
         say("BAD" if wrong else "ok", text)
-    if "torch" not in found:
+    if "torch" not in versions:
         say("todo", "torch is not installed; detectors need it: run `make setup EXTRAS=learn`")
         return
-    answer = _asked(python, TORCH)
+    answer = _answer_of(python, TORCH)
     if answer.returncode:
         say(
             "BAD",
-            f"torch {found['torch']} does not load ({_last_line(answer.stderr)}): run "
+            f"torch {versions['torch']} does not load ({_last_line(answer.stderr)}): run "
             "`make setup TORCH=cuda`, which installs it with its libraries, or TORCH=cpu",
         )
         return
@@ -185,13 +185,13 @@ def _say_libraries(say: Callable[[str, str], None]) -> None:
     """A warning for each missing system library: what it switches off, and the cure."""
     missing = missing_libraries()
     for name, (package, users) in missing.items():
-        told = " and ".join(users)
-        say("warn", f"{name} is missing, without it {told} cannot run: apt-get install {package}")
+        tools = " and ".join(users)
+        say("warn", f"{name} is missing, without it {tools} cannot run: apt-get install {package}")
     if not missing:
         say("ok", "system libraries of Open3D and Blender")
 
 
-def _asked(python: str, code: str) -> subprocess.CompletedProcess:
+def _answer_of(python: str, code: str) -> subprocess.CompletedProcess:
     """What a child process of that interpreter says; a dead or missing one is an answer too."""
     command = [python, "-c", code]
     try:

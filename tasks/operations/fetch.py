@@ -337,10 +337,10 @@ class _Lines:
     """At most one line in ten seconds, and one at the end."""
 
     def __init__(self) -> None:
-        self._said = time.monotonic()
+        self._last_log = time.monotonic()
 
     def __call__(self, name: str, done: int, total: int | None) -> None:
         now = time.monotonic()
-        if done == total or now - self._said >= 10:
-            self._said = now
+        if done == total or now - self._last_log >= 10:
+            self._last_log = now
             log.info(f"{name}: {done}/{total or '?'} bytes")

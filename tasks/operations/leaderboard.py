@@ -38,43 +38,47 @@ def find_boards(
     _check("protocol", protocols, tables["metrics"]["protocol"])
     _check("metric", [metric], pl.Series(RANKED))
     _check("convention", [convention], tables["metrics"]["convention"])
-    found = boards(ranking(tables, protocols), metric, convention, split, by_protocol=by_protocol)
-    if not found:
+    leaderboards = boards(
+        ranking(tables, protocols), metric, convention, split, by_protocol=by_protocol
+    )
+    if not leaderboards:
         raise LakeError(f"no detector has {metric} by {convention} on the split {split} in {lake}")
-    return found
+    return leaderboards
 
 
-def _check(what: str, asked: Sequence[str], there: pl.Series) -> None:
-    names = there.unique().sort().to_list()
-    for name in asked:
+def _check(what: str, values: Sequence[str], column: pl.Series) -> None:
+    names = column.unique().sort().to_list()
+    for name in values:
         if name not in names:
             listed = ", ".join(names)
             raise ConfigError(f"no {what} {name!r}; there are: {listed}{did_you_mean(name, names)}")
 
 
-def show_boards(found: Sequence[Board], form: str) -> None:
+def show_boards(leaderboards: Sequence[Board], form: str) -> None:
     """Print them: for people with what the means are over, else one row per detector and board."""
     if form in ("csv", "json"):
-        rows = pl.concat(board.rows for board in found)
+        rows = pl.concat(board.rows for board in leaderboards)
         if form == "json":
             print(json.dumps(rows.to_dicts(), indent=1, ensure_ascii=False))
         else:
             print(rows.with_columns(pl.col("config_ids").list.join(" ")).write_csv(), end="")
         return
-    for board in found:
+    for board in leaderboards:
         first = board.rows.row(0, named=True)
-        said = f"{first['metric']} by {first['convention']} on {first['split']}"
-        print(f"\n{board.benchmark}: {said}; {board.scope}")
+        title = f"{first['metric']} by {first['convention']} on {first['split']}"
+        print(f"\n{board.benchmark}: {title}; {board.scope}")
         shown = board.rows.select(
             *("rank", "detector", "preset", "mean", "deviation", "low", "high"),
             *("protocols", "seeds", "samples"),
             note(),
         ).with_columns(pl.selectors.float().round(4))
         show_frame(shown) if form == "table" else print(_markdown(shown))
-    apart = {board.benchmark for board in found if board.rows["protocol"][0] != ALL_PROTOCOLS}
+    apart = {
+        board.benchmark for board in leaderboards if board.rows["protocol"][0] != ALL_PROTOCOLS
+    }
     if apart:
-        named = ", ".join(sorted(apart))
-        print(f"\n{named}: each protocol is ranked by itself; --protocol takes means over some")
+        names = ", ".join(sorted(apart))
+        print(f"\n{names}: each protocol is ranked by itself; --protocol takes means over some")
     print(f"\n{OPTIMISTIC}")
 
 

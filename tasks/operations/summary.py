@@ -84,9 +84,9 @@ def _age(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-def show_statuses(lake: Path, found: list[Status]) -> None:
+def show_statuses(lake: Path, statuses: list[Status]) -> None:
     shown = _table("table", "rows", "bytes", "quarantined", "age", "state")
-    for status in found:
+    for status in statuses:
         state = "stale: " + "; ".join(status.stale) if status.stale else "fresh"
         shown.add_row(
             status.name,
@@ -99,7 +99,8 @@ def show_statuses(lake: Path, found: list[Status]) -> None:
     console = _console()
     console.print(shown)
     console.print(
-        f"{len(found)} tables in {lake_address(lake)}, {sum(bool(s.stale) for s in found)} stale"
+        f"{len(statuses)} tables in {lake_address(lake)}, "
+        f"{sum(bool(status.stale) for status in statuses)} stale"
     )
 
 

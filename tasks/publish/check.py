@@ -63,7 +63,7 @@ def _table_problems(
         problems.append(f"files of {table.name} have different columns")
     if record_set is None:
         return [*problems, f"{CROISSANT} does not describe the table {table.name}"]
-    types_described = {field["name"]: _said(field) for field in record_set["field"]}
+    types_described = {field["name"]: _declared_type(field) for field in record_set["field"]}
     types_stored = {field.name: _is(field, types_described) for field in schemas[0]}
     if types_described != types_stored:
         wrong = sorted(
@@ -75,7 +75,7 @@ def _table_problems(
     return problems
 
 
-def _said(field: dict[str, Any]) -> tuple[str, list[int]]:
+def _declared_type(field: dict[str, Any]) -> tuple[str, list[int]]:
     shape = field.get("arrayShape", "")
     return field["dataType"], [int(length) for length in shape.split(",") if length]
 

@@ -48,15 +48,15 @@ def read_sums(folder: str) -> "dict[str, str]":
 
 def files_in(folder: str) -> "set[str]":
     """Paths of all files, with `/`; dotted names at the top are left out."""
-    found = set()
+    paths = set()
     for root, folders, files in os.walk(folder):
         inside = os.path.relpath(root, folder).replace(os.sep, "/")
         if inside == ".":
             folders[:] = [name for name in folders if not name.startswith(".")]
-            found |= {name for name in files if not name.startswith(".")}
+            paths |= {name for name in files if not name.startswith(".")}
         else:
-            found |= {f"{inside}/{name}" for name in files}
-    return found
+            paths |= {f"{inside}/{name}" for name in files}
+    return paths
 
 
 def differences(folder: str) -> "list[str]":
@@ -67,22 +67,22 @@ def differences(folder: str) -> "list[str]":
         return [f"{SUMS} is missing: this is no published folder, or not all of one"]
     except ValueError as error:
         return [str(error)]
-    there = files_in(folder)
-    found = [f"{path} is not listed in {SUMS}" for path in sorted(there - sums.keys() - {SUMS})]
+    files = files_in(folder)
+    lines = [f"{path} is not listed in {SUMS}" for path in sorted(files - sums.keys() - {SUMS})]
     for path in sorted(sums):
-        if path not in there:
-            found.append(f"{path} is missing")
+        if path not in files:
+            lines.append(f"{path} is missing")
         elif (digest := sha256_of(os.path.join(folder, path))) != sums[path]:
-            found.append(f"{path} has sha256 {digest[:16]}…, expected {sums[path][:16]}…")
-    if not found:
+            lines.append(f"{path} has sha256 {digest[:16]}…, expected {sums[path][:16]}…")
+    if not lines:
         try:
             with open(os.path.join(folder, MANIFEST), encoding="utf-8") as file:
                 key = json.load(file)["key"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             return [f"{MANIFEST} cannot be read: {error}"]
         if key != data_key(sums):
-            found.append(f"{MANIFEST} says key {key}, the data files give {data_key(sums)}")
-    return found
+            lines.append(f"{MANIFEST} says key {key}, the data files give {data_key(sums)}")
+    return lines
 
 
 def main(words: "list[str]") -> int:
@@ -92,14 +92,14 @@ def main(words: "list[str]") -> int:
         return 2
     try:
         os.listdir(folder)
-        found = differences(folder)
+        lines = differences(folder)
     except OSError as error:
         print(f"cannot read {folder}: {error}", file=sys.stderr)
         return 2
-    for line in found:
+    for line in lines:
         print(line)
-    if found:
-        print(f"{len(found)} differences: this is not what was published")
+    if lines:
+        print(f"{len(lines)} differences: this is not what was published")
         return 1
     sums = read_sums(folder)
     print(f"good: {len(sums)} files, key {data_key(sums)}")

@@ -23,7 +23,7 @@ from tasks.report.blocks import (
 from tasks.report.confusion import confused
 from tasks.report.page import Section
 from tasks.report.reading import Read, Tables
-from tasks.report.runs import named
+from tasks.report.runs import with_names
 from tasks.report.write import REPORTS, render_report, write_report
 
 __all__ = [
@@ -40,11 +40,11 @@ __all__ = [
     "folded",
     "gallery",
     "heading",
-    "named",
     "number_text",
     "paragraph",
     "render_report",
     "table",
     "text",
+    "with_names",
     "write_report",
 ]

@@ -71,10 +71,10 @@ def table(
     lines = [f'<p class="caption">{text(caption)}</p>'] if caption else []
     box = "scroll tall" if frame.height > MOST_ROWS_IN_VIEW else "scroll"
     kinds = {"wide": groups, "sortable": frame.height >= SORTABLE_FROM}
-    own = " ".join(kind for kind, holds in kinds.items() if holds)
+    classes = " ".join(kind for kind, holds in kinds.items() if holds)
     label = html.escape(caption or "Table")
     lines.append(f'<div class="{box}" tabindex="0" role="region" aria-label="{label}">')
-    lines.append(f"<table{_class(own, own)}><thead>")
+    lines.append(f"<table{_class(classes, classes)}><thead>")
     if groups:
         heads = (f'<th colspan="{span}">{text(title)}</th>' for title, span in groups)
         lines.append(f'<tr class="groups">{"".join(heads)}</tr>')
@@ -99,8 +99,8 @@ def table(
     return Html("\n".join(lines))
 
 
-def _class(name: str, wanted: object) -> str:
-    return f' class="{name}"' if wanted else ""
+def _class(name: str, condition: object) -> str:
+    return f' class="{name}"' if condition else ""
 
 
 def _cell(value: object) -> str:

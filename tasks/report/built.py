@@ -21,15 +21,15 @@ EXAMPLES = 3
 def tiles(read: Tables) -> list[Tile]:
     """The numbers at the head of the page."""
     manifests = [version.manifest for version in read.versions]
-    found = [
+    numbers = [
         (f"{len(manifests):,}", "tables"),
         (f"{sum(manifest.rows for manifest in manifests):,}", "rows"),
         (bytes_text(sum(manifest.bytes for manifest in manifests)), "of Parquet"),
     ]
     if (refused := read.rows("quarantine")) is not None:
         noun = "record" if refused == 1 else "records"
-        found.append((f"{refused:,}", f"{noun} in quarantine"))
-    return found
+        numbers.append((f"{refused:,}", f"{noun} in quarantine"))
+    return numbers
 
 
 def what_was_built(read: Tables) -> Section:

@@ -14,7 +14,7 @@ from tasks.report.blocks import Html, counted, figure, folded, paragraph, table
 from tasks.report.leaderboard import in_order
 from tasks.report.page import Section
 from tasks.report.reading import Tables
-from tasks.report.runs import named
+from tasks.report.runs import with_names
 
 MOST_LABELS = 40
 MOST_PAIRS = 15
@@ -39,7 +39,9 @@ def confusion(read: Tables) -> list[Section]:
     )
     if counts.is_empty():
         return []
-    counts = named(read, counts).group_by(*_RUN, "target", "predicted").agg(pl.col("count").sum())
+    counts = (
+        with_names(read, counts).group_by(*_RUN, "target", "predicted").agg(pl.col("count").sum())
+    )
     best = _most_accurate(counts)
     parts: list[Html] = [
         paragraph(
@@ -48,9 +50,9 @@ def confusion(read: Tables) -> list[Section]:
         )
     ]
     for protocol, split, run, accuracy in best.head(MOST_FIGURES).iter_rows():
-        chosen = counts.filter(protocol=protocol, split=split, run=run)
-        said = f"Protocol {protocol}, split {split}, {run}: accuracy {accuracy:.1%}"
-        parts += confused(chosen.select("target", "predicted", "count"), said)
+        run_counts = counts.filter(protocol=protocol, split=split, run=run)
+        caption = f"Protocol {protocol}, split {split}, {run}: accuracy {accuracy:.1%}"
+        parts += confused(run_counts.select("target", "predicted", "count"), caption)
     if best.height > MOST_FIGURES:
         parts.append(paragraph(f"Drawn are {MOST_FIGURES} of {best.height} protocols."))
     return [Section("Confusion of known classes", parts)]
@@ -91,23 +93,25 @@ def confused(counts: pl.DataFrame, caption: str, apart: Sequence[str] = ()) -> l
             .head(MOST_PAIRS)
             .with_columns((pl.col("count") / pl.col("of")).alias("share"))
         )
-        said = f"The most frequent of {counted(wrong.height, 'confusion')}"
-        named = pairs.select("target", "predicted", "count", "share")
-        parts.append(folded(said, table(named, names={"share": "share of the class"})))
+        title = f"The most frequent of {counted(wrong.height, 'confusion')}"
+        mistakes = pairs.select("target", "predicted", "count", "share")
+        parts.append(folded(title, table(mistakes, names={"share": "share of the class"})))
     return parts
 
 
 def _drawn(counts: pl.DataFrame, targets: list[str], apart: Sequence[str]) -> bytes:
     """Rows are true classes, columns predicted ones."""
-    named = pl.col("predicted").is_in([*targets, *apart])
+    inside = pl.col("predicted").is_in([*targets, *apart])
     shown = (
         counts.filter(pl.col("target").is_in(targets))
-        .with_columns(pl.when(named).then("predicted").otherwise(pl.lit(OTHERS)).alias("predicted"))
+        .with_columns(
+            pl.when(inside).then("predicted").otherwise(pl.lit(OTHERS)).alias("predicted")
+        )
         .group_by("target", "predicted")
         .agg(pl.col("count").sum())
     )
-    there = set(shown["predicted"])
-    columns = targets + [name for name in (*apart, OTHERS) if name in there and name not in targets]
+    names = set(shown["predicted"])
+    columns = targets + [name for name in (*apart, OTHERS) if name in names and name not in targets]
     at = {name: number for number, name in enumerate(columns)}
     matrix = np.zeros((len(targets), len(columns)))
     places = shown.select(pl.col("target", "predicted").replace_strict(at)).to_numpy()

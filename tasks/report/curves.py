@@ -10,7 +10,7 @@ from tasks.report.blocks import Html, figure, folded, paragraph
 from tasks.report.leaderboard import GENERAL_CONVENTIONS, in_order, ranked, results, styles, whole
 from tasks.report.page import Section
 from tasks.report.reading import Tables
-from tasks.report.runs import named
+from tasks.report.runs import with_names
 
 MOST_RUNS = 8
 MOST_OPEN = 4
@@ -24,7 +24,7 @@ def curves(read: Tables) -> list[Section]:
     if rows is None or not read.rows("curves") or "run_id" not in read.columns("curves"):
         return []
     kinds = rows.select(*_LINE, "score", "convention").unique()
-    keys = named(read, whole(read.collect("curves", kinds)))
+    keys = with_names(read, whole(read.collect("curves", kinds)))
     sets = _sets(keys)
     runs = _best(read, keys)
     lines = styles(runs["run"])
@@ -60,14 +60,14 @@ def _thinned(rows: pl.LazyFrame, drawn: pl.DataFrame, convention: str) -> pl.Laz
     into memory, as none of them would be seen.
     """
     curve = [*_LINE, "curve"]
-    wanted = rows.filter(pl.col("convention") == convention).join(
+    points = rows.filter(pl.col("convention") == convention).join(
         drawn.lazy().select(*_LINE, "run"), on=_LINE, maintain_order="left"
     )
-    last = wanted.group_by(curve).agg(pl.col("point").max().alias("last"))
+    last = points.group_by(curve).agg(pl.col("point").max().alias("last"))
     every = pl.col("last") // plots.MOST_CURVE_POINTS + 1
     kept = (pl.col("point") % every == 0) | (pl.col("point") == pl.col("last"))
     return (
-        wanted.join(last, on=curve, maintain_order="left")
+        points.join(last, on=curve, maintain_order="left")
         .filter(kept)
         .select("run", pl.col("run_id").alias("seed"), "curve", "x", "y")
     )
@@ -79,8 +79,8 @@ def _sets(keys: pl.DataFrame) -> list[tuple[str, str, list[str]]]:
     for protocol, split, name in keys.select("protocol", "split", "convention").unique().rows():
         alike.setdefault((protocol, split, *_curve_rules(name)), []).append(name)
     order = in_order(set(keys["split"]))
-    found = [(key[1], key[0], sorted(names)) for key, names in alike.items()]
-    return sorted(found, key=lambda one: (order.index(one[0]), _is_general(one[2]), one[1], one[2]))
+    sets = [(key[1], key[0], sorted(names)) for key, names in alike.items()]
+    return sorted(sets, key=lambda one: (order.index(one[0]), _is_general(one[2]), one[1], one[2]))
 
 
 def _is_general(conventions: list[str]) -> bool:

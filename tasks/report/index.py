@@ -46,16 +46,16 @@ def index(lake: Path, reports: Sequence[Path]) -> str:
         bests += _best(read, title)
     body = f'<ul class="cards">{"".join(cards)}</ul>'
     if ranks:
-        said = Html(paragraph(RANKED) + paragraph(OPTIMISTIC))
-        body += f'<section id="leaderboard"><h2>Leaderboard</h2>{said}{"".join(ranks)}</section>'
+        notes = Html(paragraph(RANKED) + paragraph(OPTIMISTIC))
+        body += f'<section id="leaderboard"><h2>Leaderboard</h2>{notes}{"".join(ranks)}</section>'
     if bests:
-        said = paragraph(
+        notes = paragraph(
             "The best run of each protocol by the protocol's first metric, on the test split where "
             "there is one: mean ± standard deviation over seeds, or the value of one seed and its "
             "95 % interval."
         )
-        said = Html(said + paragraph(CHOSEN))
-        body += f'<section id="best"><h2>Best runs</h2>{said}{"".join(bests)}</section>'
+        notes = Html(notes + paragraph(CHOSEN))
+        body += f'<section id="best"><h2>Best runs</h2>{notes}{"".join(bests)}</section>'
     return document("Reports", f"<header><h1>Reports</h1></header><main>{body}</main>")
 
 

@@ -16,7 +16,7 @@ from tasks.report import plots
 from tasks.report.blocks import Html, counted, figure, folded, number_text, paragraph, table
 from tasks.report.page import Section
 from tasks.report.reading import Tables
-from tasks.report.runs import named
+from tasks.report.runs import with_names
 
 METRIC_ORDER = (
     *("auroc", "aupr", "aupr_in", "aupr_out", "average_precision", "acc", "oscr"),
@@ -45,8 +45,8 @@ CHOSEN = (
 
 def results(read: Tables) -> pl.DataFrame | None:
     """Metrics of all runs with their names, or None where there are none."""
-    found = read("metrics") if "run_id" in read.columns("metrics") else None
-    return None if found is None or found.is_empty() else named(read, found)
+    metrics = read("metrics") if "run_id" in read.columns("metrics") else None
+    return None if metrics is None or metrics.is_empty() else with_names(read, metrics)
 
 
 def whole(rows: pl.DataFrame) -> pl.DataFrame:
@@ -80,9 +80,9 @@ def ranked(metrics: pl.DataFrame) -> pl.DataFrame:
         schema=dict.fromkeys([*WHERE, "convention", "metric"], pl.String),
         orient="row",
     )
-    chosen = rated.join(first, on=first.columns, maintain_order="left")
+    ranking = rated.join(first, on=first.columns, maintain_order="left")
     return (
-        cells(chosen)
+        cells(ranking)
         .sort(*WHERE, _better(), "run", nulls_last=True)
         .with_columns(pl.int_range(pl.len()).over(WHERE).alias("place"))
     )
@@ -224,7 +224,7 @@ def _failed(read: Tables) -> list[Html]:
     rows = read("runs", columns, pl.col("state") == "failed")
     if rows is None or rows.is_empty():
         return []
-    shown = named(read, rows).select("run", "protocol", "seed", "reason")
+    shown = with_names(read, rows).select("run", "protocol", "seed", "reason")
     caption = f"{counted(shown.height, 'run')} failed"
     return [folded(caption, table(shown.sort("protocol", "run", "seed")))]
 
@@ -271,10 +271,10 @@ def _steps(metrics: pl.DataFrame) -> list[Html]:
     panels = points["panel"].unique(maintain_order=True)
     drawn = points.filter(pl.col("panel").is_in(panels.head(MOST_PANELS).implode()))
     picture = plots.line_panels(drawn, styles(drawn["line"]), "Step", min(3, len(panels)))
-    said = f"The {MOST_LINES} best runs of each protocol, step by step, split test"
+    caption = f"The {MOST_LINES} best runs of each protocol, step by step, split test"
     if len(panels) > MOST_PANELS:
-        said += f"; the first {MOST_PANELS} of {len(panels)} protocols"
-    return [folded("Step by step", figure(picture, said))]
+        caption += f"; the first {MOST_PANELS} of {len(panels)} protocols"
+    return [folded("Step by step", figure(picture, caption))]
 
 
 def styles(runs: pl.Series) -> dict[str, tuple[str, str]]:
@@ -298,8 +298,8 @@ def _boards(metrics: pl.DataFrame, where: list[str]) -> list[Html]:
         here = every.filter(split=split)
         boards = []
         for names in sorted({tuple(names) for names in here["conventions"].to_list()}):
-            chosen = here.filter(pl.col("conventions") == pl.lit(list(names)))
-            boards.append(_board(chosen, where, f"Split {split}, {_protocols(chosen)}"))
+            rows = here.filter(pl.col("conventions") == pl.lit(list(names)))
+            boards.append(_board(rows, where, f"Split {split}, {_protocols(rows)}"))
         parts += [folded(f"Split {split}", *boards)] if parts else boards
     return parts
 

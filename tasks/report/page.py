@@ -67,10 +67,10 @@ def key_of(path: Path) -> str | None:
     """What a page that was written earlier says it was made from; None if there is no such page."""
     try:
         with path.open(encoding="utf-8") as file:
-            found = re.search(r'<meta name="novelty-key" content="(\w+)">', file.read(2000))
+            key = re.search(r'<meta name="novelty-key" content="(\w+)">', file.read(2000))
     except (OSError, UnicodeDecodeError):
         return None
-    return found[1] if found else None
+    return key[1] if key else None
 
 
 def document(title: str, body: str, key: str = "") -> str:

@@ -176,9 +176,9 @@ def roc_and_pr(points: pl.DataFrame, lines: Mapping[str, tuple[str, str]]) -> by
             "pr": ("Precision and recall", "Recall", "Precision"),
         }
         for axes, (curve, (title, across, up)) in zip(both, titles.items(), strict=True):
-            chosen = points.filter(pl.col("curve") == curve)
+            panel = points.filter(pl.col("curve") == curve)
             seen = set()
-            for (run, _), part in chosen.group_by("run", "seed", maintain_order=True):
+            for (run, _), part in panel.group_by("run", "seed", maintain_order=True):
                 part = _thinned(part, MOST_CURVE_POINTS)
                 colour, dash = lines[run]
                 label = None if run in seen or curve == "pr" else run
@@ -371,12 +371,12 @@ def old_and_new(old: Floats, new: Floats, crossed: NDArray[np.bool_], line: floa
 
     def paint(figure: "Figure") -> None:
         axes = figure.subplots()
-        for chosen, colour, label in (
+        for mask, colour, label in (
             (~crossed, COLOURS[0], "changed"),
             (crossed, NOVEL, f"crossed {line:.0%}"),
         ):
             axes.scatter(
-                old[chosen], new[chosen], 9, colour, alpha=0.55, lw=0, rasterized=True, label=label
+                old[mask], new[mask], 9, colour, alpha=0.55, lw=0, rasterized=True, label=label
             )
         axes.plot([0, 1], [0, 1], color=GREY, lw=0.8)
         for draw in (axes.axhline, axes.axvline):
@@ -443,12 +443,12 @@ def line_panels(
     line are one line each, told apart by the column `seed`.
     """
 
-    def draw(axes: "Axes", title: str, chosen: pl.DataFrame) -> None:
-        for (name,), own in chosen.group_by("line", maintain_order=True):
+    def draw(axes: "Axes", title: str, panel: pl.DataFrame) -> None:
+        for (name,), line in panel.group_by("line", maintain_order=True):
             colour, dash = lines[name]
-            for part in own.partition_by("seed", maintain_order=True):
+            for part in line.partition_by("seed", maintain_order=True):
                 axes.plot(part["x"], part["y"], dash, color=colour, lw=1.2)
-            for (hollow,), some in own.group_by("hollow", maintain_order=True):
+            for (hollow,), some in line.group_by("hollow", maintain_order=True):
                 face = "none" if hollow else colour
                 axes.plot(some["x"], some["y"], "o", ms=3, mfc=face, mec=colour, mew=0.8)
         _counts(axes.xaxis)
@@ -472,9 +472,11 @@ def bar_panels(bars: pl.DataFrame, colours: Mapping[str, str], across: str) -> b
         for axes, ((title,), part) in zip(grid.ravel(), panels.items(), strict=True):
             names = part["name"].unique(maintain_order=True).to_list()
             for number, kind in enumerate(kinds):
-                own = dict(part.filter(pl.col("kind") == kind).select("name", "value").iter_rows())
+                value_of = dict(
+                    part.filter(pl.col("kind") == kind).select("name", "value").iter_rows()
+                )
                 places = np.arange(len(names)) + (number - (len(kinds) - 1) / 2) * 0.8 / len(kinds)
-                values = [own.get(name) or 0.0 for name in names]
+                values = [value_of.get(name) or 0.0 for name in names]
                 label = kind if axes is grid.ravel()[0] else None
                 axes.barh(places, values, 0.76 / len(kinds), color=colours[kind], label=label, lw=0)
             axes.set_yticks(range(len(names)), [_shortened(name) for name in names])
@@ -537,9 +539,9 @@ def marked_lines(
     """
     notes = {"world changes": "--", "first novel sample": ":"}
 
-    def draw(axes: "Axes", title: str, chosen: pl.DataFrame) -> None:
-        for (name,), own in chosen.group_by("line", maintain_order=True):
-            part = _thinned(own, MOST_CURVE_POINTS)
+    def draw(axes: "Axes", title: str, panel: pl.DataFrame) -> None:
+        for (name,), line in panel.group_by("line", maintain_order=True):
+            part = _thinned(line, MOST_CURVE_POINTS)
             colour, dash = lines[name]
             axes.plot(part["x"], part["y"], dash, color=colour, lw=1.3)
         for where, dash in zip(marks.get(title, (None, None)), notes.values(), strict=True):

@@ -27,7 +27,7 @@ class Kind:
     hints: tuple[Facts, ...]
 
 
-def named(read: Read, rows: pl.DataFrame) -> pl.DataFrame:
+def with_names(read: Read, rows: pl.DataFrame) -> pl.DataFrame:
     """Rows with `config_id`, `run`, the name, and `score_name`, the part of it after the network.
 
     A name is `cross_entropy · dgcnn · nearest (epochs=5)`. Runs of one configuration and score
@@ -55,8 +55,8 @@ def named(read: Read, rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _name(title: str, facts: Facts) -> str:
-    said = ", ".join(f"{name}={value}" if value else name for name, value in facts.items())
-    return f"{title} ({said})" if said else title
+    details = ", ".join(f"{name}={value}" if value else name for name, value in facts.items())
+    return f"{title} ({details})" if details else title
 
 
 def _table(read: Read, declared: Table) -> pl.DataFrame:
@@ -65,35 +65,35 @@ def _table(read: Read, declared: Table) -> pl.DataFrame:
 
 
 def _configs(runs: pl.DataFrame) -> dict[str, Kind]:
-    found: dict[str, Kind] = {}
+    kinds: dict[str, Kind] = {}
     for run in runs.iter_rows(named=True):
-        kind = found.get(run["config_id"])
+        kind = kinds.get(run["config_id"])
         if kind is None:
             changed = _facts(run["changed"])
             facts = dict(islice(changed.items(), MOST_FACTS))
             if len(changed) > MOST_FACTS:
                 facts[f"{len(changed) - MOST_FACTS} more"] = ""
             network = run["network"]
-            kind = found[run["config_id"]] = Kind(
+            kind = kinds[run["config_id"]] = Kind(
                 run["model"] if network == "none" else f"{run['model']} · {network}",
                 facts,
                 set(),
                 ({"preset": run["preset"]}, _facts(run["settings"]), {"id": run["config_id"][:6]}),
             )
         kind.protocols.add(run["protocol"])
-    _tell_apart(found.values(), 3)
-    return found
+    _tell_apart(kinds.values(), 3)
+    return kinds
 
 
 def _scores(scores: pl.DataFrame) -> dict[str, Kind]:
-    found = {
+    kinds = {
         row["score_id"]: Kind(
             row["score"], {}, {None}, (_facts(row["settings"]), {"id": row["score_id"][:6]})
         )
         for row in scores.iter_rows(named=True)
     }
-    _tell_apart(found.values(), 2)
-    return found
+    _tell_apart(kinds.values(), 2)
+    return kinds
 
 
 def _facts(settings: str) -> Facts:

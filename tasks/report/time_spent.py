@@ -32,12 +32,12 @@ def time_spent(read: Tables) -> list[Html]:
     folder = inner(read.lake) / "timings"
     if not any(folder.glob("*.jsonl")):
         return []
-    given = {"files": str(folder / "*.jsonl"), "benchmark": read.benchmark}
+    parameters = {"files": str(folder / "*.jsonl"), "benchmark": read.benchmark}
     with duckdb.connect() as connection:
-        rows = connection.execute(QUERY, given).fetchall()
+        rows = connection.execute(QUERY, parameters).fetchall()
     if not rows:
         return []
     names = ["stage", "shards_made", "records", "seconds", "longest_shard", "records_per_second"]
-    said = "Seconds of all shards ever made in this lake, added up; shards may run side by side."
+    note = "Seconds of all shards ever made in this lake, added up; shards may run side by side."
     stages = pl.DataFrame(rows, schema=names, orient="row")
-    return [folded("Time spent", paragraph(said), table(stages))]
+    return [folded("Time spent", paragraph(note), table(stages))]

@@ -40,10 +40,10 @@ def write_report(lake: Path, benchmark: str, *, anew: bool = True) -> Path:
     if anew or key_of(path) != report_key(lake, benchmark, versions):
         write_bytes(path, render_report(lake, benchmark, versions).encode())
     with locked(lake, REPORTS, 60.0):
-        there = list(path.parent.glob("*.html"))
-        shown = [*there, *(pointer_path(lake, page.stem) for page in there)]
+        pages = list(path.parent.glob("*.html"))
+        shown = [*pages, *(pointer_path(lake, page.stem) for page in pages)]
         if anew or _written(path.with_stem(INDEX)) < max(map(_written, shown)):
-            write_bytes(path.with_stem(INDEX), index(lake, there).encode())
+            write_bytes(path.with_stem(INDEX), index(lake, pages).encode())
     return path
 
 
@@ -81,11 +81,11 @@ def _code_digest() -> str:
 def render_report(lake: Path, benchmark: str, versions: Sequence[TableVersion]) -> str:
     """The page. All sections see these versions, even if a build swaps the tables meanwhile."""
     read = Tables(lake, benchmark, versions)
-    own = module(f"tasks.{benchmark}.report")
-    class_names = getattr(own, "CLASS_NAMES", {})  # where a class is an id
+    extra = module(f"tasks.{benchmark}.report")
+    class_names = getattr(extra, "CLASS_NAMES", {})  # where a class is an id
     sections = leaderboard(read)
-    if own is not None:
-        sections += own.sections(read)
+    if extra is not None:
+        sections += extra.sections(read)
     sections += [*curves(read), *confusion(read)]
     sections += [*balance(read, class_names), what_was_built(read), data_quality(read)]
     title, about = names(benchmark)

@@ -247,14 +247,14 @@ def _clip(seed: int, number: int, release: int, name: str) -> Clip:
 def _write_lists(root: Path, clips: list[Clip], bad_records: bool) -> None:
     for release, name in enumerate(RELEASES):
         for split in ("train", "validate", "test"):
-            chosen = [clip for clip in clips if clip.splits[release] == split]
+            listing = [clip for clip in clips if clip.splits[release] == split]
             by_label = name == "kinetics600" and split == "train"
-            chosen.sort(
+            listing.sort(
                 key=lambda c: (c.labels[release] if by_label else "", c.youtube_id, c.start)
             )
             labelled = not (name == "kinetics700_2020" and split == "test")
             lines = [HEADER if labelled else HEADER.removeprefix("label,")]
-            for clip in chosen:
+            for clip in listing:
                 row = f"{clip.youtube_id},{clip.start},{clip.start + 10},{split}"
                 lines.append(f"{clip.labels[release]},{row}" if labelled else row)
             for (of, line), (text, _) in BAD_LINES.items() if bad_records else ():

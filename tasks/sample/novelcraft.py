@@ -664,20 +664,20 @@ def _cells_in_view(frames: list[Frame], trodden: set[Cell], rng: np.random.Gener
         at = np.rint(positions[:, None] + share * away).astype(int) - (ROOM.x, ROOM.z)
         seen &= ~solid[np.arange(len(frames))[:, None], at[..., 0], at[..., 1]]
     near = (seen & (depth > 0.85 * distance) & (distance < 6.5)).sum(axis=0)
-    chosen: list[int] = []
+    picks: list[int] = []
     union = np.zeros(len(frames), dtype=bool)
     for _ in range(NOVEL_COPIES):
         allowed = (seen | union[:, None]).sum(axis=0) <= 0.35 * len(frames)
-        allowed &= near >= 3 if not chosen else seen.any(axis=0)
-        allowed[chosen] = False
+        allowed &= near >= 3 if not picks else seen.any(axis=0)
+        allowed[picks] = False
         options = np.flatnonzero(allowed)
-        if not len(options) and not chosen:
+        if not len(options) and not picks:
             options = np.array([near.argmax()])
         if len(options):
             pick = int(rng.choice(options))
-            chosen.append(pick)
+            picks.append(pick)
             union |= seen[:, pick]
-    return [(x, z) for x, z in cells[chosen].tolist()]
+    return [(x, z) for x, z in cells[picks].tolist()]
 
 
 def _with_block(frame: Frame, cells: list[Cell], block: Block) -> Frame:

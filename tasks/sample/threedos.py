@@ -804,8 +804,8 @@ def _scan(rng: np.random.Generator, name: str) -> tuple[np.ndarray, np.ndarray]:
     clutter = rng.uniform(low, high, (background, 3))
     wall = rng.random(background) < 0.3
     clutter[~wall, 2], clutter[wall, 1] = low[2], high[1]
-    chosen = rng.choice(len(points), SCAN_POINTS - background, replace=len(points) < SCAN_POINTS)
-    cloud = np.concatenate([points[chosen], clutter])
+    rows = rng.choice(len(points), SCAN_POINTS - background, replace=len(points) < SCAN_POINTS)
+    cloud = np.concatenate([points[rows], clutter])
     cloud += rng.normal(0, 0.008 * size, cloud.shape)
     order = rng.permutation(SCAN_POINTS)
     turn = rng.uniform(0, 2 * np.pi)
@@ -813,7 +813,7 @@ def _scan(rng: np.random.Generator, name: str) -> tuple[np.ndarray, np.ndarray]:
     cloud = np.column_stack(
         [x * np.cos(turn) - y * np.sin(turn), z, -x * np.sin(turn) - y * np.cos(turn)]
     )
-    return cloud + rng.uniform(-3, 3, 3), (np.arange(SCAN_POINTS) >= len(chosen))[order]
+    return cloud + rng.uniform(-3, 3, 3), (np.arange(SCAN_POINTS) >= len(rows))[order]
 
 
 def _surface(

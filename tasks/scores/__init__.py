@@ -10,4 +10,4 @@ from tasks.scores.base import Score
 PLUGINS = Plugins(__name__, __path__, "score", Score)
 names = PLUGINS.names
 find = PLUGINS.find
-chosen = PLUGINS.chosen
+selection = PLUGINS.selection

@@ -21,15 +21,15 @@ def typical_rows(
     """
     import torch
 
-    found = []
-    given = torch.from_numpy(labels)
-    right = (logits.argmax(1) == given) | (not only_right)
+    class_rows = []
+    targets = torch.from_numpy(labels)
+    right = (logits.argmax(1) == targets) | (not only_right)
     for column in range(logits.shape[1]):
-        own = given == column
-        if not own.any():
+        in_class = targets == column
+        if not in_class.any():
             raise ConfigError(
                 f"score {name}: class {column} of the logits has no training rows; give some"
             )
-        both = own & right
-        found.append((both if both.any() else own).nonzero().squeeze(1))
-    return found
+        both = in_class & right
+        class_rows.append((both if both.any() else in_class).nonzero().squeeze(1))
+    return class_rows

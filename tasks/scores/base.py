@@ -50,9 +50,9 @@ class Outputs:
     predicted: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        given = {name: getattr(self, name) for name in ("logits", "features")}
-        given = {name: array for name, array in given.items() if array is not None}
-        for name, array in given.items():
+        arrays = {name: getattr(self, name) for name in ("logits", "features")}
+        arrays = {name: array for name, array in arrays.items() if array is not None}
+        for name, array in arrays.items():
             if array.ndim != 2 or not array.shape[1] or array.dtype not in (np.float32, np.float64):
                 raise ConfigError(
                     f"{name} are {array.dtype} {array.shape}, expected float32 (samples, columns)"
@@ -64,8 +64,8 @@ class Outputs:
                     "with a lower rate"
                 )
         if self.novelty is not None:
-            given["novelty"] = self.novelty
-        lengths = {name: len(array) for name, array in given.items()}
+            arrays["novelty"] = self.novelty
+        lengths = {name: len(array) for name, array in arrays.items()}
         if len(set(lengths.values())) != 1:
             raise ConfigError(f"outputs: found rows {lengths}, expected as many logits as features")
 
@@ -103,8 +103,8 @@ class Head:
         shapes = {"bias": (tuple(self.bias.shape), tuple(self.weight.shape[:1]))}
         if self.norm is not None:
             for name in ("weight", "bias", "mean", "var"):
-                found = tuple(getattr(self.norm, name).shape)
-                shapes[f"batch norm {name}"] = found, tuple(self.weight.shape[1:])
+                shape = tuple(getattr(self.norm, name).shape)
+                shapes[f"batch norm {name}"] = shape, tuple(self.weight.shape[1:])
         wrong = {name: pair for name, pair in shapes.items() if pair[0] != pair[1]}
         if self.weight.ndim != 2 or wrong:
             raise ConfigError(
@@ -240,10 +240,10 @@ def _try_head(head: Head, outputs: Outputs, name: str) -> None:
         )
     if logits is None:
         return
-    found = head(torch.from_numpy(features[:_TRIED].copy())).numpy()
-    given = logits[:_TRIED]
-    if found.shape != given.shape or np.abs(found - given).max() > _TOLERANCE * max(
-        1.0, float(np.abs(given).max())
+    ours = head(torch.from_numpy(features[:_TRIED].copy())).numpy()
+    theirs = logits[:_TRIED]
+    if ours.shape != theirs.shape or np.abs(ours - theirs).max() > _TOLERANCE * max(
+        1.0, float(np.abs(theirs).max())
     ):
         raise ConfigError(
             f"reference: the logits of {name} are not what the head makes of its features; take "

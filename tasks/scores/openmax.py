@@ -65,10 +65,10 @@ class OpenMax(RowWise):
         logits = torch.from_numpy(self.array(reference.train, "logits").astype(np.float64))
         labels = self.train_labels(reference, logits.shape[1])
         rows = typical_rows(logits, labels, self.name, self.settings.only_right)
-        self.centres = torch.stack([logits[own].mean(0) for own in rows])
+        self.centres = torch.stack([logits[class_rows].mean(0) for class_rows in rows])
         fitted = []
-        for own, centre in zip(rows, self.centres, strict=True):
-            distances = (logits[own] - centre).norm(dim=1).sort().values.numpy()
+        for class_rows, centre in zip(rows, self.centres, strict=True):
+            distances = (logits[class_rows] - centre).norm(dim=1).sort().values.numpy()
             tail = distances[-self.settings.tail :]
             largest, moved = tail[-1], _MOVED + (tail[-1] - tail[0])
             fitted.append(

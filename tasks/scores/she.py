@@ -28,7 +28,7 @@ class She(OfActivations):
         labels = self.train_labels(reference, self.head.classes)
         z = self.trained(reference)
         rows = typical_rows(self.head.linear(z), labels, self.name)
-        self.patterns = torch.stack([z[own].mean(0) for own in rows])
+        self.patterns = torch.stack([z[class_rows].mean(0) for class_rows in rows])
 
     def _of(self, z: torch.Tensor) -> torch.Tensor:
         return -(z * self.patterns[self.head.linear(z).argmax(1)]).sum(1)

@@ -30,11 +30,11 @@ def fitted_temperature(logits: torch.Tensor, labels: torch.Tensor) -> float:
     """T of the greatest likelihood: the mean logit by softmax(f / T) is that of the labels."""
     from scipy.optimize import brentq
 
-    own = logits.gather(1, labels[:, None]).mean()
+    label_mean = logits.gather(1, labels[:, None]).mean()
 
     def slope(temperature: float) -> float:
         """Falls with T."""
-        return float(((logits / temperature).softmax(1) * logits).sum(1).mean() - own)
+        return float(((logits / temperature).softmax(1) * logits).sum(1).mean() - label_mean)
 
     if slope(_LOWEST) <= 0:
         return _LOWEST

@@ -260,7 +260,7 @@ def _say_lacking(protocols: Sequence[str]) -> None:
 
 def unfit_models(config: Config, trial: Trial) -> Iterator[str]:
     """Models of `all` that cannot learn from the pictures; `_adapt` refuses those named."""
-    for name in set(models.chosen(config.models)) - set(config.models):
+    for name in set(models.selection(config.models)) - set(config.models):
         kind = models.find(name)
         if not issubclass(kind, PictureClassifier):
             continue

@@ -174,14 +174,14 @@ def list_images(
     name: str,
     source: RawSource,
     *,
-    wanted: Collection[str] | None = None,
+    classes: Collection[str] | None = None,
     class_names: Mapping[str, str] | None = None,
 ) -> Listing:
-    """The images of one source. `wanted` are the wnids or names of ImageNet to read; None: all.
+    """The images of one source. `classes` are the wnids or names of ImageNet to read; None: all.
 
     `class_names` are names of wnids that a list in the source does not name.
     """
-    scan = _Scan(name, source, wanted, class_names or {})
+    scan = _Scan(name, source, classes, class_names or {})
     return KINDS.get(scan.dataset, _list_folder)(scan)
 
 

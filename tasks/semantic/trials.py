@@ -122,7 +122,7 @@ def imagenet_names(declared: Sequence[Subset]) -> dict[str, str]:
 def resolve_subsets(
     declared: Sequence[Subset],
     images: pl.DataFrame,
-    chosen: Sequence[str] = (),
+    choice: Sequence[str] = (),
     known: str | None = None,
     novel: Sequence[str] = (),
 ) -> list[Subset]:
@@ -135,7 +135,7 @@ def resolve_subsets(
     datasets = images["dataset"].unique().sort().to_list()
     by_name = {name: _all_classes(name, images) for name in datasets}
     by_name |= {subset.name: subset for subset in declared}
-    if unknown := [name for name in chosen if name not in by_name]:
+    if unknown := [name for name in choice if name not in by_name]:
         raise ConfigError(f"subset {unknown[0]!r} is unknown; there are {', '.join(by_name)}")
     declared_datasets = {subset.dataset for subset in declared}
     default = {subset.name for subset in declared if subset.dataset in datasets}
@@ -147,10 +147,10 @@ def resolve_subsets(
             raise ConfigError(f"{known} is of {by_name[known].dataset}, which cannot be novel too")
         subset = by_name[known].model_copy(update={"name": f"{KNOWN}{known}"})
         by_name[subset.name] = KnownSet.model_construct(**dict(subset), novel=tuple(novel))
-        chosen = [*chosen, subset.name]
+        choice = [*choice, subset.name]
     subsets = []
     for name, subset in by_name.items():
-        if name in (chosen or default) and (resolved := _resolved(subset, images)) is not None:
+        if name in (choice or default) and (resolved := _resolved(subset, images)) is not None:
             subsets.append(resolved)
     if not subsets:
         raise SourceError(

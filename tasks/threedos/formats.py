@@ -126,9 +126,9 @@ def read_with_open3d(data: bytes, reader: str, work: Path) -> Mesh | Scan:
     return Mesh(vertices, triangles)
 
 
-def _compare(found: int, announced: int | None, what: str) -> None:
-    if announced is not None and found != announced:
-        raise RecordError("truncated", f"{announced} {what} are announced, Open3D reads {found}")
+def _compare(count: int, announced: int | None, what: str) -> None:
+    if announced is not None and count != announced:
+        raise RecordError("truncated", f"{announced} {what} are announced, Open3D reads {count}")
 
 
 def _ply_faces(data: bytes) -> int:

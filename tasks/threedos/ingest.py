@@ -51,15 +51,15 @@ def plan_shape_shards(listings: Sequence[Listing]) -> list[Shard]:
     shards = []
     for listing in listings:
         refused = [tuple(row) for row in listing.refused]
-        own = []
+        first_entries = []
         for entry in listing.entries:
             if entry.sample_id in owner:
                 message = f"{place(entry)}: source {owner[entry.sample_id]} has this shape already"
                 refused.append((entry.sample_id, "duplicate_id", message))
             else:
-                own.append(entry)
-        owner |= {entry.sample_id: listing.name for entry in own}
-        for name, entries in _buckets(own):
+                first_entries.append(entry)
+        owner |= {entry.sample_id: listing.name for entry in first_entries}
+        for name, entries in _buckets(first_entries):
             files = sorted({entry.file for entry in entries})
             shards.append(
                 Shard(
@@ -107,20 +107,20 @@ def sample_shapes(shard: Shard, settings: ShapeSettings) -> Produced:
     for entry in entries:
         by_file[entry.file].append(entry)
     rows = _Rows(shard.about["source"], settings)
-    for found in on_disk(shard.source or "", shard.files, settings.max_file_bytes):
-        readable = [entry for name in found for entry in by_file[name]]
-        for entry, outcome in _sampled(readable, found, settings):
+    for paths in on_disk(shard.source or "", shard.files, settings.max_file_bytes):
+        readable = [entry for name in paths for entry in by_file[name]]
+        for entry, outcome in _sampled(readable, paths, settings):
             rows.add(entry, outcome)
     return rows.produced(len(entries))
 
 
 def _sampled(
-    entries: Sequence[Entry], found: Mapping[str, Path | RecordError], settings: ShapeSettings
+    entries: Sequence[Entry], paths: Mapping[str, Path | RecordError], settings: ShapeSettings
 ) -> Iterator[tuple[Entry, Outcome | RecordError]]:
     """The outcome of each shape; the entries' order is kept, so rows of a file come in turn."""
     todo = []
     for entry in entries:
-        path = found[entry.file]
+        path = paths[entry.file]
         if isinstance(path, RecordError):
             yield entry, path
         else:

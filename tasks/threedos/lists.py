@@ -102,23 +102,23 @@ def roles_of(name: str) -> list[str]:
 
 def find_lists(names: Iterable[str], datasets: Collection[str] = LISTED) -> dict[str, str]:
     """Role of `LIST_FILES` to the file that has it; two files for one role are refused."""
-    found: dict[str, str] = {}
+    files: dict[str, str] = {}
     for name in sorted(names):
         for role in roles_of(name):
             if _dataset(role) not in datasets:
                 continue
-            if role in found:
+            if role in files:
                 raise SourceError(
-                    f"lists: both {found[role]} and {name} may be the list {role}; "
+                    f"lists: both {files[role]} and {name} may be the list {role}; "
                     "name a folder that holds one of them"
                 )
-            found[role] = name
-    return found
+            files[role] = name
+    return files
 
 
-def listed_datasets(found: dict[str, str]) -> set[str]:
+def listed_datasets(files: dict[str, str]) -> set[str]:
     """Data sets of which `find_lists` found something that says who is a member."""
-    return {_dataset(role) for role in found if role not in NAMES_ONLY}
+    return {_dataset(role) for role in files if role not in NAMES_ONLY}
 
 
 def _dataset(role: str) -> str:
@@ -130,20 +130,20 @@ def read_lists(
     source: RawSource, settings: ListSettings, datasets: Collection[str] = LISTED
 ) -> ListsRead:
     """Members of every one of the data sets whose lists are there; at least one must be."""
-    found = find_lists((file.name for file in source.files(digests=False)), datasets)
-    lists = _Lists(source, found)
+    files = find_lists((file.name for file in source.files(digests=False)), datasets)
+    lists = _Lists(source, files)
     parts: list[Judged] = []
     missing: list[str] = []
-    readers = _readers(found, settings)
+    readers = _readers(files, settings)
     for required, optional, reader in (readers[name] for name in LISTED if name in datasets):
-        lacking = [role for role in required if role not in found]
+        lacking = [role for role in required if role not in files]
         if lacking and len(lacking) < len(required):
-            there = ", ".join(found[role] for role in required if role in found)
+            names = ", ".join(files[role] for role in required if role in files)
             raise SourceError(
-                f"lists in {source.root}: found {there} but no {', '.join(map(_wanted, lacking))}; "
+                f"lists in {source.root}: found {names} but no {', '.join(map(_title, lacking))}; "
                 "add it, since half of a data set's lists makes no split"
             )
-        missing += [_wanted(role) for role in (*lacking, *optional) if role not in found]
+        missing += [_title(role) for role in (*lacking, *optional) if role not in files]
         if not lacking:
             parts.append(reader(lists, settings))
     if not parts:
@@ -151,7 +151,7 @@ def read_lists(
     members = pl.concat([part[0] for part in parts]).sort("sample_id")
     rejects = [part[1] for part in parts]
     absent = members.clear()
-    if settings.missing_models and "shapenet" in listed_datasets(found):
+    if settings.missing_models and "shapenet" in listed_datasets(files):
         gone, bad = _read_missing(lists, settings.missing_models, members)
         absent = members.join(gone, on="sample_id", how="semi", maintain_order="left")
         members = members.join(gone, on="sample_id", how="anti", maintain_order="left")
@@ -163,8 +163,8 @@ def keep_present(
     members: pl.DataFrame, present: pl.Series, source: str
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Members without those of `source` whose id is not in `present`, and the ones left out."""
-    there = pl.col("sample_id").is_in(present.unique().implode())
-    keep = (pl.col("source") != source) | there
+    is_present = pl.col("sample_id").is_in(present.unique().implode())
+    keep = (pl.col("source") != source) | is_present
     return members.filter(keep), members.filter(~keep)
 
 
@@ -178,16 +178,16 @@ def shapenet_models(names: pl.Series) -> pl.Series:
     return ids.drop_nulls().unique().sort()
 
 
-def _readers(found: dict[str, str], settings: ListSettings) -> dict[str, Reader]:
+def _readers(files: dict[str, str], settings: ListSettings) -> dict[str, Reader]:
     """For each data set: the lists it needs, those it may have, and what reads them."""
     listed = settings.shapenet_list
     if listed == "auto":
-        if "shapenet_all" in found and not found.keys().isdisjoint(SNCORE_FILES):
+        if "shapenet_all" in files and not files.keys().isdisjoint(SNCORE_FILES):
             raise SourceError(
-                f"lists: both {found['shapenet_all']} and json files of sncore list ShapeNet; "
+                f"lists: both {files['shapenet_all']} and json files of sncore list ShapeNet; "
                 "choose with shapenet_list: all.csv or sncore"
             )
-        listed = "all.csv" if found.keys().isdisjoint(SNCORE_FILES) else "sncore"
+        listed = "all.csv" if files.keys().isdisjoint(SNCORE_FILES) else "sncore"
     shapenet: Reader = (
         (tuple(SNCORE_FILES), ("shapenet_names",), _read_sncore)
         if listed == "sncore"
@@ -211,7 +211,7 @@ def _read_sncore(lists: "_Lists", settings: ListSettings) -> Judged:
     parts = []
     for split in ("train", "val", "test"):
         sids, mids = (lists.json(f"sncore_{split}_{ids}") for ids in ("sids", "mids"))
-        name = lists.found[f"sncore_{split}_sids"]
+        name = lists.files[f"sncore_{split}_sids"]
         if not isinstance(sids, list) or not isinstance(mids, list) or len(sids) != len(mids):
             raise SourceError(
                 f"list {name}: expected as many synset ids as its mids.json has model ids; "
@@ -239,11 +239,11 @@ def _shapenet_members(lists: "_Lists", fields: pl.DataFrame) -> Judged:
     ]
     good, rejects = _judged(parsed, rules, "modelId", "this model, maybe under another synset")
     names = _synset_names(lists)
-    named = pl.col("synsetId").replace_strict(names, default=None, return_dtype=pl.String)
+    class_name = pl.col("synsetId").replace_strict(names, default=None, return_dtype=pl.String)
     good = good.with_columns(
         _ids("shapenet", "synsetId", "modelId"), pl.col("synsetId").alias("class")
     )
-    return _members("shapenet", good, named), rejects
+    return _members("shapenet", good, class_name), rejects
 
 
 def _model_rules() -> list[Rule]:
@@ -256,7 +256,7 @@ def _model_rules() -> list[Rule]:
 
 def _synset_names(lists: "_Lists") -> dict[str, str]:
     """Synset to name: the list of PyTorch3D, else ShapeNet's taxonomy, else nothing."""
-    role = next((r for r in ("shapenet_names", "shapenet_taxonomy") if r in lists.found), None)
+    role = next((r for r in ("shapenet_names", "shapenet_taxonomy") if r in lists.files), None)
     if role is None:
         return {}
     names = lists.json(role)
@@ -266,7 +266,7 @@ def _synset_names(lists: "_Lists") -> dict[str, str]:
         return {synset: name.split(",")[0] for synset, name in names.items()}
     except (TypeError, KeyError, AttributeError) as error:
         raise SourceError(
-            f"list {lists.found[role]} does not give each synset a name; fetch it again"
+            f"list {lists.files[role]} does not give each synset a name; fetch it again"
         ) from error
 
 
@@ -293,14 +293,14 @@ def _read_modelnet(lists: "_Lists", settings: ListSettings) -> Judged:
         lists.lines(f"modelnet40_{split}").with_columns(
             name.str.strip_chars().str.extract(r"^([\w-]+)_\d{4}$").alias("class"),
             pl.lit(split).alias("split"),
-            pl.lit(lists.found[f"modelnet40_{split}"]).alias("file"),
+            pl.lit(lists.files[f"modelnet40_{split}"]).alias("file"),
         )
         for split in ("train", "test")
     ).with_columns(_ids("modelnet40", name.str.strip_chars()))
     rules: list[Rule] = [("name_form", kind.is_null(), "expected <class>_<4 digits>")]
-    if "modelnet40_names" in lists.found:
+    if "modelnet40_names" in lists.files:
         names = lists.lines("modelnet40_names")["line"].str.strip_chars()
-        file = lists.found["modelnet40_names"]
+        file = lists.files["modelnet40_names"]
         rules.append(("class_listed", ~kind.is_in(names.implode()), f"class is not in {file}"))
     good, rejects = _judged(parsed, rules, "sample_id", "this shape")
     return _members("modelnet40", good), rejects
@@ -322,11 +322,11 @@ def _read_scan(lists: "_Lists", settings: ListSettings) -> Judged:
         ("label_range", pl.col("class").is_null(), f"label is not 0 to {len(classes) - 1}"),
     ]
     rejects = pl.DataFrame(schema=REJECTED)
-    if "scan_labels" in lists.found:
-        named, rejects = _scan_labels(lists)
-        parsed = parsed.join(named, on="object", how="left", maintain_order="left")
+    if "scan_labels" in lists.files:
+        labels, rejects = _scan_labels(lists)
+        parsed = parsed.join(labels, on="object", how="left", maintain_order="left")
         differs = pl.col("named").ne_missing(pl.col("class"))
-        file = lists.found["scan_labels"]
+        file = lists.files["scan_labels"]
         rules.append(("class_agrees", differs, f"{file} lacks the object or has another class"))
     good, bad = _judged(parsed, rules, "sample_id", "this object")
     return _members("scanobjectnn", good), pl.concat([rejects, bad])
@@ -346,11 +346,11 @@ def _scan_labels(lists: "_Lists") -> Judged:
 
 def _scan_classes(lists: "_Lists") -> list[str]:
     """The order of labels; it is fixed, so a list that differs belongs to other data."""
-    if "scan_names" in lists.found:
+    if "scan_names" in lists.files:
         names = lists.lines("scan_names")["line"].str.strip_chars().to_list()
         if tuple(names) != SCAN_CLASSES:
             raise SourceError(
-                f"list {lists.found['scan_names']}: found {', '.join(names)[:200]}; expected the "
+                f"list {lists.files['scan_names']}: found {', '.join(names)[:200]}; expected the "
                 f"15 classes of ScanObjectNN in order: {', '.join(SCAN_CLASSES)}"
             )
     return list(SCAN_CLASSES)
@@ -363,7 +363,7 @@ class _Lists(NamedTuple):
     """The files that were found, read on demand."""
 
     source: RawSource
-    found: dict[str, str]
+    files: dict[str, str]
 
     def read(self, name: str) -> bytes:
         try:
@@ -372,14 +372,14 @@ class _Lists(NamedTuple):
             raise SourceError(f"list {name} cannot be read: {error.message}") from error
 
     def lines(self, role: str) -> pl.DataFrame:
-        return _numbered(self.read(self.found[role]), self.found[role])
+        return _numbered(self.read(self.files[role]), self.files[role])
 
     def json(self, role: str) -> Any:
         try:
-            return orjson.loads(self.read(self.found[role]))
+            return orjson.loads(self.read(self.files[role]))
         except orjson.JSONDecodeError as error:
             raise SourceError(
-                f"list {self.found[role]} is not JSON ({error}); fetch it again"
+                f"list {self.files[role]} is not JSON ({error}); fetch it again"
             ) from error
 
 
@@ -429,21 +429,21 @@ def _numbered(data: bytes, name: str) -> pl.DataFrame:
     )
 
 
-def _csv_fields(lines: pl.DataFrame, wanted: tuple[str, ...]) -> pl.DataFrame:
-    """Lines under a header with the text of the columns `wanted`, null where a line is short."""
+def _csv_fields(lines: pl.DataFrame, columns: tuple[str, ...]) -> pl.DataFrame:
+    """Lines under a header with the text of `columns`, null where a line is short."""
     file, first = lines.select("file", "line").row(0)
     header = [part.strip(' "') for part in first.split(",")]
-    if any(header.count(column) != 1 for column in wanted):
+    if any(header.count(column) != 1 for column in columns):
         raise SourceError(
             f"list {file}: first line is '{first[:120]}', expected a header with "
-            f"{', '.join(wanted)}; check that it is the right file"
+            f"{', '.join(columns)}; check that it is the right file"
         )
     fields = pl.col("line").str.split(",")
     return lines.slice(1).with_columns(
         fields.list.get(header.index(column), null_on_oob=True)
         .str.strip_chars(' "\t\r')
         .alias(column)
-        for column in wanted
+        for column in columns
     )
 
 
@@ -479,10 +479,10 @@ def _ids(source: str, *parts: pl.Expr | pl.Series | str) -> pl.Expr:
 
 
 def _members(source: str, good: pl.DataFrame, name: pl.Expr | None = None) -> pl.DataFrame:
-    named = pl.col("class") if name is None else name
-    filled = good.with_columns(pl.lit(source).alias("source"), named.alias("class_name"))
+    class_name = pl.col("class") if name is None else name
+    filled = good.with_columns(pl.lit(source).alias("source"), class_name.alias("class_name"))
     return filled.select(pl.col(column).cast(kind) for column, kind in MEMBERS.items())
 
 
-def _wanted(role: str) -> str:
+def _title(role: str) -> str:
     return f"{role} (a file named {LIST_FILES[role].replace(chr(92), '')})"

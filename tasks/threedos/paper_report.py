@@ -54,9 +54,9 @@ def sections(read: Read) -> list[Section]:
         if wide is not None:
             numbers = [name for name in wide.columns if name not in KEY]
             parts.append(table(wide, title, right=numbers))
-    found = [Section("Beside the paper", parts)] if len(parts) > 1 else []
+    section = [Section("Beside the paper", parts)] if len(parts) > 1 else []
     density = _density(ours)
-    return [*found, *([density] if density else [])]
+    return [*section, *([density] if density else [])]
 
 
 def _ours(metrics: pl.DataFrame, runs: pl.DataFrame) -> pl.DataFrame:

@@ -38,9 +38,9 @@ COLUMNS = ("train", "valid", "known_test", "novel_test")
 
 def sections(read: Read) -> list[Section]:
     """Tracks and shapes, where the lake has them."""
-    found = [_tracks(read), _shapes(read)]
-    there = [section for section in found if section is not None]
-    return there + paper_report.sections(read)
+    candidates = [_tracks(read), _shapes(read)]
+    present = [section for section in candidates if section is not None]
+    return present + paper_report.sections(read)
 
 
 def _tracks(read: Read) -> Section | None:
@@ -88,20 +88,20 @@ def _shapes(read: Read) -> Section | None:
     shapes = read("shapes")
     if shapes is None or shapes.is_empty():
         return None
-    chosen = (
+    picks = (
         shapes.sort("sample_id")
         .group_by("source", "class", maintain_order=True)
         .first()
         .sort("class", "source")
     )
-    chosen = chosen[np.linspace(0, chosen.height - 1, SHOWN_CLOUDS).round().astype(int)].unique(
+    picks = picks[np.linspace(0, picks.height - 1, SHOWN_CLOUDS).round().astype(int)].unique(
         "sample_id", maintain_order=True
     )
-    wanted = pl.col("sample_id").is_in(chosen["sample_id"].implode())
-    clouds = read("point_clouds", ["sample_id", "points", "count"], wanted)
+    among = pl.col("sample_id").is_in(picks["sample_id"].implode())
+    clouds = read("point_clouds", ["sample_id", "points", "count"], among)
     if clouds is None:
         return None
-    shown = chosen.select("sample_id", "class", "source").join(
+    shown = picks.select("sample_id", "class", "source").join(
         clouds, on="sample_id", maintain_order="left"
     )
     pictures = [

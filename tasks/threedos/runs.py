@@ -50,7 +50,7 @@ def plan_runs(config: Config, tracks: Sequence[Track]) -> list[ModelRun]:
         raise ConfigError("models need clouds: name sources of shapes with --source")
     below = tuple(
         name
-        for name in networks.chosen(config.networks)
+        for name in networks.selection(config.networks)
         if name in config.networks or networks.find(name).modality == CLOUD
     )
     offers = [offer_of(track, config.preset, below) for track in tracks]
@@ -84,13 +84,13 @@ def check_weights(run: ModelRun, classes: int, seeds: Sequence[int]) -> None:
 
 def by_density(config: Config) -> list[Config]:
     """The configuration once for each density that models are trained and tested at."""
-    wanted = {"train": config.train, **{f"models.{k}": v for k, v in config.models.items()}}
-    twice = [name for name, values in wanted.items() if values.keys() & set(SEEN)]
+    changes = {"train": config.train, **{f"models.{k}": v for k, v in config.models.items()}}
+    twice = [name for name, values in changes.items() if values.keys() & set(SEEN)]
     if config.densities and twice:
         raise ConfigError(
             f"{twice[0]} sets {' or '.join(SEEN)}, and so does densities; leave one of them out"
         )
-    kinds = [models.find(name).configuration for name in models.chosen(config.models)]
+    kinds = [models.find(name).configuration for name in models.selection(config.models)]
     seen = [name for name in SEEN if any(name in kind.model_fields for kind in kinds)] or SEEN
     return [
         config.model_copy(update={"train": {**config.train, **dict.fromkeys(seen, count)}})
@@ -135,7 +135,7 @@ def density_views(points: Sequence[int]) -> list[View]:
 
 
 def trainable(
-    tracks: Sequence[Track], splits: pl.DataFrame, clouds: pl.Series, asked: Collection[str] = ()
+    tracks: Sequence[Track], splits: pl.DataFrame, clouds: pl.Series, choice: Collection[str] = ()
 ) -> list[Track]:
     """Tracks with training and test shapes that have a cloud, and two labels at the least.
 
@@ -153,7 +153,7 @@ def trainable(
         }
         lacking[track.name] = [what for what, count in counts.items() if count < 1]
     ready = [track for track in tracks if not lacking[track.name]]
-    wrong = [name for name in lacking if lacking[name] and (name in asked or not ready)]
+    wrong = [name for name in lacking if lacking[name] and (name in choice or not ready)]
     if wrong:
         raise SourceError(
             f"track {wrong[0]} cannot be trained on: among the clouds there are no "
@@ -166,12 +166,12 @@ def track_parts(
     tracks: Iterable[Track], tables: Mapping[str, tuple[Part, ...]]
 ) -> dict[str, tuple[Part, ...]]:
     """By track: its splits, and the clouds of its sources."""
-    found = {}
+    parts = {}
     for track in tracks:
         splits = tuple(part for part in tables["splits"] if part.shard == track.name)
-        found[track.name] = splits + tuple(
+        parts[track.name] = splits + tuple(
             part
             for part in tables[CLOUDS]
             if DATASETS.get(source := part.shard.partition("/")[0], source) in track.sources
         )
-    return found
+    return parts

@@ -72,10 +72,10 @@ def farthest_points(points: np.ndarray, count: int) -> np.ndarray:
     line = placed[axis].tolist()
     nearest = np.full(len(points), np.inf, np.float32)
     work, equal = np.empty_like(placed), np.empty(len(points), bool)
-    chosen = np.empty(count, np.int64)
+    picks = np.empty(count, np.int64)
     here, reach = int(np.flatnonzero(order == 0)[0]), np.inf
     for number in range(count):
-        chosen[number] = order[here]
+        picks[number] = order[here]
         low = bisect_left(line, line[here] - reach)
         high = bisect_right(line, line[here] + reach)
         squares = work[:, : high - low]
@@ -92,7 +92,7 @@ def farthest_points(points: np.ndarray, count: int) -> np.ndarray:
         if np.count_nonzero(equal) > 1:
             here = int(np.flatnonzero(equal)[order[equal].argmin()])
         reach = float(farthest) ** 0.5 * MARGIN
-    return chosen
+    return picks
 
 
 def bucketed_farthest_points(points: np.ndarray, count: int) -> np.ndarray:
@@ -141,9 +141,9 @@ def make_cloud(
 ) -> Cloud:
     """The farthest `count` of the candidates (all, if there are fewer), then normalised."""
     rough = normalise(np.asarray(candidates, np.float64)).astype(np.float32)
-    chosen = candidates[FARTHEST[farthest](rough, min(count, len(candidates)))]
-    center, scale = extent(chosen, kind)
-    return Cloud(normalise(chosen, kind).astype(np.float32), center[0], float(scale[0, 0]))
+    points = candidates[FARTHEST[farthest](rough, min(count, len(candidates)))]
+    center, scale = extent(points, kind)
+    return Cloud(normalise(points, kind).astype(np.float32), center[0], float(scale[0, 0]))
 
 
 def filled(points: np.ndarray, count: int) -> np.ndarray:

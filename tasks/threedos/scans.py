@@ -99,16 +99,16 @@ def _h5_dataset(file: Any, name: str) -> Any:
                 raise RecordError(
                     "foreign_bytes", f"{name!r} is a link to elsewhere; store the data itself"
                 )
-        found = file[name]
-        if not isinstance(found, h5py.Dataset):
-            raise RecordError("bad_h5", f"{name!r} is a {type(found).__name__}, no data set")
-        if found.is_virtual or found.external:
+        member = file[name]
+        if not isinstance(member, h5py.Dataset):
+            raise RecordError("bad_h5", f"{name!r} is a {type(member).__name__}, no data set")
+        if member.is_virtual or member.external:
             raise RecordError(
                 "foreign_bytes", f"the bytes of {name!r} are in other files; store the data itself"
             )
     except (KeyError, OSError, ValueError, RuntimeError) as error:
         raise RecordError("bad_h5", f"{name!r} is unreadable: {error}") from None
-    return found
+    return member
 
 
 def read_h5_row(path: Path, dataset: str, row: int) -> Scan:
@@ -136,11 +136,11 @@ def probe_h5(item: dict[str, Any], work: Path) -> dict[str, Any]:
     data = _h5_dataset(file, "data") if _has(file, "data") else None
     if data is None or data.ndim != 3 or data.shape[2] != 3:
         raise RecordError("bad_h5", "no data set `data` of shape (N, points, 3)")
-    found: dict[str, Any] = {"rows": int(data.shape[0])}
+    facts: dict[str, Any] = {"rows": int(data.shape[0])}
     if _has(file, "label"):
         label = _h5_dataset(file, "label")
-        found["label"] = np.asarray(label[:]).reshape(-1).astype(np.int64)
-    return found
+        facts["label"] = np.asarray(label[:]).reshape(-1).astype(np.int64)
+    return facts
 
 
 def _has(file: Any, name: str) -> bool:
@@ -204,7 +204,7 @@ def probe_npz(item: dict[str, Any], work: Path) -> dict[str, Any]:
         names = zipfile.ZipFile(item["path"]).namelist()
     except (OSError, zipfile.BadZipFile) as error:
         raise RecordError("bad_npz", f"not a readable npz file: {error}") from None
-    found: dict[str, Any] = {}
+    labels_of: dict[str, Any] = {}
     for name in sorted(names):
         member = name.removesuffix(".npy")
         if not member.startswith("X_"):
@@ -216,10 +216,10 @@ def probe_npz(item: dict[str, Any], work: Path) -> dict[str, Any]:
             raise RecordError(
                 "bad_npz", f"{member} has shape {rows.shape}, its labels {labels.shape}"
             )
-        found[member] = np.array([int(labels.read(i).reshape(-1)[0]) for i in range(count)])
-    if not found:
+        labels_of[member] = np.array([int(labels.read(i).reshape(-1)[0]) for i in range(count)])
+    if not labels_of:
         raise RecordError("bad_npz", "no array X_<part>, expected X_train, y_train and so on")
-    return found
+    return labels_of
 
 
 def grid_surface(grid: np.ndarray) -> Mesh:

@@ -90,7 +90,7 @@ class Listing:
     files: Mapping[str, RawFile] = field(repr=False)
 
 
-class _Found:
+class _Scan:
     """Entries and refusals as they are gathered, and the files not yet accounted for."""
 
     def __init__(
@@ -168,7 +168,7 @@ def list_shapes(
     """
     if kind not in KINDS:
         raise ConfigError(f"source kind {kind!r} is unknown; there are {', '.join(sorted(KINDS))}")
-    return KINDS[kind](_Found(name or kind, source, members, settings, grid_classes))
+    return KINDS[kind](_Scan(name or kind, source, members, settings, grid_classes))
 
 
 def place(entry: Entry) -> str:
@@ -178,8 +178,8 @@ def place(entry: Entry) -> str:
 # ---------------------------------------------------------------- meshes and texts
 
 
-def _list_shapenet(found: _Found) -> Listing:
-    listed = {shape: row for shape, row in found.members.items() if shape.startswith("shapenet/")}
+def _list_shapenet(scan: _Scan) -> Listing:
+    listed = {shape: row for shape, row in scan.members.items() if shape.startswith("shapenet/")}
     if not listed:
         raise ConfigError(
             "a shapenet source needs the official all.csv, since the tree repeats models under "
@@ -187,25 +187,25 @@ def _list_shapenet(found: _Found) -> Listing:
         )
     owner = {shape.rpartition("/")[2]: shape for shape in listed}
     synsets: set[str] = set()
-    for name in found.files:
+    for name in scan.files:
         match = MODEL.fullmatch(name)
         if match is None:
             continue
         synsets.add(match["synset"])
         shape = sample_id("shapenet", match["synset"], match["model"])
         if shape in listed:
-            found.add(Entry(shape, *listed[shape], name, "obj"))
+            scan.add(Entry(shape, *listed[shape], name, "obj"))
         elif match["model"] in owner:
-            found.refuse(
+            scan.refuse(
                 name, "other_synset", f"all.csv lists this model as {owner[match['model']]}"
             )
         else:
-            found.refuse(name, "unlisted_model", "all.csv does not list this model")
-    there = {entry.sample_id for entry in found.entries}
-    lacking = {shape: synset for shape, (synset, _) in listed.items() if shape not in there}
-    if len(lacking) > max(MOST_LACKING, len(there) // 4):
+            scan.refuse(name, "unlisted_model", "all.csv does not list this model")
+    present = {entry.sample_id for entry in scan.entries}
+    lacking = {shape: synset for shape, (synset, _) in listed.items() if shape not in present}
+    if len(lacking) > max(MOST_LACKING, len(present) // 4):
         log.info(
-            f"  {found.name} has {len(there)} of the {len(listed)} models that all.csv lists; the "
+            f"  {scan.name} has {len(present)} of the {len(listed)} models that all.csv lists; the "
             "others stay in members and splits without a cloud"
         )
         lacking = {}
@@ -214,57 +214,57 @@ def _list_shapenet(found: _Found) -> Listing:
         if synset not in synsets:
             absent[synset] = absent.get(synset, 0) + 1
         else:
-            found.refuse(shape, "missing", "all.csv lists this model, the source has no file of it")
+            scan.refuse(shape, "missing", "all.csv lists this model, the source has no file of it")
     for synset, count in absent.items():
         message = f"all.csv lists {count} models of this synset, the source has none of them"
-        found.refuse(sample_id("shapenet", synset), "missing_class", message)
-    return found.listing(
+        scan.refuse(sample_id("shapenet", synset), "missing_class", message)
+    return scan.listing(
         "<synset>/<model>/models/model_normalized.obj",
         lambda name: MODEL_COMPANION.fullmatch(name) is not None,
     )
 
 
-def _list_modelnet40(found: _Found) -> Listing:
-    for name in found.files:
+def _list_modelnet40(scan: _Scan) -> Listing:
+    for name in scan.files:
         if match := OFF_TREE.fullmatch(name):
             shape = sample_id("modelnet40", match["stem"])
-            found.add(Entry(shape, match["class"], match["split"], name, "off"))
-    return found.listing("<class>/<train|test>/<class>_NNNN.off", lambda name: False)
+            scan.add(Entry(shape, match["class"], match["split"], name, "off"))
+    return scan.listing("<class>/<train|test>/<class>_NNNN.off", lambda name: False)
 
 
-def _list_resampled(found: _Found) -> Listing:
-    for name in found.files:
+def _list_resampled(scan: _Scan) -> Listing:
+    for name in scan.files:
         if match := RESAMPLED.fullmatch(name):
             shape = sample_id("modelnet40_resampled", match["stem"])
-            split = found.split_of(shape)
-            found.add(Entry(shape, match["class"], split, name, "points"))
-    return found.listing(
+            split = scan.split_of(shape)
+            scan.add(Entry(shape, match["class"], split, name, "points"))
+    return scan.listing(
         "<class>/<class>_NNNN.txt",
         lambda name: FILE_LIST.fullmatch(name.rpartition("/")[2]) is not None,
     )
 
 
-def _list_folder(found: _Found) -> Listing:
+def _list_folder(scan: _Scan) -> Listing:
     """`<class>/<file>`, or all files as `<split>/<class>/<file>` or `<class>/<split>/<file>`."""
-    paths = {name: PurePosixPath(name) for name in found.files}
+    paths = {name: PurePosixPath(name) for name in scan.files}
     paths = {n: path for n, path in paths.items() if path.suffix.lower() in FOLDER_READERS}
     split_at = _split_level([path.parts[:-1] for path in paths.values()])
     for name, path in paths.items():
         folders = path.parts[:-1]
         if not folders:
-            found.refuse(name, "no_class", "the file lies in no class folder; put it into one")
+            scan.refuse(name, "no_class", "the file lies in no class folder; put it into one")
             continue
         class_, split = folders[-1], None
         if split_at is not None and len(folders) < 2:
             reason = "the file lies in no class of a split; put it into <split>/<class>"
-            found.refuse(name, "no_class", reason)
+            scan.refuse(name, "no_class", reason)
             continue
         if split_at is not None:
             class_, split = folders[-3 - split_at], OFFICIAL[folders[split_at].lower()]
-        shape = sample_id(found.name, *path.with_suffix("").parts)
-        found.add(Entry(shape, class_, split, name, FOLDER_READERS[path.suffix.lower()]))
+        shape = sample_id(scan.name, *path.with_suffix("").parts)
+        scan.add(Entry(shape, class_, split, name, FOLDER_READERS[path.suffix.lower()]))
     suffixes = ", ".join(FOLDER_READERS)
-    return found.listing(
+    return scan.listing(
         f"<class>/<name> with one of the suffixes {suffixes}",
         lambda name: PurePosixPath(name).suffix.lower() in COMPANIONS,
     )
@@ -288,44 +288,44 @@ def _split_level(folders: Iterable[tuple[str, ...]]) -> int | None:
 # ---------------------------------------------------------------- files of many shapes
 
 
-def _list_scanobjectnn(found: _Found) -> Listing:
+def _list_scanobjectnn(scan: _Scan) -> Listing:
     """The objects of .bin files, by the lists or by class folders, and the rows of h5 files."""
-    for name in found.files:
+    for name in scan.files:
         if match := SCAN_BIN.fullmatch(name):
             shape = sample_id("scanobjectnn", match["stem"])
-            class_, split = found.members.get(shape, (PurePosixPath(name).parent.name, None))
+            class_, split = scan.members.get(shape, (PurePosixPath(name).parent.name, None))
             if class_ in SCAN_CLASSES:
-                found.add(Entry(shape, class_, split, name, "bin"))
+                scan.add(Entry(shape, class_, split, name, "bin"))
             else:
                 reason = "no list names this object and its folder is none of the 15 classes"
-                found.refuse(name, "no_class", f"{reason}; add the list main_split.txt")
-    matches = _one_variant(found)
-    for name, value in _probed(found, matches, "h5"):
+                scan.refuse(name, "no_class", f"{reason}; add the list main_split.txt")
+    matches = _one_variant(scan)
+    for name, value in _probed(scan, matches, "h5"):
         part = matches[name]["part"]
         labels = value.get("label")
         if labels is None or len(labels) != value["rows"]:
-            found.refuse(name, "label_length", f"{value['rows']} clouds, expected a label for each")
+            scan.refuse(name, "label_length", f"{value['rows']} clouds, expected a label for each")
             continue
         for row, label in enumerate(labels.tolist()):
             shape = sample_id("scanobjectnn", part, f"{row:05d}")
             if 0 <= label < len(SCAN_CLASSES):
                 class_ = SCAN_CLASSES[label]
-                found.add(Entry(shape, class_, OFFICIAL[part], name, "h5", "data", row))
+                scan.add(Entry(shape, class_, OFFICIAL[part], name, "h5", "data", row))
             else:
-                found.refuse(shape, "unknown_label", f"{name}#{row}: label {label} has no class")
-    return found.listing(
+                scan.refuse(shape, "unknown_label", f"{name}#{row}: label {label} has no class")
+    return scan.listing(
         "training_objectdataset.h5 and test_objectdataset.h5, or <class>/<scene>_<object>.bin",
         lambda name: SCAN_COMPANION.fullmatch(name) is not None,
     )
 
 
-def _one_variant(found: _Found) -> dict[str, re.Match[str]]:
+def _one_variant(scan: _Scan) -> dict[str, re.Match[str]]:
     """The h5 files of one folder: `main_split` (OBJ_BG) where there are several, else the first.
 
     The release also holds the same objects without background and in other divisions. A folder
     with only one of the two files is completed by a folder that has only the other one.
     """
-    matches = {name: match for name in found.files if (match := SCAN_H5.fullmatch(name))}
+    matches = {name: match for name in scan.files if (match := SCAN_H5.fullmatch(name))}
     parts: dict[str, set[str]] = {}
     for match in matches.values():
         parts.setdefault(match["folder"], set()).add(match["part"])
@@ -335,38 +335,37 @@ def _one_variant(found: _Found) -> dict[str, re.Match[str]]:
     for name, match in matches.items():
         if match["folder"] not in taken:
             message = f"the same objects are taken from {' and '.join(taken) or 'the top folder'}"
-            found.refuse(name, "other_variant", f"{message}; name this folder to take these")
+            scan.refuse(name, "other_variant", f"{message}; name this folder to take these")
     return {name: match for name, match in matches.items() if match["folder"] in taken}
 
 
-def _list_sncore(found: _Found) -> Listing:
-    matches = {name: match for name in found.files if (match := SNCORE_H5.fullmatch(name))}
-    for name, value in _probed(found, matches, "h5"):
+def _list_sncore(scan: _Scan) -> Listing:
+    matches = {name: match for name in scan.files if (match := SNCORE_H5.fullmatch(name))}
+    for name, value in _probed(scan, matches, "h5"):
         match = matches[name]
         try:
             synsets, models = (
-                _id_list(found.source, _beside(found, match["stem"], ids))
-                for ids in ("sids", "mids")
+                _id_list(scan.source, _beside(scan, match["stem"], ids)) for ids in ("sids", "mids")
             )
         except RecordError as error:
-            found.refuse(name, error.rule, error.message)
+            scan.refuse(name, error.rule, error.message)
             continue
         if not len(synsets) == len(models) == value["rows"]:
             message = (
                 f"{value['rows']} clouds, {len(synsets)} synset ids and {len(models)} model ids"
             )
-            found.refuse(name, "list_length", f"{message}; fetch all three again")
+            scan.refuse(name, "list_length", f"{message}; fetch all three again")
             continue
         split = OFFICIAL[match["split"]]
         for row, (synset, model) in enumerate(zip(synsets, models, strict=True)):
             shape = sample_id("sncore", synset, model)
-            found.add(Entry(shape, synset, split, name, "h5", "data", row))
-    return found.listing("sncore_<split>_4096_points.h5 with its json lists", lambda name: False)
+            scan.add(Entry(shape, synset, split, name, "h5", "data", row))
+    return scan.listing("sncore_<split>_4096_points.h5 with its json lists", lambda name: False)
 
 
-def _beside(found: _Found, stem: str, ids: str) -> str:
+def _beside(scan: _Scan, stem: str, ids: str) -> str:
     for name in (f"{stem}_{ids}.json", f"{stem}_points_{ids}.json"):
-        if name in found.files:
+        if name in scan.files:
             return name
     raise RecordError("missing_list", f"{stem}_{ids}.json is not there; put it beside the h5 file")
 
@@ -381,43 +380,41 @@ def _id_list(source: RawSource, name: str) -> list[str]:
     return ids
 
 
-def _list_voxels(found: _Found) -> Listing:
-    classes = found.grid_classes
-    names = {name: None for name in found.files if name.lower().endswith(".npz")}
-    for name, value in _probed(found, names, "npz"):
+def _list_voxels(scan: _Scan) -> Listing:
+    classes = scan.grid_classes
+    names = {name: None for name in scan.files if name.lower().endswith(".npz")}
+    for name, value in _probed(scan, names, "npz"):
         stem = PurePosixPath(name).with_suffix("").parts
         for member, labels in value.items():
             part = member.removeprefix("X_")
             for row, label in enumerate(labels.tolist()):
-                shape = sample_id(found.name, *stem, part, f"{row:05d}")
+                shape = sample_id(scan.name, *stem, part, f"{row:05d}")
                 if 0 <= label < len(classes):
                     split = OFFICIAL.get(part)
-                    found.add(Entry(shape, classes[label], split, name, "npz", member, row))
+                    scan.add(Entry(shape, classes[label], split, name, "npz", member, row))
                 else:
                     message = f"{name}#{row}: label {label}, expected below {len(classes)}"
-                    found.refuse(shape, "unknown_label", message)
-    return found.listing("an .npz file with X_train, y_train and so on", lambda name: False)
+                    scan.refuse(shape, "unknown_label", message)
+    return scan.listing("an .npz file with X_train, y_train and so on", lambda name: False)
 
 
-def _probed(
-    found: _Found, names: Iterable[str], reader: str
-) -> Iterator[tuple[str, dict[str, Any]]]:
+def _probed(scan: _Scan, names: Iterable[str], reader: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """What the probe says of each file; a file that it cannot read is refused."""
     for name in sorted(names):
         try:
-            with file_on_disk(found.source, name, found.settings.max_file_bytes) as path:
+            with file_on_disk(scan.source, name, scan.settings.max_file_bytes) as path:
                 (outcome,) = read_unchanged(
-                    found.source.root,
-                    [found.files[name]],
-                    partial(_probe, path, reader, found.settings),
+                    scan.source.root,
+                    [scan.files[name]],
+                    partial(_probe, path, reader, scan.settings),
                 )
         except RecordError as error:
-            found.refuse(name, error.rule, error.message)
+            scan.refuse(name, error.rule, error.message)
             continue
         if outcome.value is None:
-            found.refuse(name, outcome.rule or "", outcome.message or "")
+            scan.refuse(name, outcome.rule or "", outcome.message or "")
             continue
-        found.seen.add(name)
+        scan.seen.add(name)
         yield name, outcome.value
 
 
@@ -438,7 +435,7 @@ def file_on_disk(source: RawSource, name: str, limit: int) -> Iterator[Path]:
         yield path
 
 
-KINDS: dict[str, Callable[[_Found], Listing]] = {
+KINDS: dict[str, Callable[[_Scan], Listing]] = {
     "shapenet": _list_shapenet,
     "modelnet40": _list_modelnet40,
     "modelnet40_resampled": _list_resampled,

@@ -40,17 +40,17 @@ def plan_members(
     A data set that the folder lists is not listed again. The json files of sncore repeat what its
     h5 files say, so they count only in a folder of lists.
     """
-    shards, told = [], set()
+    shards, datasets = [], set()
     if lists is not None:
         shards.append(_list_shard("all", lists, LISTED, settings))
-        told = listed_datasets(find_lists(file.name for file in shards[0].files))
+        datasets = listed_datasets(find_lists(file.name for file in shards[0].files))
     for name, source in sorted(sources.items()):
         dataset = DATASETS.get(name, name)
-        if name == "sncore" or dataset not in LISTED or dataset in told:
+        if name == "sncore" or dataset not in LISTED or dataset in datasets:
             continue
         shard = _list_shard(name, source, (dataset,), settings)
         if listed_datasets(find_lists((file.name for file in shard.files), (dataset,))):
-            told.add(dataset)
+            datasets.add(dataset)
             shards.append(shard)
     return shards
 
@@ -60,16 +60,16 @@ def _list_shard(
 ) -> Shard:
     """The official lists of those data sets, and that of missing models if it is named."""
     files = {file.name: file for file in source.files()}
-    found = find_lists(files, datasets)
-    wanted = set(found.values())
+    lists = find_lists(files, datasets)
+    names = set(lists.values())
     outside = None
-    if settings.missing_models and "shapenet" in listed_datasets(found):
+    if settings.missing_models and "shapenet" in listed_datasets(lists):
         path = missing_file(source, settings.missing_models)
         outside = path and sha256_file(path)
-        wanted |= set() if path else {settings.missing_models}
+        names |= set() if path else {settings.missing_models}
     return Shard(
         name,
-        files=tuple(files[file] for file in sorted(wanted)),
+        files=tuple(files[file] for file in sorted(names)),
         source=source.root,
         about={"datasets": list(datasets), "missing_models": outside},
     )
@@ -78,9 +78,9 @@ def _list_shard(
 @stage(writes=(MEMBERS,), version=2)
 def read_members(shard: Shard, settings: ListSettings) -> Produced:
     """Read the official lists: every shape, its class and its official split."""
-    found = read_lists(open_raw(Path(shard.source or "")), settings, shard.about["datasets"])
-    members = found.members.select(MEMBERS.polars_schema.names())
-    rejects = [Reject(*row) for row in found.rejects.iter_rows()]
+    lists = read_lists(open_raw(Path(shard.source or "")), settings, shard.about["datasets"])
+    members = lists.members.select(MEMBERS.polars_schema.names())
+    rejects = [Reject(*row) for row in lists.rejects.iter_rows()]
     return Produced({"members": members}, members.height + len(rejects), rejects)
 
 
@@ -109,8 +109,8 @@ def named_by_label(splits: pl.DataFrame) -> pl.DataFrame:
         .group_by("label")
         .agg(pl.col("class").unique().sort().str.join("+").alias("name"))
     )
-    named = splits.join(names, on="label", how="left", maintain_order="left")
-    return named.with_columns(pl.coalesce("name", "class").alias("class")).drop("name")
+    rows = splits.join(names, on="label", how="left", maintain_order="left")
+    return rows.with_columns(pl.coalesce("name", "class").alias("class")).drop("name")
 
 
 def all_members(shard: Shard) -> pl.DataFrame:

@@ -214,7 +214,7 @@ def count_splits(splits: pl.DataFrame) -> pl.DataFrame:
 
 def empty_labels(splits: pl.DataFrame, tracks: Sequence[Track]) -> pl.DataFrame:
     """Labels (protocol, split, label, classes) that have no shape in train or in test."""
-    wanted = pl.DataFrame(
+    labels = pl.DataFrame(
         [
             (track.name, split, label, " + ".join(group.classes))
             for track in tracks
@@ -224,7 +224,7 @@ def empty_labels(splits: pl.DataFrame, tracks: Sequence[Track]) -> pl.DataFrame:
         {"protocol": pl.String, "split": pl.String, "label": pl.Int32, "classes": pl.String},
         orient="row",
     )
-    return wanted.join(splits, on=["protocol", "split", "label"], how="anti", maintain_order="left")
+    return labels.join(splits, on=["protocol", "split", "label"], how="anti", maintain_order="left")
 
 
 # ---------------------------------------------------------------- declarations
@@ -327,9 +327,9 @@ def _track_rows(members: pl.DataFrame, track: Track, settings: TrackSettings) ->
 
 def _class_table(members: pl.DataFrame, track: Track, settings: TrackSettings) -> pl.DataFrame:
     """(source, class) of the track's sources to role, label and set."""
-    there = members.filter(pl.col("source").is_in(list(track.sources)))
-    there = there.select("source", "class", "class_name").unique()
-    named = pl.DataFrame(
+    classes = members.filter(pl.col("source").is_in(list(track.sources)))
+    classes = classes.select("source", "class", "class_name").unique()
+    roles = pl.DataFrame(
         [
             (name, role, label if role == "known" else None, group.set)
             for role, groups in (("known", track.known), ("novel", track.unknown))
@@ -339,14 +339,14 @@ def _class_table(members: pl.DataFrame, track: Track, settings: TrackSettings) -
         {"name": pl.String, "role": pl.String, "label": pl.Int32, "subset": pl.String},
         orient="row",
     )
-    _refuse_unheard(named["name"].to_list(), there, track)
+    _refuse_unheard(roles["name"].to_list(), classes, track)
     if settings.cellphones == "merged":
         for part, whole in _built_in().merged.items():
-            if part not in named["name"]:
-                added = named.filter(name=whole).with_columns(pl.lit(part).alias("name"))
-                named = pl.concat([named, added])
+            if part not in roles["name"]:
+                added = roles.filter(name=whole).with_columns(pl.lit(part).alias("name"))
+                roles = pl.concat([roles, added])
     table = pl.concat(
-        there.join(named, left_on=column, right_on="name").select(
+        classes.join(roles, left_on=column, right_on="name").select(
             "source", "class", "role", "label", "subset"
         )
         for column in ("class", "class_name")
@@ -360,9 +360,9 @@ def _class_table(members: pl.DataFrame, track: Track, settings: TrackSettings) -
     return table
 
 
-def _refuse_unheard(names: list[str], there: pl.DataFrame, track: Track) -> None:
+def _refuse_unheard(names: list[str], classes: pl.DataFrame, track: Track) -> None:
     """A class of a built-in set may have no shape yet; any other must be in the sources."""
-    heard = {*there["class"], *there["class_name"].drop_nulls()}
+    heard = {*classes["class"], *classes["class_name"].drop_nulls()}
     sets = _built_in().sets
     official = {name for groups in sets.values() for group in groups for name in group}
     for name in names:
@@ -374,11 +374,11 @@ def _refuse_unheard(names: list[str], there: pl.DataFrame, track: Track) -> None
 
 
 def _of(rows: pl.DataFrame, sources: Mapping[str, tuple[str, ...]]) -> pl.DataFrame:
-    chosen = pl.lit(False)
+    condition = pl.lit(False)
     for source, splits in sources.items():
         inside = pl.lit("all" in splits) | pl.col("split").is_in(list(splits)).fill_null(False)
-        chosen = chosen | ((pl.col("source") == source) & inside)
-    return rows.filter(chosen)
+        condition = condition | ((pl.col("source") == source) & inside)
+    return rows.filter(condition)
 
 
 def _held_out(

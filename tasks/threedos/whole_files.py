@@ -161,16 +161,16 @@ def _first_row(
         if isinstance(kind, _List):
             at, length = place + stride, kind.length.newbyteorder(order)
             lists.append((stride, length.itemsize))
-            found = np.frombuffer(body[at : at + length.itemsize].ljust(8, b"\0"), length, 1)
-            stride += length.itemsize + max(0, int(found[0])) * kind.entry.itemsize
+            lengths = np.frombuffer(body[at : at + length.itemsize].ljust(8, b"\0"), length, 1)
+            stride += length.itemsize + max(0, int(lengths[0])) * kind.entry.itemsize
         else:
             stride += kind.itemsize
     return stride, lists
 
 
-def _missing(element: _Element, there: int) -> NoReturn:
+def _missing(element: _Element, count: int) -> NoReturn:
     name = element.name.decode("latin-1")[:40]
-    _truncated(f"{element.count} of element {name} are announced, {there} are there")
+    _truncated(f"{element.count} of element {name} are announced, {count} are there")
 
 
 # ---------------------------------------------------------------- STL
@@ -186,9 +186,9 @@ def check_stl(data: bytes) -> Announced:
     if len(data) < STL_HEAD:
         _truncated(f"{len(data)} bytes, an STL file begins with {STL_HEAD}")
     (count,) = struct.unpack_from("<I", data, STL_HEAD - 4)
-    there = (len(data) - STL_HEAD) // STL_TRIANGLE
-    if there < count:
-        _truncated(f"{count} triangles are announced, {there} are there")
+    count_here = (len(data) - STL_HEAD) // STL_TRIANGLE
+    if count_here < count:
+        _truncated(f"{count} triangles are announced, {count_here} are there")
     body = data[STL_HEAD : STL_HEAD + count * STL_TRIANGLE]
     if count and not any(body[-STL_TRIANGLE:]):
         _truncated("the last triangle is zeros, as of a file not written out")

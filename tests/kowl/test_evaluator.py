@@ -257,7 +257,7 @@ def test_the_first_of_the_predictors_order_get_labels(feedback):
     labelled = run.experience.filter(pl.col("label").is_not_null(), split="train")
     assert labelled.height == sum(step.feedback.height for step in steps)
     assert run.experience.filter(split="train").height == train.height
-    assert run.given == set(labelled["label"])
+    assert run.predictor_labels == set(labelled["label"])
 
 
 def test_validation_hides_labels_that_were_not_given():
@@ -283,7 +283,7 @@ def test_experience_limits_keep_the_newest():
     assert len(predictor.fitted[-1]) == 30
     newest = run.experience.filter(split="train")
     assert (newest["sample_id"].str.split("-").list.get(2) == "2").all()
-    assert run.given == set("abcdefgh")
+    assert run.predictor_labels == set("abcdefgh")
 
 
 def test_a_limit_that_keeps_no_labelled_sample_leaves_the_predictor_as_it_was():
@@ -332,7 +332,7 @@ def test_partial_feedback_knows_the_labels_really_given():
     # Memory asks for a, b, ... in order: half of increment 1 gives no label of e or f.
     run = OpenWorldRun(Memory(), coded(table), table, EvaluationSettings(feedback=0.5))
     steps = run_all(run)
-    assert run.given == set("abcd")
+    assert run.predictor_labels == set("abcd")
     pick = {"split": "test", "reduction": "detection", "phase": "after"}
     for step in steps[1:]:
         for known_set, expected in (("novel_to_predictor", 1.0), ("novel_to_evaluator", None)):

@@ -16,7 +16,7 @@ from schemas.table import Column, Table
 from schemas.tables import METRICS, PREDICTIONS, SCORE_SETTINGS, SHARED, SPLITS
 from storage.tables import current_versions
 from tasks.evaluation.runs import run_id, run_row
-from tasks.report import Tables, confused, named, write, write_report
+from tasks.report import Tables, confused, with_names, write, write_report
 from tasks.report.confusion import MOST_LABELS, confusion
 from tasks.report.curves import MOST_RUNS, curves
 from tasks.report.leaderboard import ranked
@@ -66,7 +66,7 @@ def measured(*rows: tuple, **same: Any) -> dict[str, pl.DataFrame]:
 
 def ranking(*rows: tuple) -> pl.DataFrame:
     made = measured(*rows)
-    return ranked(named(read_of(made), made["metrics"]))
+    return ranked(with_names(read_of(made), made["metrics"]))
 
 
 def cells(page: Path | str) -> list[list[str]]:
@@ -80,7 +80,7 @@ def cells(page: Path | str) -> list[list[str]]:
 
 def names_of(*rows: tuple, **more: pl.DataFrame) -> list[str]:
     made = measured(*rows)
-    return named(read_of(made | more), made["metrics"])["run"].to_list()
+    return with_names(read_of(made | more), made["metrics"])["run"].to_list()
 
 
 def row(model: str = "net", protocol: str = "p", seed: int = 0, **differs: Any) -> tuple:

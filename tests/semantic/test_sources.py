@@ -109,7 +109,7 @@ def test_imagenet_by_folder_name_file_name_and_list(tmp_path):
         ("val_7.JPEG", "n02088364", "beagle", "test"),
     ]
     assert rules(found) == {"val/images/val_8.JPEG": "no_class"}
-    some = listed("imagenet", root, wanted={"beagle"})
+    some = listed("imagenet", root, classes={"beagle"})
     assert len(some.entries) == 3 and some.left_out == 2 and rules(some) == rules(found)
 
 
@@ -148,7 +148,7 @@ def test_the_real_tiny_imagenet():
     assert Counter((e.split) for e in found.entries) == {"train": 2400, "test": 600}
     assert set(Counter((e.class_, e.split) for e in found.entries).values()) == {200, 50}
     assert not found.refused
-    members = list_images("imagenet", open_raw(path), wanted=names, class_names=names)
+    members = list_images("imagenet", open_raw(path), classes=names, class_names=names)
     assert len({e.class_ for e in members.entries}) == 6 and members.left_out == 6 * 250
 
 

@@ -204,8 +204,8 @@ class _Run:
             ) as folder:
                 child = _Child(self, Path(folder), numbers, alone)
                 child.work()
-                if child.code == STOP and (said := Path(folder) / MISSING).exists():
-                    raise MissingExtra(said.read_text())
+                if child.code == STOP and (missing_file := Path(folder) / MISSING).exists():
+                    raise MissingExtra(missing_file.read_text())
             if child.finished or (child.ready and child.code != STOP):
                 return child
             if child.code == STOP:
@@ -363,9 +363,9 @@ class _Child:
             message += f", near its limit of {self.run.limits.memory_bytes} bytes"
         output = self.printed()
         # What a killed process printed last depends on the moment of the kill.
-        said = "" if self.late else output.partition(DUMP)[0].strip()
-        if said:
-            message += f"; it printed: {said[-MESSAGE_CHARACTERS:]}"
+        output_tail = "" if self.late else output.partition(DUMP)[0].strip()
+        if output_tail:
+            message += f"; it printed: {output_tail[-MESSAGE_CHARACTERS:]}"
         return Outcome(number, None, rule, self._placeless(number, message), output)
 
     def ending(self) -> str:

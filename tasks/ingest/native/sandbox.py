@@ -39,11 +39,11 @@ class _Beneath(ctypes.Structure):
     _fields_ = [("allowed", ctypes.c_uint64), ("folder", ctypes.c_int32)]
 
 
-def environment(given: Mapping[str, str]) -> dict[str, str]:
+def environment(variables: Mapping[str, str]) -> dict[str, str]:
     """The variables that a child may know: no keys, no tokens, no addresses."""
     return {
         name: value
-        for name, value in given.items()
+        for name, value in variables.items()
         if name in KEPT or name.startswith(KEPT_PREFIXES)
     }
 

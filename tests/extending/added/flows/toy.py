@@ -29,5 +29,5 @@ def build(config: Config) -> None:
         planned = plan_facts("toy", config, models, protocol_keys(build))
         parts = build.table("splits") + build.table("points")
         runs = make_runs(build, planned, lambda run: parts, config)
-        measure_runs(build, runs, scores, lambda protocol: ("openood",), asked=config.scores)
+        measure_runs(build, runs, scores, lambda protocol: ("openood",), selection=config.scores)
     publish_report(lake, "toy")
