@@ -57,7 +57,7 @@ def read_config_file(path: Path) -> dict[str, Any]:
         raise ConfigError(f"config {path} is not valid YAML{_place_in_yaml(error)}") from None
     if not isinstance(data, dict):
         raise ConfigError(f"config {path} holds {type(data).__name__}, expected key: value lines")
-    waiting = [data]
+    waiting: list[Any] = [data]
     for _ in range(MOST_VALUES):
         if not waiting:
             return data
