@@ -39,6 +39,10 @@ Choice = Annotated[dict[str, dict[str, Any]], BeforeValidator(_names_or_tree)]
 ConfigType = TypeVar("ConfigType", bound=BaseModel)
 
 
+MOST_VALUES = 1_000_000
+"""Aliases of aliases in a file of a few lines may stand for more values than fit into memory."""
+
+
 def read_config_file(path: Path) -> dict[str, Any]:
     """A YAML file of settings."""
     try:
@@ -47,12 +51,20 @@ def read_config_file(path: Path) -> dict[str, Any]:
         raise ConfigError(f"cannot read the config {path}: {error.strerror}") from error
     except RecursionError:
         raise ConfigError(f"config {path} is nested too deeply to be settings") from None
-    # A scalar such as 2026-13-45 or a number of 5,000 digits is a ValueError.
-    except (yaml.YAMLError, ValueError, OverflowError) as error:
+    # A scalar such as 2026-13-45 or a number of 5,000 digits is a ValueError, `!!bool x` a
+    # KeyError, `!!timestamp x` an AttributeError.
+    except (yaml.YAMLError, ValueError, OverflowError, LookupError, AttributeError) as error:
         raise ConfigError(f"config {path} is not valid YAML{_place_in_yaml(error)}") from None
     if not isinstance(data, dict):
         raise ConfigError(f"config {path} holds {type(data).__name__}, expected key: value lines")
-    return data
+    waiting: list[Any] = [data]
+    for _ in range(MOST_VALUES):
+        if not waiting:
+            return data
+        value = waiting.pop()
+        if isinstance(value, (dict, list)):
+            waiting += value.values() if isinstance(value, dict) else value
+    raise ConfigError(f"config {path} holds more than {MOST_VALUES:,} values, aliases counted")
 
 
 def _place_in_yaml(error: Exception) -> str:

@@ -15,6 +15,7 @@ DuckDB that has the bucket's credentials. Its `catalog.duckdb` stays in the cach
 tables that were fetched.
 """
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -333,21 +334,33 @@ def _state(lake: Path) -> tuple[list[Snapshot], list[TableVersion], Past]:
 
 
 def catalog_for(lake: Path, sql: str) -> Path:
-    """The catalogue to run a query on; of a bucket the tables that it names are fetched first."""
-    if bucket_of(lake) is None:
-        return catalog_path(lake)
-    names: set[str] = set()
-    # A query that is wrong names nothing here; running it says what is wrong.
-    with duckdb.connect() as connection, suppress(duckdb.Error):
-        for statement in connection.extract_statements(sql):
-            names |= connection.get_table_names(statement.query, qualified=True)
-    views = {name.replace('"', "").replace(".", "/") for name in names}
+    """The catalogue to run a query on; the tables that it names are fetched and compared first."""
+    views = _views_in(sql)
+    versions = current_versions(lake)
     if "lake/leaderboard" in views:
         views |= {f"lake/{name}" for name in SOURCES}
-    for version in current_versions(lake):
-        if {version.name, f"lake/{version.manifest.table}"} & views:
+    if "lake/metrics_by_build" in views:
+        past = _past(lake, benchmarks_in(lake)).versions.values()
+        versions += [version for version in past if version.manifest.table == METRICS.name]
+    for version in versions:
+        table = version.manifest.table
+        if {version.name, f"lake/{table}", table} & views:
             _ = version.files
-    return refresh_catalog(lake)
+    return catalog_path(lake) if bucket_of(lake) is None else refresh_catalog(lake)
+
+
+def _views_in(sql: str) -> set[str]:
+    """What a query may read, as schema/view or view; of one that is wrong, running it says what."""
+    views: set[str] = set()
+    with duckdb.connect() as connection, suppress(duckdb.Error):
+        for statement in connection.extract_statements(sql):
+            try:
+                names = connection.get_table_names(statement.query, qualified=True)
+            except duckdb.Error:  # PIVOT, for one, is taken for several statements
+                names = set(re.findall(r"[\w.]+", statement.query))
+            for name in names:
+                views.add("/".join(name.replace('"', "").lower().split(".")[-2:]))
+    return views
 
 
 def _push_sql(bucket: Bucket, lake: Path) -> tuple[list[Snapshot], list[TableVersion], Past]:

@@ -174,7 +174,7 @@ def open_catalog(lake: Path, catalog: str | None = None) -> "Catalog":
     folder = iceberg_path(lake)
     folder.mkdir(parents=True, exist_ok=True)
     uri = f"sqlite:///{folder / 'catalog.db'}"
-    return load_catalog("lake", type="sql", uri=uri, warehouse=folder.as_uri(), **settings)
+    return load_catalog("lake", type="sql", uri=uri, warehouse=_uri(folder), **settings)
 
 
 def _first_line(error: Exception) -> str:
@@ -276,11 +276,16 @@ def _addresses(lake: Path, version: TableVersion) -> Iterator[str]:
     """Where Iceberg finds the parts; those of a folder are compared with their digests first."""
     bucket = bucket_of(lake)
     if bucket is None:
-        yield from (file.as_uri() for file in version.files)
+        yield from map(_uri, version.files)
         return
     manifest = version.manifest
     prefix = version_prefix(manifest.benchmark, manifest.table, manifest.key)
     yield from (f"{bucket.address}/{prefix}/{part.file}" for part in manifest.parts)
+
+
+def _uri(path: Path) -> str:
+    """As pyiceberg reads it: it takes a quoted blank for three characters."""
+    return f"file://{path}"
 
 
 # ---------------------------------------------------------------- what was registered

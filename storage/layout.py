@@ -27,6 +27,7 @@ import os
 import re
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import orjson
 
@@ -37,8 +38,7 @@ MANIFEST = "_manifest.json"  # readers of whole folders skip names with an under
 SNAPSHOT = "_snapshot.json"
 PINNED = "_pinned"
 DEFAULT_LAKE = "lake"
-
-
+PATTERN_MARKS = frozenset("*?[#")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/.*|)")
 
 
@@ -51,13 +51,25 @@ def lake_root(lake: str | Path | None = None) -> Path:
     address = str(lake or os.environ.get("NOVELTY_LAKE") or DEFAULT_LAKE)
     match = _SCHEME.fullmatch(address)
     if match is None:
-        return Path(address).expanduser().absolute()
+        return _plain(Path(address).expanduser().absolute())
     parts = [part for part in match[2].split("/") if part]
     if match[1].lower() != "s3" or not parts or {".", ".."} & set(parts):
         raise ConfigError(
             f"lake {address!r} is no folder and no bucket; write a path or s3://bucket/prefix"
         )
     return _cache_of("s3://" + "/".join(parts))
+
+
+def _plain(lake: Path) -> Path:
+    """Refused where DuckDB or Iceberg would take a part of the path for a pattern or a query."""
+    for place in (str(lake), os.path.realpath(lake)):
+        if marks := PATTERN_MARKS & set(place):
+            raise ConfigError(
+                f"lake {place!r} has {' and '.join(sorted(marks))} in its path, which DuckDB "
+                "and Iceberg take for patterns; name or rename a folder without "
+                f"{' '.join(sorted(PATTERN_MARKS))}"
+            )
+    return lake
 
 
 def lake_address(lake: Path) -> str:
@@ -75,7 +87,16 @@ def lake_address(lake: Path) -> str:
 def endpoint_url() -> str:
     """The S3 server that the environment names; "" for Amazon's own."""
     names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
-    return next((os.environ[name] for name in names if os.environ.get(name)), "")
+    name = next((name for name in names if os.environ.get(name)), None)
+    if name is None:
+        return ""
+    try:
+        parts = urlsplit(os.environ[name])
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            return os.environ[name]
+    except ValueError:  # an address in brackets that is none, a port that is no number
+        pass
+    raise ConfigError(f"{name} is no address of a server; expected http(s)://HOST[:PORT]")
 
 
 def _cache_of(address: str) -> Path:

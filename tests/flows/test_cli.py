@@ -259,6 +259,9 @@ def test_options_become_settings(tmp_path):
     assert chosen.render.scene_maps and chosen.source == tmp_path
 
 
+BOMB = [(n, f"n{n - 1}" if n else "a") for n in range(40)]
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -266,8 +269,15 @@ def test_options_become_settings(tmp_path):
         ("seed: 2026-13-45\n", "is not valid YAML: month must be in 1..12"),
         ("seed: " + "9" * 6000, "is not valid YAML: Exceeds the limit"),
         ("seed: !!python/object:os.system 1\n", "is not valid YAML"),
+        ("seed: !!timestamp x\n", "is not valid YAML"),
+        ("seed: !!bool x\n", "is not valid YAML"),
+        ("a: &a [*a]\n", "holds more than"),
+        (
+            "a: &a [x, x]\n" + "".join(f"{n}: &n{n} [*{b}, *{b}]\n" for n, b in BOMB),
+            "holds more than 1,000,000 values",
+        ),
     ],
-    ids=["deep", "date", "digits", "tag"],
+    ids=["deep", "date", "digits", "tag", "timestamp", "bool", "itself", "bomb"],
 )
 def test_odd_yaml_is_one_sentence(tmp_path, capsys, text, said):
     (tmp_path / "odd.yaml").write_text(text)

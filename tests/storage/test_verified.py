@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flows.cli import main
 from schemas.errors import LakeError
 from schemas.manifest import BuildRecord, PieceManifest
 from storage import verified as module
@@ -85,6 +86,23 @@ def test_a_damaged_version_is_named_when_it_is_read(tmp_path, built):
     flip(version.places[0])
     with pytest.raises(LakeError, match=r"00000-all-.* has sha256"):
         current_version(tmp_path / "lake", "toy", "totals").read()
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "select * from toy.totals",
+        "SET threads = 1; select * from (FROM Toy.Totals)",
+        "USE catalog.toy; select * from totals",
+        "PIVOT toy.totals ON kind USING sum(total)",
+    ],
+)
+def test_a_query_reads_no_damaged_table(tmp_path, built, capsys, sql):
+    words = ["query", "--lake", str(tmp_path / "lake")]
+    flip(built.versions["totals"].places[0])
+    assert main([*words, "select count(*) from toy.readings"]) == 0
+    assert main([*words, sql]) == 2
+    assert "has sha256" in capsys.readouterr().err
 
 
 @given(at=st.integers(0, 10_000), bit=st.integers(0, 7))
