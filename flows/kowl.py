@@ -9,7 +9,7 @@ from schemas.kowl import Config
 from storage.layout import lake_root
 from storage.pieces import Piece
 from tasks.engine.plugins import Resolved
-from tasks.engine.stage import Build
+from tasks.engine.stage import Build, Shard
 from tasks.evaluation.model_runs import ModelRun
 from tasks.evaluation.passing import DeviceSettings
 from tasks.evaluation.protocols import key_protocols, plan_protocols, protocol_keys
@@ -22,6 +22,7 @@ from tasks.evaluation.stages import (
     plan_records,
     record_run,
 )
+from tasks.kowl.buffer import Keeping, in_groups, remove_frames
 from tasks.kowl.build import (
     cut_increments,
     define_protocol,
@@ -52,6 +53,7 @@ from tasks.kowl.features import (
     extract_features,
     plan_backbones,
     plan_features,
+    sampling_rules,
     views_so_far,
 )
 from tasks.kowl.videos import (
@@ -100,9 +102,10 @@ def build(config: Config) -> None:
             files = build.source(config.videos)
             matched = match_source(files, build.read("clips"), build.read("listings"))
             listed = plan_video_shards(files, matched)
-            validated = build.run(validate_videos, listed, config.validation)
             unlisted = plan_unlisted_shards(files, matched)
-            others = build.run(validate_unlisted, unlisted, config.validation)
+            how = decode_in_groups(build, config, backbones, listed, unlisted, files.root)
+            validated = build.run(validate_videos, listed, how)
+            others = build.run(validate_unlisted, unlisted, how)
         else:  # what an earlier build found in videos stays
             build.take_over("videos")
             build.take_over("unlisted_videos")
@@ -120,8 +123,43 @@ def build(config: Config) -> None:
         if backbones:
             videos_of = {"videos": validated, "unlisted_videos": others}
             served = [pass_clips(build, config, run, files.root, videos_of) for run in backbones]
+            remove_frames(lake)
             evaluate(build, config, served, predictors, protocol)
     publish_report(lake, "kowl")
+
+
+def decode_in_groups(
+    build: Build,
+    config: Config,
+    backbones: list[ModelRun],
+    listed: list[Shard],
+    unlisted: list[Shard],
+    root: str,
+) -> Keeping:
+    """Validate groups of shards and make their features, so that each clip is decoded once.
+
+    The frames of a group fit into the buffer. The last group is left to the caller, with how it is
+    validated; most builds have no other.
+    """
+    rules = sampling_rules(backbones)
+    limit = int(config.validation.buffer * 1e9) if rules else 0
+    plain = Keeping(**dict(config.validation))
+    if build.dry is not None or not limit:
+        return plain
+    missing = build.missing(validate_videos, listed, plain)
+    groups = in_groups(missing, rules, limit, build.at_once())
+
+    def keeping(shards: list[Shard]) -> Keeping:
+        files = sum(len(shard.files) for shard in shards)
+        return plain.model_copy(update={"rules": rules, "kept_bytes": limit // max(1, files)})
+
+    for group in groups[:-1]:
+        how = keeping(group)
+        videos = {"videos": build.run(validate_videos, group, how), "unlisted_videos": []}
+        for run in backbones:
+            pass_clips(build, config, run, root, videos)
+        remove_frames(build.lake)
+    return keeping(groups[-1] + build.missing(validate_unlisted, unlisted, plain))
 
 
 def pass_clips(

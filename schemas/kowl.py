@@ -473,6 +473,9 @@ class VideoSettings(DecodeSettings):
     """So many frames less than announced are a wrong header; more are a truncated file ..."""
     lie_share: float = Field(0.05, ge=0, le=1)
     """... unless they are at most this share of the announced ones."""
+    buffer: float = Field(16.0, ge=0, exclude=True)
+    """GB of frames that validation keeps on the disk for the models, at most half of what is free;
+    a clip that finds no place is decoded a second time. Changes no result."""
 
 
 class SampleSettings(DecodeSettings, FrameSampling):

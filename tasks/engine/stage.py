@@ -503,8 +503,21 @@ class Build:
         pieces = [piece for piece in shard_pieces if piece is not None]
         self._check_rejects(stage, pieces)
         self._say(stage, pieces, len(missing))
-        self.pieces += pieces
+        there = {piece.manifest.address for piece in self.pieces}
+        self.pieces += [piece for piece in pieces if piece.manifest.address not in there]
         return pieces
+
+    def missing(self, stage: Stage, shards: Sequence[Shard], settings: Settings) -> list[Shard]:
+        """Shards of which there is no piece yet."""
+        keys = [stage.key(self.benchmark, shard, settings) for shard in shards]
+        found = find_pieces(self.lake, self.benchmark, stage.name, keys)
+        return [shard for shard, piece in zip(shards, found, strict=True) if piece is None]
+
+    def at_once(self) -> int:
+        """How many shards the cluster, or else this machine, makes at once."""
+        run = current_run()
+        cluster = run.cluster if run is not None else None
+        return self.workers if cluster is None else max(1, cluster.threads())
 
     def earlier(self, stage: Stage, settings: Settings) -> dict[str, Piece]:
         """Pieces behind the current version that the same code made with the same settings."""

@@ -23,6 +23,8 @@ import numpy as np
 from schemas.errors import RecordError
 from schemas.extras import require_library
 
+LOADER_VERSION = 1
+"""Raised when the same videos give models other pictures to see."""
 HEAD_BYTES = 256
 TEXT = bytes({*range(32, 127), *range(128, 256), *b"\t\n\r\f"})
 ISO_BOXES = (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot")
@@ -36,6 +38,8 @@ MAGIC = {
 }
 # Decoding to this size saves the conversion of full pictures that nobody looks at.
 PROBE_SIZE = 32
+STILL_LEVELS = 8
+"""Pictures of that size whose levels differ by no more may be the same after another scaling."""
 MAX_FRAMES = 1 << 30
 FAIR_FPS = 30
 """Frames a second that FAIR's steps are meant at."""
@@ -65,28 +69,52 @@ def validate_with_decord(item: dict[str, Any], out_dir: Path) -> dict[str, Any]:
 
     `frames` is decord's count, which may be too high: at an early end it repeats the last frame, so
     `repeated` tells whether the last two are the same. `printed`: what FFmpeg called an error.
+
+    By each of `item["rules"]` (FrameSampling) frames are taken on the way, `frames_0` with
+    `indices_0` and so on, as `sample_with_decord` takes them where the header tells the truth.
+    Pictures come in full size then. `doubtful` is whether in small ones all might be otherwise:
+    let those decide.
     """
     require_library("decord")
     import decord
 
     decord.logging.set_level(decord.logging.ERROR)
-    path = item["path"]
+    path, rules = item["path"], item.get("rules", [])
     errors: tuple[type[Exception], ...] = (*_errors(decord), StopIteration)
+    size = {} if rules else {"width": PROBE_SIZE, "height": PROBE_SIZE}
     before: Any = None
     last: Any = None
     with _printed(out_dir, path) as lines:
         try:
-            reader = decord.VideoReader(
-                path, width=PROBE_SIZE, height=PROBE_SIZE, num_threads=1, fault_tol=0
-            )
-            for _ in range(len(reader)):
-                before, last = last, reader.next()
+            reader = decord.VideoReader(path, num_threads=1, fault_tol=0, **size)
             frames, fps = len(reader), _finite(reader.get_avg_fps())
+            samplers = [
+                FrameSampler({**rule, "frames": frames, "fps": fps}) for rule in rules if frames
+            ]
+            for number in range(frames):
+                before, last = last, reader.next()
+                for sampler in samplers:
+                    sampler.see(number, last.asnumpy)
             del reader
         except errors as error:
             raise _refused("decord", error, path) from None
-    repeated = before is not None and np.array_equal(before.asnumpy(), last.asnumpy())
-    return {"frames": frames, "fps": fps, "repeated": repeated, "printed": lines}
+    ends = [] if before is None else [before.asnumpy(), last.asnumpy()]
+    repeated = bool(ends) and np.array_equal(*ends)
+    facts: dict[str, Any] = {"frames": frames, "fps": fps, "repeated": repeated, "printed": lines}
+    for number, sampler in enumerate(samplers):
+        facts[f"frames_{number}"] = sampler.frames()
+        facts[f"indices_{number}"] = sampler.indices
+    if rules:
+        facts["doubtful"] = not ends or bool(lines) or _are_alike(*ends)
+    return facts
+
+
+def _are_alike(one: np.ndarray, other: np.ndarray) -> bool:
+    """Whether two pictures may be the same in the size of the probe."""
+    small = [
+        _scaled(each, [(0, 0)], max(each.shape), PROBE_SIZE).astype(int) for each in (one, other)
+    ]
+    return int(np.abs(small[0] - small[1]).max()) <= STILL_LEVELS
 
 
 def validate_with_opencv(item: dict[str, Any], out_dir: Path) -> dict[str, Any]:
@@ -187,26 +215,46 @@ def sample_with_opencv(item: dict[str, Any], out_dir: Path) -> dict[str, Any]:
     return _sampled(stream(), item)
 
 
+class FrameSampler:
+    """Frames that a rule takes out of a video as its pictures come by.
+
+    `rule` has the fields of FrameSampling, `frames` and `fps`.
+    """
+
+    def __init__(self, rule: dict[str, Any]) -> None:
+        self.rule = rule
+        names = ("frames", "step", "count", "crops", "preprocessing", "fps")
+        self.indices = frame_indices(**{name: rule[name] for name in names})
+        self.picks, self._place = np.unique(self.indices, return_inverse=True)
+        self.squares: list[np.ndarray] = []
+
+    @property
+    def is_whole(self) -> bool:
+        return len(self.squares) == len(self.picks)
+
+    def see(self, number: int, picture: Callable[[], np.ndarray]) -> None:
+        """Pictures come in order; those that no rule takes are never converted."""
+        if not self.is_whole and number == self.picks[len(self.squares)]:
+            cut = SQUARES[self.rule["preprocessing"]]
+            self.squares.append(cut(picture(), self.rule["short_side"], self.rule["crop"]))
+
+    def frames(self) -> np.ndarray:
+        """(views, count, crop, crop, 3)"""
+        frames = np.stack(self.squares)[self._place.reshape(self.indices.shape)].swapaxes(1, 2)
+        return frames.reshape(-1, *frames.shape[2:])
+
+
 def _sampled(stream: Iterator[Callable[[], np.ndarray]], item: dict[str, Any]) -> dict[str, Any]:
-    how = item["preprocessing"]
-    indices = frame_indices(
-        item["frames"], item["step"], item["count"], item["crops"], how, item["fps"]
-    )
-    picks, place = np.unique(indices, return_inverse=True)
-    taken: list[np.ndarray] = []
+    sampler = FrameSampler(item)
     for number, picture in enumerate(stream):
-        if number == picks[len(taken)]:
-            taken.append(SQUARES[how](picture(), item["short_side"], item["crop"]))
-            if len(taken) == len(picks):
-                break
-    else:
-        raise RecordError(
-            "frames_missing",
-            f"{len(taken)} of {len(picks)} chosen frames decode, the last is number {picks[-1]}; "
-            "the file has changed since it was validated: validate it again",
-        )
-    frames = np.stack(taken)[place.reshape(indices.shape)].swapaxes(1, 2)
-    return {"frames": frames.reshape(-1, *frames.shape[2:]), "indices": indices}
+        sampler.see(number, picture)
+        if sampler.is_whole:
+            return {"frames": sampler.frames(), "indices": sampler.indices}
+    raise RecordError(
+        "frames_missing",
+        f"{len(sampler.squares)} of {len(sampler.picks)} chosen frames decode, the last is number "
+        f"{sampler.picks[-1]}; the file has changed since it was validated: validate it again",
+    )
 
 
 def _centre(picture: np.ndarray, short_side: int, crop: int) -> np.ndarray:

@@ -11,14 +11,16 @@ Predictors learn from plain clips alone, so train clips are not transformed.
 """
 
 import json
+import logging
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
 import numpy as np
 import polars as pl
@@ -46,6 +48,8 @@ from tasks.engine.stage import Build, Produced, Reject, Shard, stage
 from tasks.evaluation.model_runs import ModelRun, Offer, differing, plan_models, threads_of
 from tasks.evaluation.passing import LOADER, DeviceSettings, model_of, output_rows
 from tasks.evaluation.runs import run_mark
+from tasks.kowl.buffer import FrameBuffer, read_frames
+from tasks.kowl.decode import LOADER_VERSION
 from tasks.kowl.kept import KeptRows
 from tasks.kowl.videos import sample_videos
 from tasks.learning.devices import precision_on, use_threads
@@ -54,8 +58,8 @@ from tasks.models import find
 from tasks.models.clips import Backbone
 from tasks.scores.base import Outputs
 
-LOADER_VERSION = 1
-"""Raised when the same videos give models other pictures to see."""
+log = logging.getLogger(__name__)
+
 TRAIN = "train"
 CONTENT = "clips.json"
 """File of a piece: the digest of each clip's video, to know which ones changed since."""
@@ -84,6 +88,15 @@ def backbone_facts(run: ModelRun, device: str = "cpu") -> RunFacts:
         precision=precision_on(device, mixed),
         fit_key="none",
     )
+
+
+def sampling_rules(runs: Iterable[ModelRun]) -> tuple[FrameSampling, ...]:
+    """What the models are shown of a video; those that see the same have one rule."""
+    return tuple({_rule(run.settings): None for run in runs})
+
+
+def _rule(settings: Any) -> FrameSampling:
+    return FrameSampling(**settings.model_dump(include=set(FrameSampling.model_fields)))
 
 
 def features_name(facts: RunFacts) -> str:
@@ -192,7 +205,7 @@ def _extracted(shard: Shard, settings: DeviceSettings, videos: pl.DataFrame) -> 
 
     def showings() -> Iterator[tuple[str, str, np.ndarray]]:
         wanted = videos.filter(pl.col("sample_id").is_in(list(views)))
-        for sample_id, frames in sample_videos(shard.source or "", wanted, _sampling(model)):
+        for sample_id, frames in _frames(shard, wanted, _sampling(model), facts.model):
             for view in views[sample_id]:
                 if isinstance(frames, RecordError):
                     rejects.append(Reject.of(f"{sample_id}, {view}", frames))
@@ -218,10 +231,31 @@ def _extracted(shard: Shard, settings: DeviceSettings, videos: pl.DataFrame) -> 
     return Produced({OUTPUTS.name: table}, table.height + len(rejects), rejects, files)
 
 
+def _frames(
+    shard: Shard, videos: pl.DataFrame, how: SampleSettings, model: str
+) -> Iterator[tuple[str, np.ndarray | RecordError]]:
+    """As `sample_videos`; those that validation kept are not decoded again."""
+    buffer = FrameBuffer(shard.work, shard.name.partition("/")[2])
+    rows = list(videos.iter_rows(named=True))
+    kept = {row["sample_id"]: path for row in rows if (path := buffer.find(row, how))}
+    again = videos.filter(~pl.col("sample_id").is_in(list(kept)))
+    lied = again.filter((pl.col("status") != "ok") | (pl.col("decoder") != "decord")).height
+    if kept or buffer.is_there:
+        log.info(
+            f"  {model} {shard.name}: {len(kept)} clips from the frames that validation kept, "
+            f"{again.height} decoded a second time ({lied} for their header or decoder)"
+        )
+    with closing(cast(Any, sample_videos(shard.source or "", again, how))) as decoded:
+        for row in rows:
+            path = kept.get(row["sample_id"])
+            yield (row["sample_id"], read_frames(path, how)) if path else next(decoded)
+
+
 def _sampling(model: Backbone) -> SampleSettings:
-    frames = model.settings.model_dump(include=set(FrameSampling.model_fields))
     on_gpu = model.device.startswith("cuda")
-    return SampleSettings(**frames, workers=os.cpu_count() or 1 if on_gpu else 1)
+    return SampleSettings(
+        **dict(_rule(model.settings)), workers=os.cpu_count() or 1 if on_gpu else 1
+    )
 
 
 def _rows(facts: RunFacts, names: list[str], views: list[str], outputs: Outputs) -> pl.DataFrame:

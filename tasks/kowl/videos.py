@@ -11,11 +11,11 @@ failed, disagrees with the header or repeats its last frame. A header is never b
 import math
 import re
 import zlib
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -36,6 +36,7 @@ from storage.filehash import sha256_file
 from storage.raw import RawFile, RawSource, open_raw
 from tasks.engine.stage import Produced, Reject, Shard, stage
 from tasks.ingest.native.pool import Limits, Outcome, run_batch
+from tasks.kowl.buffer import FrameBuffer
 from tasks.kowl.decode import HEAD_BYTES, container_of
 from tasks.kowl.kept import KeptRows
 from tasks.kowl.lists import SPLIT_SPELLINGS
@@ -77,6 +78,8 @@ FILES_ON_DISK = 64
 FILES_IN_TURN = 256
 SAMPLES_PER_CHILD = 8
 MESSAGE_CHARACTERS = 400
+Keep = Callable[[str, FrameSampling, np.ndarray, np.ndarray], None]
+"""Called with a file, a rule, and the indices and frames that the rule takes."""
 
 
 # ---------------------------------------------------------------- which file is which clip
@@ -351,6 +354,8 @@ def _decoded(
     """Rows of the files of a shard; `named` has the columns that do not come from the content."""
     files = {file.name: file for file in shard.files}
     kept = KeptRows(shard.work, table)
+    room = getattr(settings, "kept_bytes", 0) * len(files)
+    buffer = FrameBuffer(shard.work, shard.name, room)
     known = _decoded_before(shard, table)
     known |= {row["file"]: row for row in kept.before().iter_rows(named=True)}
     rows = [{**row, **named[name]} for name, row in known.items()]
@@ -358,22 +363,26 @@ def _decoded(
     new = [name for name in files if name not in known]
     for found in _in_turn(shard.source or "", new, settings.max_archived_bytes):
         made = []
-        for name, facts in validate(found, settings).items():
+        digests = {name: _sha256(files[name], path) for name, path in found.items()}
+
+        def keep(name: str, *frames: Any, digests: Mapping[str, str] = digests) -> None:
+            buffer.add(digests[name], *frames)
+
+        for name, facts in validate(found, settings, keep).items():
             if isinstance(facts, RecordError):
                 rejects.append(Reject.of(named[name].get("sample_id") or name, facts))
                 continue
-            digest = files[name].digest
-            if digest.startswith("crc32:"):
-                digest = sha256_file(cast(Path, found[name]))
-            about = {
-                "file": name,
-                "bytes": files[name].size,
-                "sha256": digest,
-            }
+            about = {"file": name, "bytes": files[name].size, "sha256": digests[name]}
             made.append({**named[name], **about, **facts})
         kept.add(pl.DataFrame(made, schema=table.polars_schema))
         rows += made
     return rows, rejects
+
+
+def _sha256(file: RawFile, path: Path | RecordError) -> str:
+    """Of a raw file that lies there; an archive tells another checksum of its members."""
+    is_told = not file.digest.startswith("crc32:")
+    return file.digest if is_told or isinstance(path, RecordError) else sha256_file(path)
 
 
 def _in_turn(
@@ -420,9 +429,12 @@ def on_disk(root: str, names: Sequence[str], limit: int) -> Iterator[dict[str, P
 
 
 def validate(
-    files: Mapping[str, Path | RecordError], settings: VideoSettings
+    files: Mapping[str, Path | RecordError], settings: VideoSettings, keep: Keep | None = None
 ) -> dict[str, dict[str, Any] | RecordError]:
-    """For each file the columns of VIDEOS that its content decides, or why it cannot be read."""
+    """For each file the columns of VIDEOS that its content decides, or why it cannot be read.
+
+    `keep` gets the frames that the rules of `settings` take, of what decord decodes whole.
+    """
     facts: dict[str, dict[str, Any] | RecordError] = {}
     kinds: dict[str, str | None] = {}
     for name, path in files.items():
@@ -438,7 +450,7 @@ def validate(
             kinds[name] = kind
     items: list[dict[str, Any]] = [{"path": str(files[name])} for name in kinds]
     options: Any = {"limits": _limits(settings), "workers": settings.workers}
-    by_decord = list(run_batch(DECORD, items, imports=IMPORTS["decord"], **options))
+    by_decord = _by_decord(list(kinds), items, options, getattr(settings, "rules", ()), keep)
     for item, outcome in zip(items, by_decord, strict=True):
         value = outcome.value
         item["frames"] = value["frames"] if value and not value["repeated"] else None
@@ -449,6 +461,43 @@ def validate(
         else:
             facts[name] = judge(decord, opencv, kinds[name], settings)
     return {name: facts[name] for name in files}
+
+
+def _by_decord(
+    names: Sequence[str],
+    items: Sequence[dict[str, Any]],
+    options: Mapping[str, Any],
+    rules: Sequence[FrameSampling],
+    keep: Keep | None,
+) -> list[Outcome]:
+    """What decord finds in each video; on the way `keep` gets its frames by each rule.
+
+    What is found in doubt, or not at all, on the way is found again without rules: rows do not
+    depend on the models that were asked for.
+    """
+
+    def decoded(items: Sequence[dict[str, Any]], **more: Any) -> Generator[Outcome, None, None]:
+        return run_batch(DECORD, items, imports=IMPORTS["decord"], **options, **more)
+
+    if keep is None or not rules:
+        return list(decoded(items))
+    rule_fields = [rule.model_dump(include=set(FrameSampling.model_fields)) for rule in rules]
+    outcomes = []
+    doubtful = []
+    on_the_way = decoded(
+        [{**item, "rules": rule_fields} for item in items], batch=SAMPLES_PER_CHILD
+    )
+    for number, outcome in enumerate(on_the_way):
+        value = outcome.value or {"doubtful": True}
+        for place, rule in enumerate(rules):
+            if (frames := value.pop(f"frames_{place}", None)) is not None:
+                keep(names[number], rule, value.pop(f"indices_{place}"), frames)
+        outcomes.append(outcome)
+        if value.pop("doubtful"):
+            doubtful.append(number)
+    for number, outcome in zip(doubtful, decoded([items[n] for n in doubtful]), strict=True):
+        outcomes[number] = outcome
+    return outcomes
 
 
 def _head(path: Path) -> bytes | RecordError:

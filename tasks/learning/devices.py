@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -59,8 +59,8 @@ def use_threads(count: int) -> None:
 
 @contextlib.contextmanager
 def seeded(seed: Sequence[int], device: str, threads: int | None = None) -> Iterator[None]:
-    """Torch draws from `seed` and uses deterministic algorithms where it has them; the caller's
-    random state, switches and threads come back afterwards."""
+    """Torch draws from `seed`, uses deterministic algorithms where it has them, and no TF32; the
+    caller's random state, switches and threads come back afterwards."""
     # Must stand in the environment before CUDA starts.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     import torch
@@ -71,14 +71,21 @@ def seeded(seed: Sequence[int], device: str, threads: int | None = None) -> Iter
     # Else every new tensor is filled first, for those who read what was never written.
     fills = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     before = torch.get_num_threads()
+    # Convolutions on a GPU would use it by default, and float32 would be no float32.
+    products: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    coarse = [switch.allow_tf32 for switch in products]
     with torch.random.fork_rng(devices=used):
         torch.manual_seed(int(np.random.default_rng(seed).integers(2**63)))
         torch.use_deterministic_algorithms(True, warn_only=True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         torch.set_num_threads(threads or before)
+        for switch in products:
+            switch.allow_tf32 = False
         try:
             yield
         finally:
+            for switch, was in zip(products, coarse, strict=True):
+                switch.allow_tf32 = was
             torch.set_num_threads(before)
             torch.utils.deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
             torch.use_deterministic_algorithms(enabled, warn_only=warn_only)

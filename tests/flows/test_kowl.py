@@ -15,6 +15,7 @@ from schemas.kowl import (
     IncrementChoice,
     OpenWorldSettings,
     UnifySettings,
+    VideoSettings,
 )
 from storage.raw import open_raw
 from storage.tables import current_version
@@ -251,6 +252,41 @@ def test_an_added_video_is_all_that_is_read(tmp_path):
     assert after["protocols"]["data_key"].item() != before["protocols"]["data_key"].item()
     backbone = pl.col("protocol").is_null()
     assert after["runs"].filter(backbone).equals(before["runs"].filter(backbone))
+
+
+def test_videos_are_decoded_once_in_groups_that_fit_into_the_buffer(tmp_path, capsys, monkeypatch):
+    """Bytes are those of a build that keeps no frames and decodes everything twice."""
+    from flows import kowl
+    from tasks.kowl import videos
+
+    monkeypatch.setattr(videos, "CLIPS_PER_SHARD", 100)
+    monkeypatch.setattr(Build, "at_once", lambda build: 1)
+    raw = tmp_path / "raw"
+    write_kowl(raw, clips_per_class=4, videos_per_class=1)
+    for folder in sorted((raw / "videos").iterdir())[8:]:
+        shutil.rmtree(folder)
+    versions, again = [], []
+    for buffer in (0.001, 0.0):
+        lake = tmp_path / f"lake{buffer}"
+        config = Config(
+            lists=raw / "lists",
+            videos=raw / "videos",
+            lake=lake,
+            models={"frame_backbone": {"crops": 1, "cpu_threads": 1}},
+            scores={"nearest": {}},
+            validation=VideoSettings(buffer=buffer),
+        )
+        kowl.build.fn(config)
+        lines = capsys.readouterr().err.splitlines()
+        again.append([line for line in lines if "decoded a second time" in line])
+        made = [line for line in lines if "kowl/validate_videos:" in line]
+        assert (len(made) > 1) == (buffer > 0), made
+        assert not (lake / ".novelty" / "work" / "kowl" / "frames").exists()
+        versions.append([current_version(lake, "kowl", n) for n in ("videos", "outputs", "runs")])
+    assert len(again[0]) > 1 and not again[1]
+    assert all(", 0 decoded a second time" in line for line in again[0]), again[0]
+    parts = [[version.manifest.parts for version in some] for some in versions]
+    assert parts[0] == parts[1]
 
 
 @pytest.mark.slow

@@ -510,9 +510,9 @@ def test_in_a_remade_shard_only_new_and_bad_files_are_decoded(
     write_video(root / new, counting_frames(20))
     decoded: list[str] = []
 
-    def watched(found, settings):
+    def watched(found, settings, keep):
         decoded.extend(found)
-        return validate(found, settings)
+        return validate(found, settings, keep)
 
     monkeypatch.setattr(videos, "validate", watched)
     run = build(tmp_path / "lake", root, clips, listings)
@@ -538,11 +538,11 @@ def test_a_killed_shard_decodes_only_what_is_left(sample, tmp_path: Path, monkey
     monkeypatch.setattr(kept, "ROWS_KEPT", 1)
     decoded: list[str] = []
 
-    def killed(found, settings):
+    def killed(found, settings, keep):
         if len(decoded) == 2:
             raise KeyboardInterrupt
         decoded.extend(found)
-        return validate(found, settings)
+        return validate(found, settings, keep)
 
     with monkeypatch.context() as patch:
         patch.setattr(videos, "validate", killed)
@@ -550,9 +550,9 @@ def test_a_killed_shard_decodes_only_what_is_left(sample, tmp_path: Path, monkey
             build(tmp_path / "lake", root, clips, listings)
     first = decoded.copy()
 
-    def watched(found, settings):
+    def watched(found, settings, keep):
         decoded.extend(found)
-        return validate(found, settings)
+        return validate(found, settings, keep)
 
     monkeypatch.setattr(videos, "validate", watched)
     again = build(tmp_path / "lake", root, clips, listings)
