@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from flows.options import add_options, chosen_values, split_settings
+from flows.options import INPUTS, add_options, chosen_values, split_settings
 from flows.parser import Parser
 from schemas.errors import ConfigError, LakeError, NoveltyError
 from schemas.extras import missing_extra
@@ -444,6 +444,12 @@ def _build(words: list[str]) -> int:
         names = f"{', '.join(benchmarks())}{did_you_mean(benchmark, benchmarks())}"
         raise ConfigError(f"unknown benchmark {benchmark!r}; there are: {names}")
     parser, model = build_parser(benchmark)
+    inputs = [f"--{name}" for name in INPUTS if name in model.model_fields]
+    for word in (word.partition("=")[0] for word in words):
+        if word in {f"--{name}" for name in INPUTS} - set(inputs):
+            raise ConfigError(
+                f"{word} is an option of another benchmark; {benchmark} has {', '.join(inputs)}"
+            )
     known, settings = split_settings(words[1:], model)
     parsed = parser.parse_args(known)
     config: Any = chosen_values(parsed, model, settings)
@@ -514,7 +520,8 @@ def _status(parsed: argparse.Namespace) -> None:
     shown = [one for one in every if not name or f"{one.name}/".startswith(f"{name}/")]
     if not shown and name:
         names = sorted({one.name.partition("/")[0] for one in every})
-        raise LakeError(f"there is no table of {name} in {lake}; it has {', '.join(names)}")
+        content = f"it has {', '.join(names)}" if names else "it is empty"
+        raise LakeError(f"there is no table of {name} in {lake}; {content}")
     show_statuses(lake, shown)
     if name:
         return

@@ -146,10 +146,10 @@ def best(metrics: pl.DataFrame, caption: str, most: int) -> Html:
                 "metric"
             ),
             pl.when(pl.col("tied") > 0).then(tied).otherwise("run").alias("best_run"),
+            _shown().alias("value"),
             "of_runs",
             "seeds",
             "samples",
-            _shown().alias("value"),
             "chosen_on_valid",
             pl.col("its").alias("its_value"),
         )

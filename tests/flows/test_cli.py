@@ -75,6 +75,7 @@ def test_help_imports_nothing_heavy():
         (["lineage", "frames", "--lake", "/nowhere"], "write benchmark/table"),
         (["sample", "--only", "nonsense"], "no sample data for nonsense; there are:"),
         (["build", "novelcarft"], "did you mean novelcraft?"),
+        (["build", "kowl", "--source", "x"], "of another benchmark; kowl has --lists, --videos"),
         (["models", "ndc"], "did you mean ndcc?"),
         (["scores", "neares"], "did you mean nearest?"),
     ],
@@ -161,6 +162,8 @@ def test_a_lake_without_tables_is_a_sentence(tmp_path, capsys):
     for words in (["query", "select 1"], ["report"], ["report", "kowl"]):
         assert main([*words, "--lake", str(tmp_path)]) == 2
         assert f"there are no tables in {tmp_path} yet; build some" in capsys.readouterr().err
+    assert main(["status", "kwol", "--lake", str(tmp_path)]) == 2
+    assert f"there is no table of kwol in {tmp_path}; it is empty" in capsys.readouterr().err
 
 
 BASH = """

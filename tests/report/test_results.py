@@ -263,8 +263,8 @@ def test_index_names_the_best_of_each_protocol_and_who_is_as_good(tmp_path):
     )
     write_report(tmp_path, "toy")
     own = "a · own"
-    one = ["one", "auroc (c)", own, "2", "2", "10", "0.600 ± 0.141", *"––"]
-    two = ["two", "auroc (c)", f"{own} (and 1 as good)", "2", "1", "10", "1.000\n[0.900, 1.000]"]
+    one = ["one", "auroc (c)", own, "0.600 ± 0.141", "2", "2", "10", *"––"]
+    two = ["two", "auroc (c)", f"{own} (and 1 as good)", "1.000\n[0.900, 1.000]", "2", "1", "10"]
     index = tmp_path / "reports/index.html"
     assert cells(index) == [one, [*two, *"––"]]
     assert "chosen after looking" in parsed(index).prose
@@ -281,7 +281,7 @@ def test_beside_the_best_on_test_stands_the_score_chosen_on_validation(tmp_path)
     other = ("p", "other", 0, "c", "auroc", 0.99, {"score": "knn", "split": "valid"})
     lake_of(tmp_path, measured(*rows, other))
     page = write_report(tmp_path, "toy")
-    expected = [["p", "auroc (c)", "net · msp", "3", "1", "10", "0.800", "knn", "0.700"]]
+    expected = [["p", "auroc (c)", "net · msp", "0.800", "3", "1", "10", "knn", "0.700"]]
     assert cells(tmp_path / "reports/index.html") == expected
     assert board(page, "The best run of each protocol") == expected
 
@@ -308,7 +308,7 @@ def test_index_averages_families_over_runs_that_have_all_members(tmp_path):
     lake_of(tmp_path, measured(*rows, part))
     write_report(tmp_path, "toy")
     assert cells(tmp_path / "reports/index.html") == [
-        ["set (mean of 2)", "auroc (c)", "all · own", "1", "2", "20", "0.350 ± 0.071", *"––"]
+        ["set (mean of 2)", "auroc (c)", "all · own", "0.350 ± 0.071", "1", "2", "20", *"––"]
     ]
 
 
