@@ -10,6 +10,7 @@ import io
 import logging
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -59,7 +60,7 @@ from tasks.condda.mirror import Mirrored
 from tasks.condda.rules import Policy, ProtocolRefusal
 from tasks.condda.run import LOOP_VERSION, run_session
 from tasks.condda.session import open_state
-from tasks.condda.store import EventStore
+from tasks.condda.store import EVENTS, EventStore
 from tasks.condda.test_files import METADATA, TRUTH, TestLibrary
 from tasks.engine.stage import Build, Produced, Reject, Shard, stage
 from tasks.evaluation.protocols import plan_protocols, protocol_keys
@@ -73,7 +74,6 @@ BENCHMARK = "condda"
 GIVEN_FEATURES = "given_features"
 GIVEN = frozenset({"features", "train", "valid"})
 FEATURE_BYTES = 1 << 30
-EVENTS = "events.sqlite"
 
 
 # ---------------------------------------------------------------- choices
@@ -413,7 +413,9 @@ def run_agent(shard: Shard, settings: Access) -> Produced:
         harness = Harness(library, store, policy, clock=lambda: never, new_id=lambda: session)
         target: Any = harness
         if way["url"]:
-            target = _mirrored(way["url"], settings.token, library, store)
+            from tasks.condda.server.client import HttpHarness
+
+            target = Mirrored(HttpHarness(way["url"], token=settings.token), library, store)
             harness = target.local
         started = store.sessions()
         found = run_session(
@@ -445,12 +447,6 @@ def run_agent(shard: Shard, settings: Access) -> Produced:
             for name, rows in frames.items()
         }
     return Produced(frames, 1, rejects)
-
-
-def _mirrored(url: str, token: str | None, library: TestLibrary, store: EventStore) -> Mirrored:
-    from tasks.condda.server.client import HttpHarness
-
-    return Mirrored(HttpHarness(url, token=token), library, store)
 
 
 # ---------------------------------------------------------------- sessions of a server
@@ -520,14 +516,11 @@ def plan_exports(state: Path, tests: Tests) -> list[tuple[PassedRun | None, Shar
 def export_session(shard: Shard, settings: ExportSettings) -> Produced:
     """Rows of one test of a server's session, measured if it is completed."""
     facts = shard.about["facts"] and RunFacts.model_validate(shard.about["facts"])
-    store = EventStore(settings.state / EVENTS)
-    try:
+    with closing(EventStore(settings.state / EVENTS)) as store:
         harness = Harness(TestLibrary(Path(shard.source or "")), store)
-        about = shard.about
-        frames, rejects = session_frames(harness, about["session"], about["test"], facts)
+        place = shard.about["session"], shard.about["test"]
+        frames, rejects = session_frames(harness, *place, facts)
         return Produced(frames, 1, rejects)
-    finally:
-        store.close()
 
 
 # ---------------------------------------------------------------- program metrics

@@ -74,8 +74,6 @@ class Domain:
     quotechar: str = "|"
     unknown_counted: bool = False
     """Whether `known_classes` of the metadata counts the unknown class, too."""
-    ties: Literal["first"] = "first"
-    """Which of several largest values of a vector is the agent's choice."""
     required: int = field(default=2)
     """Columns that every ground-truth file has at least."""
 

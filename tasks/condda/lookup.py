@@ -34,6 +34,34 @@ def refused(reason: str, message: str, status: Status = 400) -> ProtocolRefusal:
     return ProtocolRefusal(status, reason, message)
 
 
+def check_text(value: object, name: str) -> str:
+    """A text that can be written as UTF-8."""
+    if not isinstance(value, str):
+        raise refused("InvalidParams", f"{name} must be text")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise refused("InvalidParams", f"{name} holds half a surrogate pair") from error
+    return value
+
+
+def check_texts(values: object, name: str) -> tuple[str, ...]:
+    """A list of such texts."""
+    if not isinstance(values, list | tuple):
+        raise refused("InvalidParams", f"{name} must be a list")
+    return tuple(check_text(value, name) for value in values)
+
+
+def whole_round(number: Any) -> int:
+    """A round's number, which comes as text from a query."""
+    try:
+        return int(number)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ProtocolRefusal(
+            500, "ValueError", f"round_id {str(number)[:80]!r} is no whole number"
+        ) from error
+
+
 def unknown_test(test: str) -> ProtocolRefusal:
     return ProtocolRefusal(500, "test_id_invalid", f"there is no test {test[:80]!r} to serve")
 
@@ -60,31 +88,30 @@ def overrides(hints: tuple[str, ...]) -> dict[str, int]:
     return replaced
 
 
-def find_test(state: SessionState, test: str, rules: Rules) -> TestFile | None:
-    """The test, if it has ground truth and metadata; refused if they cannot be read."""
-    place = (test, state.protocol, state.domain)
+def find_test(
+    state: SessionState, test: str, library: TestLibrary, *, truth_first: bool = True
+) -> TestFile:
+    """A test that must have ground truth and metadata, and that must be readable.
+
+    As published some calls look for the truth first, others for the metadata.
+    """
     try:
-        return rules.library.load(*place)
+        return library.load(test, state.protocol, state.domain)
     except SourceError as error:
-        if rules.library.has_truth(*place) and rules.library.has_metadata(*place):
+        place = (test, state.protocol, state.domain)
+        has_truth, has_metadata = library.has_truth(*place), library.has_metadata(*place)
+        if has_truth and has_metadata:
             raise ProtocolRefusal(500, "SourceError", str(error)) from error
-        return None
+    if has_truth or not (truth_first or has_metadata):
+        raise ProtocolRefusal(500, "metadata_not_found", f"test {test} has no metadata")
+    raise unknown_test(test)
 
 
 def load_test(
     state: SessionState, test: str, rules: Rules, *, truth_first: bool = True
 ) -> tuple[TestFile, dict[str, Any]]:
-    """A test that must be there, and its metadata as the session sees it.
-
-    As published some calls look for the truth first, others for the metadata.
-    """
-    file = find_test(state, test, rules)
-    if file is None:
-        has_truth = rules.library.has_truth(test, state.protocol, state.domain)
-        has_metadata = rules.library.has_metadata(test, state.protocol, state.domain)
-        if has_truth or not (truth_first or has_metadata):
-            raise ProtocolRefusal(500, "metadata_not_found", f"test {test} has no metadata")
-        raise unknown_test(test)
+    """A test, and its metadata as the session sees it."""
+    file = find_test(state, test, rules.library, truth_first=truth_first)
     return file, {**file.metadata, **overrides(state.hints), **state.fixed}
 
 

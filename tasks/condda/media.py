@@ -131,11 +131,8 @@ class MediaLinks:
 
     def served(self, session: str, test: str) -> Sequence[str]:
         """Instances of the rounds that the session was served, in order."""
+        self.harness.resume_test(session_id=session, test_id=test)  # refused if it has ended
         with self.harness.state(session) as state:
-            if state.terminated is not None:
-                raise ProtocolRefusal(400, "SessionEnded", "this session has ended")
-            if test not in state.tests:
-                raise ProtocolRefusal(400, "test_not_in_session", "the session has no such test")
             rounds = sorted(state.test(test).served)
             file = self.harness.library.load(test, state.protocol, state.domain)
             size = round_size(lenient_metadata(state, file), test)

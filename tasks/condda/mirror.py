@@ -22,7 +22,7 @@ MIRRORED = (
 
 
 class Mirrored:
-    """The calls of `run.HarnessCalls` on `server`; `local` is the harness to export from."""
+    """The calls of `commands.Calls` on `server`; `local` is the harness to export from."""
 
     def __init__(self, server: Any, library: TestLibrary, store: EventStore):
         self.server = server

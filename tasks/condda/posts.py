@@ -89,8 +89,13 @@ def _posted_test(
     if rules.strict:
         test, metadata = load_test(state, name, rules)
         return test, {**metadata, "round_size": round_size(metadata, name)}
-    file = find_test(state, name, rules)
-    return file, {} if file is None else lenient_metadata(state, file)
+    try:
+        file = find_test(state, name, rules.library)
+    except ProtocolRefusal as refusal:
+        if refusal.reason == "SourceError":
+            raise
+        return None, {}
+    return file, lenient_metadata(state, file)
 
 
 def _expected_names(

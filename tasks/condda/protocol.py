@@ -13,24 +13,12 @@ has not allowed.
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from tasks.condda.commands import (
-    CheckEvaluable,
-    Command,
-    CompleteTest,
-    Dataset,
-    Decision,
-    Feedback,
-    Latest,
-    Metadata,
-    OpenSession,
-    Post,
-    Resume,
-    Status,
-    Terminate,
-)
+from tasks.condda import commands
+from tasks.condda.commands import Command, Decision
 from tasks.condda.domains import DOMAINS, PROTOCOLS, RED_LIGHT, SHOWN_METADATA, TELLING_METADATA
 from tasks.condda.feedback import give_feedback
 from tasks.condda.lookup import (
@@ -42,6 +30,7 @@ from tasks.condda.lookup import (
     round_count,
     round_size,
     unknown_test,
+    whole_round,
 )
 from tasks.condda.posts import check_name, take_results
 from tasks.condda.rules import Limits, Policy, ProtocolRefusal
@@ -60,21 +49,30 @@ def decide(
 ) -> Decision:
     """Decide one command; `state` is None for a session that does not exist (yet)."""
     rules = Rules(library, policy, now.isoformat(), limits or Limits())
-    if isinstance(command, OpenSession):
+    if isinstance(command, commands.OpenSession):
         return _open(command, rules)
+    test, number = getattr(command, "test", None), getattr(command, "round", 0)
+    # The last round posted is meant where feedback names none.
+    if type(number) is not int and (number is not None or type(command) is not commands.Feedback):
+        try:
+            number = whole_round(number)
+        except ProtocolRefusal:
+            if isinstance(command, commands.Dataset):
+                # The public server looks the session and the test up before it reads the number.
+                decide(state, commands.Metadata(command.test), library, policy, now, limits=limits)
+            raise
+        command = replace(command, round=number)  # type: ignore[arg-type]
     if state is None:
         return _unknown_session(command, rules)
     # Evaluation, progress and export still answer when a session has ended.
-    if state.terminated and not isinstance(command, CheckEvaluable | Status):
+    if state.terminated and not isinstance(command, commands.CheckEvaluable | commands.Status):
         raise refused("SessionEnded", f"session {state.session} has ended; open one")
-    test = getattr(command, "test", None)
     if test is not None:
         check_name(test, "test", rules.limits)
         if rules.strict and test not in state.tests:
             raise refused(
                 "test_not_in_session", f"test {test} was not named when the session was opened"
             )
-    number = getattr(command, "round", None)
     if number is not None and abs(number) > rules.limits.round_id:
         raise refused("TooLarge", f"no test has a round {str(number)[:40]}")
     return _HANDLERS[type(command)](state, command, rules)
@@ -82,18 +80,18 @@ def decide(
 
 def _unknown_session(command: Command, rules: Rules) -> Decision:
     if not rules.strict:
-        if isinstance(command, CompleteTest | Terminate):
+        if isinstance(command, commands.CompleteTest | commands.Terminate):
             return Decision()
-        if isinstance(command, Post):
+        if isinstance(command, commands.Post):
             raise ProtocolRefusal(500, "KeyError", "'created'")
-        if isinstance(command, Latest):
+        if isinstance(command, commands.Latest):
             raise ProtocolRefusal(500, "KeyError", "'tests'")
-        if isinstance(command, CheckEvaluable):
+        if isinstance(command, commands.CheckEvaluable):
             raise _in_process(command.test)
     raise refused("session_id_invalid", "there is no session with this id; open one first")
 
 
-def _open(command: OpenSession, rules: Rules) -> Decision:
+def _open(command: commands.OpenSession, rules: Rules) -> Decision:
     limits = rules.limits
     if not command.tests:
         raise refused("EmptyFile", "no test ids were given")
@@ -130,7 +128,7 @@ def _open(command: OpenSession, rules: Rules) -> Decision:
     return Decision((Event("opened", rules.now, detail=detail),))
 
 
-def _check_asked(command: OpenSession, policy: Policy) -> None:
+def _check_asked(command: commands.OpenSession, policy: Policy) -> None:
     """Refuse what the operator decides."""
     allowed = (RED_LIGHT,) if policy.red_light else ()
     for hint in command.hints:
@@ -147,7 +145,7 @@ def _check_asked(command: OpenSession, policy: Policy) -> None:
         )
 
 
-def _metadata(state: SessionState, command: Metadata, rules: Rules) -> Decision:
+def _metadata(state: SessionState, command: commands.Metadata, rules: Rules) -> Decision:
     _, metadata = load_test(state, command.test, rules, truth_first=False)
     shown = {*SHOWN_METADATA, *((RED_LIGHT,) if RED_LIGHT in state.hints else ())}
     if rules.strict:
@@ -155,7 +153,7 @@ def _metadata(state: SessionState, command: Metadata, rules: Rules) -> Decision:
     return Decision(answer={key: metadata[key] for key in metadata if key in shown})
 
 
-def _serve(state: SessionState, command: Dataset, rules: Rules) -> Decision:
+def _serve(state: SessionState, command: commands.Dataset, rules: Rules) -> Decision:
     progress = open_test(state, command.test)
     test, metadata = load_test(state, command.test, rules)
     size = round_size(metadata, command.test)
@@ -177,7 +175,7 @@ def _serve(state: SessionState, command: Dataset, rules: Rules) -> Decision:
     return Decision(tuple(events), round_bytes(test, command.round, size))
 
 
-def _check_round_order(command: Dataset, progress: TestState, rounds: int) -> None:
+def _check_round_order(command: commands.Dataset, progress: TestState, rounds: int) -> None:
     following = len(progress.served)
     if command.round in progress.served or (command.round >= rounds == following):
         return
@@ -189,7 +187,7 @@ def _check_round_order(command: Dataset, progress: TestState, rounds: int) -> No
         raise refused("RoundOrder", f"post results of round {following - 1} before the next round")
 
 
-def _complete(state: SessionState, command: CompleteTest, rules: Rules) -> Decision:
+def _complete(state: SessionState, command: commands.CompleteTest, rules: Rules) -> Decision:
     progress = open_test(state, command.test)
     if rules.strict:
         test, metadata = load_test(state, command.test, rules)
@@ -203,23 +201,23 @@ def _complete(state: SessionState, command: CompleteTest, rules: Rules) -> Decis
     return Decision((Event("completed", rules.now, command.test, progress.attempt),))
 
 
-def _evaluable(state: SessionState, command: CheckEvaluable, rules: Rules) -> Decision:
+def _evaluable(state: SessionState, command: commands.CheckEvaluable, rules: Rules) -> Decision:
     if not command.devmode and not state.test(command.test).completed:
         raise _in_process(command.test)
     return Decision()
 
 
-def _terminate(state: SessionState, command: Terminate, rules: Rules) -> Decision:
+def _terminate(state: SessionState, command: commands.Terminate, rules: Rules) -> Decision:
     return Decision((Event("terminated", rules.now),))
 
 
-def _latest(state: SessionState, command: Latest, rules: Rules) -> Decision:
+def _latest(state: SessionState, command: commands.Latest, rules: Rules) -> Decision:
     if not state.finished and not rules.strict:
         raise ProtocolRefusal(500, "KeyError", "'tests'")
     return Decision(answer={"finished_tests": list(state.finished)})
 
 
-def _resume(state: SessionState, command: Resume, rules: Rules) -> Decision:
+def _resume(state: SessionState, command: commands.Resume, rules: Rules) -> Decision:
     test, metadata = load_test(state, command.test, rules)
     rounds = round_count(test, round_size(metadata, command.test))
     progress = state.test(command.test)
@@ -227,7 +225,7 @@ def _resume(state: SessionState, command: Resume, rules: Rules) -> Decision:
     following = last + 1 if last < 0 or last in progress.posted else last
     return Decision(
         answer={
-            "test": command.test,
+            "test_id": command.test,
             "next_round": None if progress.completed or following >= rounds else following,
             "rounds": rounds,
             "posted": sorted(progress.posted.get(following, {})),
@@ -236,7 +234,7 @@ def _resume(state: SessionState, command: Resume, rules: Rules) -> Decision:
     )
 
 
-def _status(state: SessionState, command: Status, rules: Rules) -> Decision:
+def _status(state: SessionState, command: commands.Status, rules: Rules) -> Decision:
     names = dict.fromkeys((*state.tests, *state.progress))
     tests = {}
     for name in names:
@@ -249,13 +247,13 @@ def _status(state: SessionState, command: Status, rules: Rules) -> Decision:
         }
     return Decision(
         answer={
-            "session": state.session,
+            "session_id": state.session,
             "protocol": state.protocol,
             "domain": state.domain,
             "detector": state.detector,
             "owner": state.owner,
             "hints": list(state.hints),
-            "threshold": state.threshold,
+            "detection_threshold": state.threshold,
             "opened": state.opened,
             "terminated": state.terminated,
             "tests": tests,
@@ -264,16 +262,16 @@ def _status(state: SessionState, command: Status, rules: Rules) -> Decision:
 
 
 _HANDLERS: dict[type, Callable[[SessionState, Any, Rules], Decision]] = {
-    Metadata: _metadata,
-    Dataset: _serve,
-    Post: take_results,
-    Feedback: give_feedback,
-    CompleteTest: _complete,
-    CheckEvaluable: _evaluable,
-    Terminate: _terminate,
-    Latest: _latest,
-    Resume: _resume,
-    Status: _status,
+    commands.Metadata: _metadata,
+    commands.Dataset: _serve,
+    commands.Post: take_results,
+    commands.Feedback: give_feedback,
+    commands.CompleteTest: _complete,
+    commands.CheckEvaluable: _evaluable,
+    commands.Terminate: _terminate,
+    commands.Latest: _latest,
+    commands.Resume: _resume,
+    commands.Status: _status,
 }
 
 

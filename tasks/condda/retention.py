@@ -8,6 +8,7 @@ an owner has opened: leaving does not give anyone another attempt.
 
 import json
 import threading
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -25,8 +26,7 @@ def retire(state: Path, days: float, now: datetime | None = None) -> list[str]:
     if not (state / EVENTS).exists():
         raise ConfigError(f"{state} is no state folder of a server: it has no {EVENTS}")
     before = (now or datetime.now(UTC)) - timedelta(days=days)
-    store = EventStore(state / EVENTS)
-    try:
+    with closing(EventStore(state / EVENTS)) as store:
         sessions = [
             stored.session
             for stored in store.of_kinds(["terminated"])
@@ -34,14 +34,9 @@ def retire(state: Path, days: float, now: datetime | None = None) -> list[str]:
         ]
         if sessions:
             (state / RETIRED).mkdir(exist_ok=True)
-            kept = EventStore(state / RETIRED / EVENTS)
-            try:
+            with closing(EventStore(state / RETIRED / EVENTS)) as kept:
                 for session in sessions:
                     _move(session, store, kept)
-            finally:
-                kept.close()
-    finally:
-        store.close()
     return sessions
 
 

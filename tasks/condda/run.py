@@ -16,10 +16,9 @@ kept once). Where the harness begins a started test anew (as published, rule 7),
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
 
 import numpy as np
 import polars as pl
@@ -27,6 +26,7 @@ import polars as pl
 from schemas.errors import SourceError
 from storage.layout import file_slug
 from tasks.condda.agent import Agent, FeatureLookup, TestInfo
+from tasks.condda.commands import Calls
 from tasks.condda.domains import RED_LIGHT, Domain, domain_named
 from tasks.condda.lookup import known_classes, whole
 from tasks.condda.rules import ProtocolRefusal
@@ -37,52 +37,6 @@ LOOP_VERSION = 3
 """Raise it when the same agent posts other results to the same test."""
 # Decimals of a posted value: what another machine's arithmetic changes lies beyond.
 DECIMALS = 9
-
-
-class HarnessCalls(Protocol):
-    """The calls that the loop makes; `harness.Harness` has them."""
-
-    def session_request(
-        self,
-        *,
-        test_ids: Sequence[str],
-        protocol: str,
-        domain: str,
-        novelty_detector_version: str,
-        hints: Sequence[str] = (),
-        detection_threshold: float = 0.5,
-    ) -> str: ...
-
-    def resume_session(self, *, session_id: str) -> list[str]: ...
-
-    def resume_test(self, *, session_id: str, test_id: str) -> dict[str, Any]: ...
-
-    def get_test_metadata(self, *, session_id: str, test_id: str) -> dict[str, Any]: ...
-
-    def dataset_request(self, *, test_id: str, round_id: int | str, session_id: str) -> bytes: ...
-
-    def post_results(
-        self,
-        *,
-        result_files: Mapping[str, bytes],
-        test_id: str,
-        round_id: int | str,
-        session_id: str,
-    ) -> None: ...
-
-    def get_feedback_request(
-        self,
-        *,
-        feedback_ids: Sequence[str] | None,
-        feedback_type: str,
-        test_id: str,
-        session_id: str,
-        round_id: int | str | None = None,
-    ) -> bytes: ...
-
-    def complete_test(self, *, session_id: str, test_id: str) -> None: ...
-
-    def terminate_session(self, *, session_id: str) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -111,7 +65,7 @@ class SessionRun:
 
 
 def run_session(
-    harness: HarnessCalls,
+    harness: Calls,
     tests: Sequence[str],
     agent: Agent,
     features: FeatureLookup,
@@ -168,7 +122,7 @@ def run_session(
 
 
 def run_test(
-    harness: HarnessCalls,
+    harness: Calls,
     session_id: str,
     test_id: str,
     agent: Agent,
@@ -181,45 +135,43 @@ def run_test(
     journal: Path | None = None,
 ) -> TestRun:
     """Run one test to its completion; with `resume`, from where an earlier run left it."""
-    rules = domain_named(domain)
-    metadata = harness.get_test_metadata(session_id=session_id, test_id=test_id)
-    info = _info(test_id, protocol, metadata, rules)
-    agent.start(info)
     file = journal and journal / f"{file_slug(f'{session_id}.{test_id}')}.safetensors"
+    test = _Test(harness, session_id, test_id, domain_named(domain), file)
+    info = test.info(protocol)
+    agent.start(info)
     first_open = number = 0
     if resume and file is not None and file.exists():
-        following = _following(harness.resume_test(session_id=session_id, test_id=test_id))
+        following = test.following()
         number, first_open = agent.load(file, features), max(following - 1, 0)
         if number > following:
             # The harness has begun anew since.
             agent.start(info)
             first_open = number = 0
     resumed = number
-    while (ids := _round(harness, session_id, test_id, number, rules)) is not None:
+    while (ids := test.round(number)) is not None:
         if resume and number == 0:
             # Asked after round 0 was served: a harness that begins anew has done so by then.
-            where = harness.resume_test(session_id=session_id, test_id=test_id)
-            first_open = max(_following(where) - 1, 0)
+            first_open = max(test.following() - 1, 0)
         vectors = features.of(ids)
         results = {"detection": agent.detect(vectors, ids)[:, None]}
         if protocol == "CONDDA":
-            results["characterization"] = _placed(agent.characterize(vectors, ids), rules)
+            results["characterization"] = test.placed(agent.characterize(vectors, ids))
         else:
-            results["classification"] = _placed(agent.classify(vectors, ids), rules)
+            results["classification"] = test.placed(agent.classify(vectors, ids))
         if number >= first_open:
             for kind, values in results.items():
-                _post(harness, session_id, test_id, number, kind, ids, values)
+                test.post(number, kind, ids, values)
         if protocol == "OND" and (wanted := agent.wanted(vectors, ids)):
             if number < first_open:
-                raise _lost(number, info, file)
-            agent.learn(_told(harness, session_id, info, rules, agent.known, wanted, number, file))
+                raise test.lost(number)
+            agent.learn(test.told(number, wanted, agent.known))
         number += 1
         if file is not None:
             agent.save(file, number)
     if protocol == "OND" and agent.ids:
         clusters = agent.characterize_test()
         if clusters is not None:
-            _post(harness, session_id, test_id, 0, "characterization", agent.ids, clusters)
+            test.post(0, "characterization", agent.ids, clusters)
     harness.complete_test(session_id=session_id, test_id=test_id)
     above = agent.chances > detection_threshold
     return TestRun(
@@ -232,7 +184,7 @@ def run_test(
     )
 
 
-def _finished(harness: HarnessCalls, session: str) -> set[str] | None:
+def _finished(harness: Calls, session: str) -> set[str] | None:
     """Tests that are complete; None if the session itself has ended."""
     try:
         return set(harness.resume_session(session_id=session))
@@ -245,112 +197,100 @@ def _finished(harness: HarnessCalls, session: str) -> set[str] | None:
         raise
 
 
-def _info(test_id: str, protocol: str, metadata: Mapping[str, Any], rules: Domain) -> TestInfo:
-    def number(key: str) -> int | None:
-        return whole(metadata, key) if key in metadata else None
+@dataclass(frozen=True)
+class _Test:
+    """The calls of one test, as the loop makes them."""
 
-    red_light = metadata.get(RED_LIGHT)
-    known = known_classes(metadata)
-    return TestInfo(
-        test_id=test_id,
-        protocol=protocol,
-        known_classes=known - 1 if known and rules.unknown_counted else known,
-        max_novel_classes=number("max_novel_classes"),
-        round_size=number("round_size"),
-        feedback_max_ids=number("feedback_max_ids") or 0,
-        red_light=None if red_light is None else str(red_light).strip(CELL_EDGES),
-    )
+    harness: Calls
+    session: str
+    test: str
+    rules: Domain
+    journal: Path | None
+    """The file that the agent is saved in."""
 
+    @property
+    def place(self) -> dict[str, str]:
+        return {"session_id": self.session, "test_id": self.test}
 
-def _round(
-    harness: HarnessCalls, session: str, test: str, number: int, rules: Domain
-) -> list[str] | None:
-    """Instance ids of a round; None after the last."""
-    try:
-        body = harness.dataset_request(test_id=test, round_id=number, session_id=session)
-    except ProtocolRefusal as refusal:
-        if refusal.status == 204:
-            return None
-        raise
-    lines = body.decode(rules.encoding).splitlines()
-    if rules.served != ("instance_id",):
-        lines = [row[0] for row in csv.reader(lines, quotechar=rules.quotechar) if row]
-    return [name for line in lines if (name := line.strip(CELL_EDGES))]
+    def info(self, protocol: str) -> TestInfo:
+        """What the agent is told of the test."""
+        metadata = self.harness.get_test_metadata(**self.place)
 
+        def number(key: str) -> int | None:
+            return whole(metadata, key) if key in metadata else None
 
-def _following(where: Mapping[str, Any]) -> int:
-    """The round after the last that has results, one of which may lack a file."""
-    return where["rounds"] if where["next_round"] is None else where["next_round"]
-
-
-def _placed(vectors: np.ndarray, rules: Domain) -> np.ndarray:
-    """Vectors with the unknown column where the domain has it."""
-    return vectors if rules.unknown == "first" else np.roll(vectors, -1, axis=1)
-
-
-def _post(
-    harness: HarnessCalls,
-    session: str,
-    test: str,
-    number: int,
-    kind: str,
-    ids: Sequence[str],
-    values: np.ndarray,
-) -> None:
-    table = pl.DataFrame(np.round(np.clip(values, 0.0, 1.0), DECIMALS))
-    table.insert_column(0, pl.Series("instance_id", ids, dtype=pl.String))
-    body = table.write_csv(include_header=False, quote_style="never").encode()
-    harness.post_results(
-        result_files={kind: body}, test_id=test, round_id=number, session_id=session
-    )
-
-
-def _told(
-    harness: HarnessCalls,
-    session: str,
-    test: TestInfo,
-    rules: Domain,
-    known: int,
-    ids: Sequence[str],
-    number: int,
-    file: Path | None,
-) -> dict[str, int]:
-    """Labels of these instances of a round: the place of a known class, or -1, -2, ..."""
-    try:
-        body = harness.get_feedback_request(
-            feedback_ids=list(ids),
-            feedback_type=_label_feedback(rules),
-            test_id=test.test_id,
-            session_id=session,
-            round_id=number,
+        red_light = metadata.get(RED_LIGHT)
+        known = known_classes(metadata)
+        return TestInfo(
+            test_id=self.test,
+            protocol=protocol,
+            known_classes=known - 1 if known and self.rules.unknown_counted else known,
+            max_novel_classes=number("max_novel_classes"),
+            round_size=number("round_size"),
+            feedback_max_ids=number("feedback_max_ids") or 0,
+            red_light=None if red_light is None else str(red_light).strip(CELL_EDGES),
         )
-    except ProtocolRefusal as refusal:
-        if refusal.reason == "FeedbackBudgetExceeded":
-            raise _lost(number, test, file) from refusal
-        raise
-    rows = [line.split(",") for line in body.decode().splitlines() if line]
-    # None: novelty is not declared. Some: the budget was drawn on by a run before this one.
-    if 0 < len(rows) < len(ids):
-        raise _lost(number, test, file)
-    told = {}
-    for name, text in rows:
-        label = int(text)
-        place = label - 1 if rules.unknown == "first" else label
-        told[name] = min(label, -1) if place < 0 else place if place < known else -1
-    return told
 
+    def round(self, number: int) -> list[str] | None:
+        """Instance ids of a round; None after the last."""
+        try:
+            body = self.harness.dataset_request(**self.place, round_id=number)
+        except ProtocolRefusal as refusal:
+            if refusal.status == 204:
+                return None
+            raise
+        lines = body.decode(self.rules.encoding).splitlines()
+        if self.rules.served != ("instance_id",):
+            lines = [row[0] for row in csv.reader(lines, quotechar=self.rules.quotechar) if row]
+        return [name for line in lines if (name := line.strip(CELL_EDGES))]
 
-def _lost(number: int, test: TestInfo, file: Path | None) -> SourceError:
-    kept = "no journal was named" if file is None else f"{file} does not have them"
-    return SourceError(
-        f"labels of round {number} of test {test.test_id} were told to an earlier run and "
-        f"{kept}; name the journal of that run, or begin a new session"
-    )
+    def following(self) -> int:
+        """The round after the last that has results, one of which may lack a file."""
+        where = self.harness.resume_test(**self.place)
+        return where["rounds"] if where["next_round"] is None else where["next_round"]
 
+    def placed(self, vectors: np.ndarray) -> np.ndarray:
+        """Vectors with the unknown column where the domain has it."""
+        return vectors if self.rules.unknown == "first" else np.roll(vectors, -1, axis=1)
 
-def _label_feedback(rules: Domain) -> str:
-    """The feedback type of a domain that tells an instance's class."""
-    found = [name for name, kind in rules.feedback.items() if kind.columns == (rules.label,)]
-    if not found:
-        raise SourceError(f"domain {rules.name} tells no labels; run an agent that asks for none")
-    return found[0]
+    def post(self, number: int, kind: str, ids: Sequence[str], values: np.ndarray) -> None:
+        table = pl.DataFrame(np.round(np.clip(values, 0.0, 1.0), DECIMALS))
+        table.insert_column(0, pl.Series("instance_id", ids, dtype=pl.String))
+        body = table.write_csv(include_header=False, quote_style="never").encode()
+        self.harness.post_results(result_files={kind: body}, **self.place, round_id=number)
+
+    def told(self, number: int, ids: Sequence[str], known: int) -> dict[str, int]:
+        """Labels of these instances of a round: the place of a known class, or -1, -2, ..."""
+        types = self.rules.feedback.items()
+        of_labels = [name for name, kind in types if kind.columns == (self.rules.label,)]
+        if not of_labels:
+            raise SourceError(
+                f"domain {self.rules.name} tells no labels; run an agent that asks for none"
+            )
+        try:
+            body = self.harness.get_feedback_request(
+                feedback_ids=list(ids), feedback_type=of_labels[0], **self.place, round_id=number
+            )
+        except ProtocolRefusal as refusal:
+            if refusal.reason == "FeedbackBudgetExceeded":
+                raise self.lost(number) from refusal
+            raise
+        rows = [line.split(",") for line in body.decode().splitlines() if line]
+        # None: novelty is not declared. Some: the budget was drawn on by a run before this one.
+        if 0 < len(rows) < len(ids):
+            raise self.lost(number)
+        told = {}
+        for name, text in rows:
+            label = int(text)
+            place = label - 1 if self.rules.unknown == "first" else label
+            told[name] = min(label, -1) if place < 0 else place if place < known else -1
+        return told
+
+    def lost(self, number: int) -> SourceError:
+        """Labels were told to a run that did not keep them."""
+        file = self.journal
+        kept = "no journal was named" if file is None else f"{file} does not have them"
+        return SourceError(
+            f"labels of round {number} of test {self.test} were told to an earlier run and "
+            f"{kept}; name the journal of that run, or begin a new session"
+        )

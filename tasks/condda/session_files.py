@@ -13,6 +13,7 @@ from typing import Any
 
 import polars as pl
 
+from tasks.condda.commands import ListSessions
 from tasks.condda.posts import read_cells
 from tasks.condda.rules import CALLER, Limits, ProtocolRefusal
 from tasks.condda.session import Event, SessionState
@@ -55,38 +56,31 @@ def _lines(event: Event, limits: Limits) -> pl.DataFrame:
     )
 
 
-def status(
-    store: EventStore,
-    *,
-    after: str | None = None,
-    session: str | None = None,
-    tests: Sequence[str] | None = None,
-    detector: str | None = None,
-    include_tests: bool = False,
-) -> str:
+def status(store: EventStore, asked: ListSessions) -> str:
     """`session,detector[,test],start,end` lines, sorted by detector and session.
 
     `after` keeps sessions that ended at that time or later and those still open. The start of a
     test is the first result of its round 0; a session without completed tests has the test NA.
     Sessions of others than the caller are left out.
     """
-    bound = None if after is None else _moment(after)
+    bound = None if asked.after is None else _moment(asked.after)
     ended, completed = _ends_and_completions(store)
-    starts = _starts(store) if include_tests else {}
+    starts = _starts(store) if asked.include_tests else {}
     lines = []
     for stored in store.of_kinds(["opened"]):
         name, version = stored.session, stored.event.detail["detector"]
         end = ended.get(name, "Incomplete")
         if not CALLER.get().has(stored.event.detail.get("owner", "")):
             continue
-        if (session not in (None, name)) or (detector not in (None, version)):
+        if asked.session not in (None, name) or asked.detector not in (None, version):
             continue
-        if session is None and bound is not None and name in ended and _moment(end) < bound:
+        if asked.session is None and bound is not None and name in ended and _moment(end) < bound:
             continue
-        if not include_tests:
+        if not asked.include_tests:
             lines.append((version, name, f"{name},{version},{stored.event.time},{end}"))
             continue
-        finished = [test for test in completed.get(name, []) if tests is None or test in tests]
+        kept = asked.tests
+        finished = [test for test in completed.get(name, []) if kept is None or test in kept]
         for test in finished or [" NA"]:
             start = starts.get((name, test), "N/A") if finished else stored.event.time
             lines.append((version, name, f"{name},{version},{test},{start},{end}"))

@@ -70,8 +70,8 @@ def test_sessions_and_progress(site: tuple[str, str, str]) -> None:
     listed = get(url, "/operator/sessions").json()
     assert listed["total"] == 2
     newest, oldest = listed["sessions"]
-    assert (newest["session"], newest["terminated"], newest["posted"]) == (going, None, 2)
-    assert (oldest["session"], oldest["tests"], oldest["completed"]) == (done, 1, 1)
+    assert (newest["session_id"], newest["terminated"], newest["posted"]) == (going, None, 2)
+    assert (oldest["session_id"], oldest["tests"], oldest["completed"]) == (done, 1, 1)
     assert oldest["terminated"] and oldest["detector"] == "first-1"
     [test] = get(url, "/operator/tests", session_id=going).json()["tests"]
     progress = {"served": 0, "posted": 2, "rounds": 3, "attempt": 0, "completed": False}
@@ -85,14 +85,18 @@ def test_all_sessions_can_be_found(
 
     def found(**query: str) -> list[str]:
         return [
-            row["session"] for row in get(url, "/operator/sessions", **query).json()["sessions"]
+            row["session_id"] for row in get(url, "/operator/sessions", **query).json()["sessions"]
         ]
 
     assert found(search="FIRST ond") == [done] and found(search=going[:13]) == [going]
     assert found(search=TEST) == [going, done] and found(search="nothing") == []
     monkeypatch.setattr(page, "_SESSIONS_SHOWN", 1)
     pages = [get(url, "/operator/sessions", skip=skip).json() for skip in "012"]
-    assert [[row["session"] for row in one["sessions"]] for one in pages] == [[going], [done], []]
+    assert [[row["session_id"] for row in one["sessions"]] for one in pages] == [
+        [going],
+        [done],
+        [],
+    ]
     assert {one["total"] for one in pages} == {2}
     newest = pages[0]["sessions"][0]
     assert newest["last"] > newest["opened"]

@@ -8,6 +8,7 @@ import pytest
 
 from flows.cli import main
 from schemas.errors import ConfigError, LakeError
+from tasks.condda.commands import OpenSession
 from tasks.condda.harness import Harness
 from tasks.condda.retention import RETIRED, retire
 from tasks.condda.rules import CALLER, EVALUATION, Caller, ProtocolRefusal
@@ -60,13 +61,7 @@ def test_an_id_that_has_left_is_not_opened_again(harness: Harness) -> None:
     old = session(harness, True, 40)
     retire(harness.store.path.parent, 30, NOW)
     with pytest.raises(Exception, match="other events than expected"):
-        harness.session_request(
-            test_ids=[TEST],
-            protocol="OND",
-            domain=DOMAIN,
-            novelty_detector_version="a",
-            session_id=old,
-        )
+        harness.run(old, OpenSession([TEST], protocol="OND", domain=DOMAIN, detector="a"))
 
 
 def test_leaving_gives_no_other_attempt(harness: Harness) -> None:

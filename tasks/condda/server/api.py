@@ -15,8 +15,10 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Path, Query, Response
 
+from tasks.condda import commands
 from tasks.condda.domains import DOMAINS
 from tasks.condda.harness import Harness
+from tasks.condda.lookup import check_text
 from tasks.condda.media import add_media
 from tasks.condda.rules import Limits, ProtocolRefusal
 from tasks.condda.server.models import (
@@ -33,7 +35,6 @@ from tasks.condda.server.models import (
     Round,
     Session,
 )
-from tasks.condda.server.wire import check_text
 from tasks.condda.store import Conflict
 
 API = "/v1"
@@ -68,17 +69,9 @@ def csv_bytes(results: Results) -> bytes:
 
 
 def _open(harness: Harness, wanted: NewSession, session_id: str | None = None) -> str:
-    for text in (wanted.protocol, wanted.domain, wanted.detector, *wanted.hints, *wanted.test_ids):
-        check_text(text, "every text of a session")
-    return harness.session_request(
-        test_ids=wanted.test_ids,
-        protocol=wanted.protocol,
-        domain=wanted.domain,
-        novelty_detector_version=wanted.detector,
-        hints=wanted.hints,
-        detection_threshold=wanted.detection_threshold,
-        session_id=session_id,
-    )
+    named = (wanted.protocol, wanted.domain, wanted.detector)
+    asked = (wanted.hints, wanted.detection_threshold)
+    return harness.run(session_id, commands.OpenSession(wanted.test_ids, *named, *asked))
 
 
 def _put(harness: Harness, session_id: str, wanted: NewSession) -> bool:
@@ -97,10 +90,7 @@ def _put(harness: Harness, session_id: str, wanted: NewSession) -> bool:
 
 
 def _session(harness: Harness, session_id: str) -> Session:
-    found = dict(harness.session_progress(session_id=session_id))
-    return Session(
-        session_id=found.pop("session"), detection_threshold=found.pop("threshold"), **found
-    )
+    return Session(**harness.session_progress(session_id=session_id))
 
 
 def api_router(harness: Harness) -> APIRouter:
@@ -190,8 +180,7 @@ def _unless(reason: str, call: Any) -> None:
 def _add_tests(router: APIRouter, harness: Harness) -> None:
     @router.get(_TEST, tags=["tests"], summary="Where to go on in a test")
     def place(session_id: SessionId, test_id: TestId) -> Place:
-        found = dict(harness.resume_test(session_id=session_id, test_id=test_id))
-        return Place(test_id=found.pop("test"), **found)
+        return Place(**harness.resume_test(session_id=session_id, test_id=test_id))
 
     @router.get(_TEST + "/metadata", tags=["tests"], summary="What an agent may know of a test")
     def metadata(session_id: SessionId, test_id: TestId) -> dict[str, Any]:
@@ -200,12 +189,11 @@ def _add_tests(router: APIRouter, harness: Harness) -> None:
     @router.put(_TEST + "/completion", status_code=204, tags=["tests"], summary="End a test")
     def complete(session_id: SessionId, test_id: TestId) -> None:
         _session(harness, session_id)
-        about = {"session_id": session_id, "test_id": test_id}
-        _unless("TestCompleted", lambda: harness.complete_test(**about))
+        _unless("TestCompleted", lambda: harness.run(session_id, commands.CompleteTest(test_id)))
 
     @router.get(_TEST + "/rounds/{round_id}", tags=["rounds"], summary="Instances of a round")
     def get_round(session_id: SessionId, test_id: TestId, round_id: RoundId) -> Round:
-        body = harness.dataset_request(test_id=test_id, round_id=round_id, session_id=session_id)
+        body = harness.run(session_id, commands.Dataset(test_id, round_id))
         domain = harness.session_progress(session_id=session_id)["domain"]
         encoding = DOMAINS[domain].encoding
         return Round(round=round_id, lines=body.decode(encoding).removesuffix("\n").split("\n"))
@@ -223,13 +211,7 @@ def _add_tests(router: APIRouter, harness: Harness) -> None:
         ] = None,
     ) -> dict[str, Any]:
         _session(harness, session_id)
-        return finite(
-            harness.evaluate(
-                test_id=test_id,
-                session_id=session_id,
-                baseline_session_id=baseline,
-            )
-        )
+        return finite(harness.run(session_id, commands.Evaluate(test_id, baseline=baseline)))
 
     @router.get(
         _TEST + "/rounds/{round_id}/metrics",
@@ -238,8 +220,7 @@ def _add_tests(router: APIRouter, harness: Harness) -> None:
     )
     def round_metrics(session_id: SessionId, test_id: TestId, round_id: RoundId) -> dict[str, Any]:
         _session(harness, session_id)
-        about: dict[str, Any] = {"test_id": test_id, "round_id": round_id, "session_id": session_id}
-        return finite(harness.evaluate_round_wise(**about))
+        return finite(harness.run(session_id, commands.EvaluateRound(test_id, round_id)))
 
 
 def _add_results(router: APIRouter, harness: Harness) -> None:
@@ -265,8 +246,7 @@ def _add_results(router: APIRouter, harness: Harness) -> None:
         # Whether there is such a test comes before what is wrong with the lines.
         harness.resume_test(session_id=session_id, test_id=test_id)
         files = {kind: csv_bytes(lines) for kind, lines in results.items()}
-        about: dict[str, Any] = {"test_id": test_id, "round_id": round_id, "session_id": session_id}
-        harness.post_results(result_files=files, **about)
+        harness.run(session_id, commands.Post(test_id, round_id, files))
 
     @router.get(_TEST + "/results/{type}", tags=["results"], summary="Result lines posted so far")
     def get_results(
@@ -284,11 +264,6 @@ def _add_results(router: APIRouter, harness: Harness) -> None:
 
     @router.post(_TEST + "/feedback", tags=["feedback"], summary="Ask for feedback")
     def feedback(session_id: SessionId, test_id: TestId, question: Question) -> Feedback:
-        told = harness.get_feedback_request(
-            feedback_ids=question.ids,
-            feedback_type=question.type,
-            test_id=test_id,
-            session_id=session_id,
-            round_id=question.round,
-        )
+        asked = (question.type, question.ids or (), question.round)
+        told = harness.run(session_id, commands.Feedback(test_id, *asked))
         return Feedback(lines=[line.split(",") for line in told.decode().splitlines()])

@@ -45,25 +45,18 @@ _log = logging.getLogger(__name__)
 _Refused = tuple[int, str, str]
 """Status, reason and message."""
 
-_OUR_STATUS = {
-    **dict.fromkeys(
-        ("session_id_invalid", "test_id_invalid", "test_not_in_session", "metadata_not_found"), 404
-    ),
-    **dict.fromkeys(("HintNotAllowed", "InvalidThreshold"), 403),
-    **dict.fromkeys(
-        ("InvalidFeedbackType", "BadDomain", "EndOfDataset", "result_file_not_found"), 404
-    ),
-    **dict.fromkeys(("RoundOrder", "RoundNotServed", "DetectionRepost", "ResultRepost"), 409),
-    **dict.fromkeys(("TestCompleted", "SessionEnded", "TestIncomplete", "TestInProcess"), 409),
-    **dict.fromkeys(("DetectionPostRequired", "KeyError", "FeedbackBudgetExceeded"), 409),
-    **dict.fromkeys(("IncompleteResults", "NotLastRound", "SessionExists", "SessionOpen"), 409),
-    "AttemptsExceeded": 409,
-    "TooLarge": 413,
-    "TooManySessions": 503,
-    "Conflict": 503,
-    "LakeError": 500,
-    "SourceError": 500,
+_REASONS = {
+    403: "HintNotAllowed InvalidThreshold",
+    404: "session_id_invalid test_id_invalid test_not_in_session metadata_not_found BadDomain "
+    "InvalidFeedbackType EndOfDataset result_file_not_found",
+    409: "RoundOrder RoundNotServed DetectionRepost ResultRepost TestCompleted SessionEnded "
+    "TestIncomplete TestInProcess DetectionPostRequired KeyError FeedbackBudgetExceeded "
+    "IncompleteResults NotLastRound SessionExists SessionOpen AttemptsExceeded",
+    413: "TooLarge",
+    500: "LakeError SourceError",
+    503: "TooManySessions Conflict",
 }
+_OUR_STATUS = {name: status for status, names in _REASONS.items() for name in names.split()}
 """Status of a refusal outside of the published paths; 422 of all others."""
 # On the published paths the harness's own, but for what the agent can mend.
 _WIRE_STATUS = dict.fromkeys(("UnicodeDecodeError", "InvalidResults", "IncompleteResults"), 400)

@@ -1,4 +1,4 @@
-"""The harness over HTTP: the same keyword methods, answered by a server.
+"""The harness over HTTP: the same calls, answered by a server.
 
 Calls of the published protocol go over the wire API, the others over /v1. A refusal of the server
 is raised as the `ProtocolRefusal` that the harness raises in process. A connection that breaks is
@@ -10,16 +10,19 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import polars as pl
 
 from schemas.errors import ConfigError, SourceError
+from tasks.condda import commands
+from tasks.condda.commands import Calls, Command
 from tasks.condda.rules import ProtocolRefusal
 from tasks.condda.session_files import RESULTS
 
 
-class HttpHarness:
+class HttpHarness(Calls):
     """A client of one server; close it, or use it in a with statement."""
 
     def __init__(
@@ -52,174 +55,80 @@ class HttpHarness:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def test_ids_request(
-        self,
-        *,
-        protocol: str,
-        domain: str,
-        detector_seed: str | int = "",
-        test_assumptions: str = "{}",
-    ) -> bytes:
-        """Ids of the tests on offer, one a line."""
-        wanted = {"protocol": protocol, "domain": domain, "detector_seed": detector_seed}
-        parts = {"test_requirements": json.dumps(wanted), "test_assumptions": test_assumptions}
-        return self._send("GET", "/test/ids", parts=parts).content
-
-    def session_request(
-        self,
-        *,
-        test_ids: Sequence[str],
-        protocol: str,
-        domain: str,
-        novelty_detector_version: str,
-        hints: Sequence[str] = (),
-        detection_threshold: float = 0.5,
-    ) -> str:
-        """Open a session; gives its id."""
-        settings = {
-            "protocol": protocol,
-            "novelty_detector_version": novelty_detector_version,
-            "domain": domain,
-            "hints": list(hints),
-            "detection_threshold": detection_threshold,
-        }
-        parts = {
-            "test_ids": "".join(f"{test}\n" for test in test_ids),
-            "configuration": json.dumps(settings),
-        }
-        return self._send("POST", "/session", parts=parts).json()["session_id"]
-
-    def resume_session(self, *, session_id: str) -> list[str]:
-        """Finished tests of a session."""
-        query = {"session_id": session_id}
-        return self._send("GET", "/session/latest", query).json()["finished_tests"]
-
-    def resume_test(self, *, session_id: str, test_id: str) -> dict[str, Any]:
-        """Where to go on in a test."""
-        found = self._send("GET", _path(session_id, test_id)).json()
-        return {"test": found.pop("test_id"), **found}
-
-    def session_progress(self, *, session_id: str) -> dict[str, Any]:
-        """What a session was opened with and how far each of its tests is."""
-        found = self._send("GET", _path(session_id)).json()
-        return {
-            "session": found.pop("session_id"),
-            "threshold": found.pop("detection_threshold"),
-            **found,
-        }
-
-    def get_test_metadata(self, *, session_id: str, test_id: str) -> dict[str, Any]:
-        """Metadata of a test that the agent may see."""
-        query = {"test_id": test_id, "session_id": session_id}
-        return self._send("GET", "/test/metadata", query).json()
-
-    def dataset_request(self, *, test_id: str, round_id: int | str, session_id: str) -> bytes:
-        """Instances of one round; refusal 204 after the last."""
-        query = {"session_id": session_id, "test_id": test_id, "round_id": round_id}
-        response = self._send("GET", "/session/dataset", query)
-        if response.status_code == 204:
-            raise ProtocolRefusal(204, "EndOfDataset", f"test {test_id} has no round {round_id}")
-        return response.content
-
-    def post_results(
-        self,
-        *,
-        result_files: Mapping[str, bytes],
-        test_id: str,
-        round_id: int | str,
-        session_id: str,
-    ) -> None:
-        """Post the result files of one round, by type."""
-        about = _about(session_id, test_id, round_id, result_types="|".join(result_files))
-        self._send("POST", "/session/results", parts=_files(about, result_files))
-
-    def get_feedback_request(
-        self,
-        *,
-        feedback_ids: Sequence[str] | None,
-        feedback_type: str,
-        test_id: str,
-        session_id: str,
-        round_id: int | str | None = None,
-    ) -> bytes:
-        """Feedback of one type, maybe empty."""
-        query = {
-            "feedback_ids": "|".join(feedback_ids or ()),
-            "session_id": session_id,
-            "test_id": test_id,
-            "feedback_type": feedback_type,
-            **({} if round_id is None else {"round_id": round_id}),
-        }
-        return self._send("GET", "/session/feedback", query).content
-
-    def evaluate(
-        self,
-        *,
-        test_id: str,
-        session_id: str,
-        round_id: int | str = 0,
-        baseline_session_id: str | None = None,
-        devmode: bool = False,
-    ) -> dict[str, dict[str, Any]]:
-        """The public server's metrics of a completed test."""
-        query = {"session_id": session_id, "test_id": test_id, "round_id": round_id}
-        if baseline_session_id is not None:
-            query["baseline_session_id"] = baseline_session_id
-        if devmode:
-            query["devmode"] = "true"
-        return self._send("GET", "/session/evaluations", query).json()
-
-    def evaluate_round_wise(
-        self, *, test_id: str, round_id: int | str, session_id: str
-    ) -> dict[str, Any]:
-        """Accuracy of one posted round; over HTTP only when the test is completed."""
-        path = f"{_path(session_id, test_id)}/rounds/{_quoted(str(round_id))}/metrics"
-        return self._send("GET", path).json()
-
-    def complete_test(self, *, session_id: str, test_id: str) -> None:
-        """End a test."""
-        query = {"test_id": test_id, "session_id": session_id}
-        self._send("DELETE", "/test", query, done="TestCompleted")
-
-    def terminate_session(self, *, session_id: str) -> None:
-        """End a session."""
-        self._send("DELETE", "/session", {"session_id": session_id}, done="SessionEnded")
-
-    def session_status(
-        self,
-        *,
-        after: str | None = None,
-        session_id: str | None = None,
-        test_ids: Sequence[str] | None = None,
-        detector: str | None = None,
-        include_tests: bool = False,
-    ) -> str:
-        """CSV lines of sessions."""
-        query = {
-            "after": after,
-            "session_id": session_id,
-            "test_ids": None if test_ids is None else "|".join(test_ids),
-            "detector": detector,
-            "include_tests": "true" if include_tests else None,
-        }
-        given = {name: value for name, value in query.items() if value is not None}
-        return self._send("GET", "/session/status", given).text
-
-    def session_zip(self, *, session_id: str, test_ids: Sequence[str] | None = None) -> bytes:
-        """Logs and result files of a session as a zip archive."""
-        tests = {} if test_ids is None else {"test_id": "|".join(test_ids)}
-        return self._send("GET", "/session/zip", {"session_id": session_id, **tests}).content
-
-    def results(self, session: str, test: str, kind: str) -> pl.DataFrame:
-        """Lines posted since the test's last restart; numbers that are not finite are NaN."""
-        path = f"{_path(session, test)}/results/{_quoted(kind)}"
-        found = self._send("GET", path).json()
-        values = [
-            None if row is None else [math.nan if v is None else v for v in row]
-            for row in found["values"]
-        ]
-        columns = (found["rounds"], found["ids"], values, found["cells"])
-        return pl.DataFrame(dict(zip(RESULTS, columns, strict=True)), schema=RESULTS)
+    def run(self, session: str | None, command: Command) -> Any:
+        """Send a command to the place that it has, and read the answer."""
+        test = getattr(command, "test", None)
+        about: dict[str, Any] = {"session_id": session}
+        path = f"/v1/sessions/{_quoted(session or '')}"
+        if test is not None:
+            about["test_id"] = test
+            path += f"/tests/{_quoted(test)}"
+        match command:
+            case commands.ListTests():
+                wanted = asdict(command)
+                parts = {"test_assumptions": wanted.pop("test_assumptions")}
+                parts["test_requirements"] = json.dumps(wanted)
+                return self._send("GET", "/test/ids", parts=parts).content
+            case commands.OpenSession():
+                settings = {
+                    "protocol": command.protocol,
+                    "novelty_detector_version": command.detector,
+                    "domain": command.domain,
+                    "hints": list(command.hints),
+                    "detection_threshold": command.threshold,
+                }
+                tests = "".join(f"{test}\n" for test in command.tests)
+                parts = {"test_ids": tests, "configuration": json.dumps(settings)}
+                return self._send("POST", "/session", parts=parts).json()["session_id"]
+            case commands.Latest():
+                return self._send("GET", "/session/latest", about).json()
+            case commands.Resume() | commands.Status():
+                return self._send("GET", path).json()
+            case commands.Metadata():
+                return self._send("GET", "/test/metadata", about).json()
+            case commands.Dataset(round=number):
+                answer = self._send("GET", "/session/dataset", {**about, "round_id": number})
+                if answer.status_code == 204:
+                    raise ProtocolRefusal(204, "EndOfDataset", f"test {test} has no round {number}")
+                return answer.content
+            case commands.Post(results=files):
+                types = "|".join(files)
+                sent = {**about, "round_id": command.round, "result_types": types}
+                parts = {"test_identification": json.dumps(sent)}
+                parts |= {f"{kind}_file": body for kind, body in files.items()}
+                self._send("POST", "/session/results", parts=parts)
+            case commands.Feedback():
+                query = {**about, "feedback_type": command.type, "round_id": command.round}
+                query["feedback_ids"] = "|".join(command.ids)
+                return self._send("GET", "/session/feedback", query).content
+            case commands.Evaluate():
+                query = {**about, "round_id": command.round}
+                query["baseline_session_id"] = command.baseline
+                query["devmode"] = "true" if command.devmode else None
+                return self._send("GET", "/session/evaluations", query).json()
+            case commands.EvaluateRound(round=number):
+                return self._send("GET", f"{path}/rounds/{_quoted(str(number))}/metrics").json()
+            case commands.CompleteTest():
+                self._send("DELETE", "/test", about, done="TestCompleted")
+            case commands.Terminate():
+                self._send("DELETE", "/session", about, done="SessionEnded")
+            case commands.ListSessions():
+                query = {
+                    "after": command.after,
+                    "session_id": command.session,
+                    "test_ids": _listed(command.tests),
+                    "detector": command.detector,
+                    "include_tests": "true" if command.include_tests else None,
+                }
+                return self._send("GET", "/session/status", query).text
+            case commands.Archive():
+                query = {**about, "test_id": _listed(command.tests)}
+                return self._send("GET", "/session/zip", query).content
+            case commands.PostedLines(type=kind):
+                return _frame(self._send("GET", f"{path}/results/{_quoted(kind)}").json())
+            case _:
+                raise TypeError(f"a server takes no {type(command).__name__}")
+        return None
 
     def _send(
         self,
@@ -233,6 +142,7 @@ class HttpHarness:
         """One exchange, repeated while the server is away; `done` is no refusal of a repeat."""
         import httpx
 
+        query = {name: value for name, value in (query or {}).items() if value is not None}
         files = None if parts is None else {name: (name, part) for name, part in parts.items()}
         deadline = time.monotonic() + self._patience
         pause, repeated = 0.05, False
@@ -266,21 +176,21 @@ def _refusal(url: str, response: Any) -> ProtocolRefusal:
     return ProtocolRefusal(500 if response.status_code >= 500 else 400, reason, message)
 
 
-def _about(session_id: str, test_id: str, round_id: int | str, **more: Any) -> str:
-    return json.dumps({"session_id": session_id, "test_id": test_id, "round_id": round_id, **more})
+def _frame(lines: Mapping[str, list]) -> pl.DataFrame:
+    """Posted lines as the harness gives them; numbers that are not finite are NaN."""
+    values = [
+        None if row is None else [math.nan if value is None else value for value in row]
+        for row in lines["values"]
+    ]
+    columns = (lines["rounds"], lines["ids"], values, lines["cells"])
+    return pl.DataFrame(dict(zip(RESULTS, columns, strict=True)), schema=RESULTS)
 
 
-def _files(about: str, result_files: Mapping[str, bytes]) -> dict[str, str | bytes]:
-    files = {f"{kind}_file": body for kind, body in result_files.items()}
-    return {"test_identification": about, **files}
+def _listed(tests: Sequence[str] | None) -> str | None:
+    return None if tests is None else "|".join(tests)
 
 
 def _quoted(name: str) -> str:
     from urllib.parse import quote
 
     return quote(name, safe="")
-
-
-def _path(session_id: str, test_id: str | None = None) -> str:
-    path = f"/v1/sessions/{_quoted(session_id)}"
-    return path if test_id is None else f"{path}/tests/{_quoted(test_id)}"

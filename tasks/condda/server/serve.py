@@ -120,21 +120,18 @@ def serve(
 
     Sessions that ended more than `retain_days` ago are retired at the start and every day.
     """
-    policy = check_access(host, tokens, policy)
-    with contextlib.closing(_listen(host, port)) as listening:
-        harness = make_harness(tests, state, policy, limits=limits)
-        stopped = threading.Event()
+    stopped = threading.Event()
+    with _ready(tests, state, host, port, policy, tokens, limits) as (server, harness, listening):
         try:
-            print(f"serving {tests} at {url_of(listening)} ({policy.name})", flush=True)
+            print(f"serving {tests} at {url_of(listening)} ({harness.policy.name})", flush=True)
             if not harness.library.has_tests():
                 print(f"{tests} holds no OND/<domain>/<test>_single_df.csv so far", flush=True)
             if retain_days is not None:
                 retire_daily(state, retain_days, stopped)
             with _exit_on_sigterm():
-                _server(harness, tokens).run(sockets=[listening])
+                server.run(sockets=[listening])
         finally:
             stopped.set()
-            harness.store.close()
 
 
 @contextlib.contextmanager
@@ -162,10 +159,7 @@ def running(
     limits: Limits | None = None,
 ) -> Iterator[str]:
     """The same in a thread of this process, for the time of a with block; gives the URL."""
-    policy = check_access(host, tokens, policy)
-    with contextlib.closing(_listen(host, port)) as listening:
-        harness = make_harness(tests, state, policy, limits=limits)
-        server = _server(harness, tokens)
+    with _ready(tests, state, host, port, policy, tokens, limits) as (server, _, listening):
         thread = threading.Thread(
             target=server.run, kwargs={"sockets": [listening]}, name="condda server", daemon=True
         )
@@ -180,7 +174,6 @@ def running(
         finally:
             server.should_exit = True
             thread.join()
-            harness.store.close()
 
 
 def url_of(listening: socket.socket) -> str:
@@ -204,23 +197,36 @@ def _listen(host: str, port: int) -> socket.socket:
     return listening
 
 
-def _server(harness: Harness, tokens: Sequence[Token]) -> Any:
+@contextlib.contextmanager
+def _ready(
+    tests: Path,
+    state: Path,
+    host: str,
+    port: int,
+    policy: Policy | None,
+    tokens: Sequence[Token],
+    limits: Limits | None,
+) -> Iterator[tuple[Any, Harness, socket.socket]]:
+    """A server that can run, its harness and its socket; both are closed at the end."""
     import uvicorn
 
     from tasks.condda.server.app import make_app
     from tasks.condda.server.connection import Connection
 
-    return uvicorn.Server(
-        uvicorn.Config(
-            make_app(harness, tokens=tokens),
-            http=Connection,
-            proxy_headers=False,
-            ws="none",
-            lifespan="off",
-            access_log=False,
-            log_level="warning",
-            server_header=False,
-            h11_max_incomplete_event_size=_HEAD_BYTES,
-            timeout_graceful_shutdown=5,
-        )
-    )
+    policy = check_access(host, tokens, policy)
+    with contextlib.closing(_listen(host, port)) as listening:
+        harness = make_harness(tests, state, policy, limits=limits)
+        with contextlib.closing(harness.store):
+            config = uvicorn.Config(
+                make_app(harness, tokens=tokens),
+                http=Connection,
+                proxy_headers=False,
+                ws="none",
+                lifespan="off",
+                access_log=False,
+                log_level="warning",
+                server_header=False,
+                h11_max_incomplete_event_size=_HEAD_BYTES,
+                timeout_graceful_shutdown=5,
+            )
+            yield uvicorn.Server(config), harness, listening

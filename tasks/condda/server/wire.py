@@ -8,7 +8,7 @@ carries and calls one method of the harness.
 import io
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl
@@ -19,8 +19,9 @@ from werkzeug.exceptions import HTTPException
 from werkzeug.http import parse_options_header
 from werkzeug.sansio.multipart import Data, Epilogue, Field, File, MultipartDecoder
 
+from tasks.condda import commands
 from tasks.condda.harness import Harness
-from tasks.condda.lookup import refused
+from tasks.condda.lookup import check_text, check_texts, refused
 from tasks.condda.rules import Status
 from tasks.condda.test_files import CELL_EDGES
 
@@ -33,6 +34,9 @@ _PLAIN_PART = re.compile(
     rb'\r\nContent-Disposition: form-data; name="([\w.-]+)"(?:; filename="[\w.-]*")?\r\n'
     rb"(?:Content-Type: [0-9A-Za-z/+.-]+\r\n)?\r\n"
 )
+
+
+Handler = Callable[[Harness, "Sent"], Response]
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ class Sent:
 
     def need(self, *names: str) -> list[str]:
         """Query parameters that must be there."""
-        return [check_text(value, name) for name, value in needed(self.query, *names).items()]
+        return list(needed(self.query, *names).values())
 
 
 def read_sent(content_type: str, query: Mapping[str, str], body: bytes) -> Sent:
@@ -143,31 +147,6 @@ def needed(values: Mapping[str, Any], *names: str) -> dict[str, Any]:
     return {name: values[name] for name in names}
 
 
-def check_text(value: object, name: str) -> str:
-    """A text that can be written as UTF-8."""
-    if not isinstance(value, str):
-        raise refused("InvalidParams", f"{name} must be text")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise refused("InvalidParams", f"{name} holds half a surrogate pair") from error
-    return value
-
-
-def check_texts(values: object, name: str) -> list[str]:
-    """A list of such texts."""
-    if not isinstance(values, list):
-        raise refused("InvalidParams", f"{name} must be a list")
-    return [check_text(value, name) for value in values]
-
-
-def check_threshold(value: object) -> Any:
-    """A number that is not too large to be one; the harness checks the rest."""
-    if isinstance(value, int) and abs(value) > 1e9:
-        raise refused("InvalidThreshold", "detection_threshold is no probability")
-    return value
-
-
 def json_response(content: Any, status: int = 200) -> Response:
     """JSON in the public server's form: sorted, without blanks, with a line end."""
     text = json.dumps(content, sort_keys=True, separators=(",", ":")) + "\n"
@@ -182,7 +161,7 @@ def _page(text: str) -> Response:
     return Response(text, media_type="text/html; charset=utf-8")
 
 
-def test_ids(harness: Harness, sent: Sent) -> Response:
+def list_tests(harness: Harness, sent: Sent) -> Response:
     """GET /test/ids."""
     wanted = sent.settings("test_requirements")
     if wanted is None:
@@ -193,19 +172,15 @@ def test_ids(harness: Harness, sent: Sent) -> Response:
         wanted = {"protocol": protocol, "domain": _DEFAULT_DOMAIN if domain is None else domain}
     else:
         needed(wanted, "protocol", "domain", "detector_seed")
-    place = {name: check_text(wanted[name], name) for name in ("protocol", "domain")}
-    return _csv(harness.test_ids_request(**place))
-
-
-test_ids.__test__ = False  # type: ignore[attr-defined]
+    return _csv(harness.test_ids_request(protocol=wanted["protocol"], domain=wanted["domain"]))
 
 
 def open_session(harness: Harness, sent: Sent) -> Response:
     """POST /session."""
     settings = sent.settings("configuration", invalid=500) or {}
-    needed(settings, "protocol", "novelty_detector_version", "detection_threshold")
+    named = needed(settings, "protocol", "novelty_detector_version", "detection_threshold")
     if "test_ids" in settings:
-        tests = check_texts(settings["test_ids"], "test_ids")
+        tests = settings["test_ids"]
     else:
         listed = sent.text("test_ids")
         if listed is None:
@@ -213,34 +188,29 @@ def open_session(harness: Harness, sent: Sent) -> Response:
         tests = [line.strip(CELL_EDGES + ",\r\t") for line in listed.split("\n") if line.strip()]
     session = harness.session_request(
         test_ids=tests,
-        protocol=check_text(settings["protocol"], "protocol"),
-        domain=check_text(settings.get("domain", _DEFAULT_DOMAIN), "domain"),
-        novelty_detector_version=check_text(
-            settings["novelty_detector_version"], "novelty_detector_version"
-        ),
-        hints=check_texts(settings.get("hints", []), "hints"),
-        detection_threshold=check_threshold(settings["detection_threshold"]),
+        domain=settings.get("domain", _DEFAULT_DOMAIN),
+        hints=settings.get("hints", []),
+        **named,
     )
     return json_response({"session_id": session})
 
 
-def latest(harness: Harness, sent: Sent) -> Response:
-    """GET /session/latest."""
-    [session] = sent.need("session_id")
-    return json_response({"finished_tests": harness.resume_session(session_id=session)})
+def _by_query(answered: Callable[[Any], Response], command: Any, *names: str) -> Handler:
+    """A call whose command is made of the query."""
+
+    def handler(harness: Harness, sent: Sent) -> Response:
+        session, *values = sent.need("session_id", *names)
+        return answered(harness.run(session, command(*values)))
+
+    return handler
 
 
-def metadata(harness: Harness, sent: Sent) -> Response:
-    """GET /test/metadata."""
-    session, test = sent.need("session_id", "test_id")
-    return json_response(harness.get_test_metadata(session_id=session, test_id=test))
-
-
-def dataset(harness: Harness, sent: Sent) -> Response:
-    """GET /session/dataset."""
-    session, test, number = sent.need("session_id", "test_id", "round_id")
-    body = harness.dataset_request(test_id=test, round_id=number, session_id=session)
+def _dataset(body: bytes) -> Response:
     return Response(body, headers={"content-type": DATASET_TYPE})
+
+
+def _done(_: None) -> Response:
+    return _page("OK")
 
 
 def results(harness: Harness, sent: Sent) -> Response:
@@ -251,20 +221,15 @@ def results(harness: Harness, sent: Sent) -> Response:
     return _page("OK")
 
 
-def _post(harness: Harness, sent: Sent, about: dict[str, Any], types: list[str]) -> None:
-    given = needed(about, "session_id", "test_id", "round_id")
+def _post(harness: Harness, sent: Sent, about: dict[str, Any], types: Sequence[str]) -> None:
+    place = needed(about, "session_id", "test_id", "round_id")
     files = {}
     for kind in types:
         body = sent.find(f"{kind}_file")
         if body is None:
             raise refused("MissingParamsError", f"the request lacks the file {kind[:80]}_file")
         files[kind] = body if isinstance(body, bytes) else check_text(body, kind).encode()
-    harness.post_results(
-        result_files=files,
-        test_id=check_text(given["test_id"], "test_id"),
-        round_id=given["round_id"],
-        session_id=check_text(given["session_id"], "session_id"),
-    )
+    harness.post_results(result_files=files, **place)
 
 
 def feedback(harness: Harness, sent: Sent) -> Response:
@@ -301,7 +266,7 @@ def _feedback(
     harness: Harness,
     session: str,
     test: str,
-    kinds: list[str],
+    kinds: Sequence[str],
     asked: dict[str, Any],
     number: Any = None,
 ) -> Response:
@@ -341,29 +306,15 @@ def evaluations(harness: Harness, sent: Sent) -> Response:
     return json_response(metrics)
 
 
-def complete(harness: Harness, sent: Sent) -> Response:
-    """DELETE /test."""
-    session, test = sent.need("session_id", "test_id")
-    harness.complete_test(session_id=session, test_id=test)
-    return _page("OK")
-
-
-def terminate(harness: Harness, sent: Sent) -> Response:
-    """DELETE /session."""
-    [session] = sent.need("session_id")
-    harness.terminate_session(session_id=session)
-    return _page("OK")
-
-
 def status(harness: Harness, sent: Sent) -> Response:
     """GET /session/status."""
-    tests = sent.query.get("test_ids")
+    tests, of = sent.query.get("test_ids"), sent.query.get
     lines = harness.session_status(
-        after=sent.query.get("after"),
-        session_id=sent.query.get("session_id"),
+        after=of("after"),
+        session_id=of("session_id"),
         test_ids=tests.split("|") if tests else None,
-        detector=sent.query.get("detector"),
-        include_tests=_is_true(sent.query.get("include_tests", "")),
+        detector=of("detector"),
+        include_tests=_is_true(of("include_tests", "")),
     )
     return _page(lines)
 
@@ -382,15 +333,14 @@ def _is_true(value: str) -> bool:
     return value.lower() not in ("", "0", "false")
 
 
-Handler = Callable[[Harness, Sent], Response]
 ROUTES: tuple[tuple[str, str, Handler], ...] = (
-    ("GET", "/test/ids", test_ids),
-    ("GET", "/test/metadata", metadata),
-    ("DELETE", "/test", complete),
+    ("GET", "/test/ids", list_tests),
+    ("GET", "/test/metadata", _by_query(json_response, commands.Metadata, "test_id")),
+    ("DELETE", "/test", _by_query(_done, commands.CompleteTest, "test_id")),
     ("POST", "/session", open_session),
-    ("DELETE", "/session", terminate),
-    ("GET", "/session/latest", latest),
-    ("GET", "/session/dataset", dataset),
+    ("DELETE", "/session", _by_query(_done, commands.Terminate)),
+    ("GET", "/session/latest", _by_query(json_response, commands.Latest)),
+    ("GET", "/session/dataset", _by_query(_dataset, commands.Dataset, "test_id", "round_id")),
     ("POST", "/session/results", results),
     ("GET", "/session/feedback", feedback),
     ("POST", "/session/resultsfeedback", results_feedback),
