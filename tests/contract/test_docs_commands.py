@@ -367,6 +367,12 @@ def test_a_measured_table_has_its_build_or_says_that_it_was_not_kept(page: str, 
     assert "novelty build" in beside or "was the command" in beside
 
 
+@pytest.mark.parametrize("page", ["semantic", "threedos", "novelcraft", "kowl"])
+def test_a_benchmark_lists_what_still_differs(page: str) -> None:
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    assert re.search(r"^#+ What still differs", text, re.MULTILINE)
+
+
 ROWS = re.findall(
     r"^\| `novelty (.*?)` \|", (ROOT / "docs" / "commands.md").read_text(), re.MULTILINE
 )
