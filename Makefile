@@ -83,6 +83,7 @@ build() { \
     threedos) sets="modelnet40 scanobjectnn shapenet";; \
     semantic) sets="cifar10 stl10 imagenet";; \
   esac; \
+  if test -z "$$given"; then options=(); fi; \
   for set in $$sets; do \
     for found in "$$given/$$set" "$$given/$$set".{zip,tar,tar.gz,tgz}; do \
       if test -e "$$found"; then options+=(--source "$$set=$$found"); fi; \
@@ -130,7 +131,7 @@ condda: setup ## run the agents over CONDDA/OND tests: make condda SOURCE=tests_
 	@$(BUILD); build $@ "$(SOURCE)" $(ARGS)
 
 serve: setup ## serve CONDDA/OND tests on loopback: make serve SOURCE=tests_dir
-	$(BIN)/novelty condda serve --tests "$(SOURCE)" $(ARGS)
+	$(BIN)/novelty condda serve $(if $(SOURCE),--tests "$(SOURCE)") $(ARGS)
 
 server: setup ## scheduled builds: start the Prefect server and worker of service.yaml
 	$(BIN)/novelty service start

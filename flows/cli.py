@@ -842,7 +842,7 @@ def _leaderboard(parsed: argparse.Namespace) -> None:
 
     lake = lake_root(parsed.lake)
     require_lake(lake)
-    boards = find_boards(
+    boards, absent = find_boards(
         lake,
         benchmark=parsed.benchmark,
         protocols=parsed.protocol or (),
@@ -851,7 +851,7 @@ def _leaderboard(parsed: argparse.Namespace) -> None:
         split=parsed.split,
         by_protocol=parsed.by_protocol,
     )
-    show_boards(boards, parsed.format)
+    show_boards(boards, absent, parsed.format)
 
 
 def _plugins(parsed: argparse.Namespace) -> None:

@@ -4,11 +4,12 @@ import importlib
 import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from schemas.config import Settings
 from schemas.errors import ConfigError, LakeError, SourceError
 from schemas.similar import did_you_mean
-from schemas.tables import RUNS
+from schemas.tables import PHASES, RUNS
 from storage.leaderboard import CONVENTION
 from storage.snapshots import benchmarks_in, current_snapshot
 from tasks import models
@@ -51,7 +52,7 @@ def import_file(lake: Path, request: Import) -> str:
                     "--seed"
                 )
         (piece,) = build.run(import_outputs, [shard], Settings())
-        run = passed_import(shard, piece)
+        run = passed_import(shard, piece, phase_of(request.benchmark))
         scores = import_scores(build)
         if not plan_scores([run], scores):
             raise SourceError(
@@ -72,9 +73,20 @@ def _check_name(name: str) -> None:
 
 def conventions_of(benchmark: str, protocol: str) -> Sequence[str]:
     """The conventions of the benchmark's flow (`CONVENTIONS`), or the default one."""
-    name = f"flows.{benchmark}"
-    has_flow = importlib.util.find_spec(name) is not None
-    declared = getattr(importlib.import_module(name), "CONVENTIONS", None) if has_flow else None
+    declared = _declared(benchmark, "CONVENTIONS")
     if isinstance(declared, Mapping):
         declared = declared.get(protocol)
     return tuple(declared or (CONVENTION,))
+
+
+def phase_of(benchmark: str) -> str:
+    """The phase that scores of the benchmark's flow are of (`PHASE`), or none."""
+    return str(_declared(benchmark, "PHASE") or PHASES[0])
+
+
+def _declared(benchmark: str, name: str) -> Any:
+    """What the benchmark's flow declares by this name, if there is such a flow and it does."""
+    flow = f"flows.{benchmark}"
+    if importlib.util.find_spec(flow) is None:
+        return None
+    return getattr(importlib.import_module(flow), name, None)

@@ -47,7 +47,7 @@ from tasks.kowl.evaluation import (
     predictor_facts,
     protocol_inputs,
 )
-from tasks.kowl.evaluator import OWN, P_UNKNOWN
+from tasks.kowl.evaluator import OWN, P_UNKNOWN, PRE
 from tasks.kowl.features import (
     backbone_facts,
     extract_features,
@@ -67,6 +67,8 @@ from tasks.models.base import NOVELTY_ONLY
 from tasks.predictors import resolved_predictors
 
 CONVENTIONS = ("openood",)
+PHASE = PRE
+"""Of scores and their metrics: a clip is scored before its increment's labels are given."""
 
 
 @benchmark_flow
@@ -190,7 +192,7 @@ def evaluate(
         outputs, splits = protocol_inputs(run.outputs, build.table("splits"), protocol)
         if outputs:
             samples = build.table("samples")
-            frozen.append(frozen_run(run.facts, protocol, keys, outputs, splits, samples))
+            frozen.append(frozen_run(run.facts, protocol, keys, outputs, splits, samples, PHASE))
     build.run(record_run, plan_records([*served, *frozen]), Settings())
     if not frozen:
         if predictors:

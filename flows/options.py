@@ -69,7 +69,10 @@ def split_settings(
         names = [path[1], *(name.replace("-", "_") for name in path[2:])]
         for name in names[:-1]:
             tree = tree.setdefault(name, {})
-        tree[names[-1].replace("-", "_") if _is_free(kind) else names[-1]] = value
+        last = names[-1].replace("-", "_")
+        if last in tree:
+            raise ConfigError(f"{option} is given twice; it takes one value")
+        tree[last] = value
     return rest, trees
 
 

@@ -21,6 +21,7 @@ class Parser(argparse.ArgumentParser):
     ) -> None:
         super().__init__(*args, **options)
         self.groups = groups or {}
+        self.taken: set[str] = set()
 
     def error(self, message: str) -> NoReturn:
         print(f"{self.prog.split()[0]}: {message}; see `{self.prog} --help`", file=sys.stderr)
@@ -29,6 +30,7 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(
         self, args: Iterable[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
+        self.taken.clear()
         parsed, left = super().parse_known_args(args, namespace)
         if left:
             options = [option for action in self._actions for option in action.option_strings]
@@ -36,6 +38,15 @@ class Parser(argparse.ArgumentParser):
             known = options if word.startswith("-") else []
             self.error(f"{word} is not known here{did_you_mean(word, known)}")
         return parsed, left
+
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        """Called once for each time that an option stands there; argparse would take the last."""
+        if action.option_strings and isinstance(action, SINGLE):
+            if action.dest in self.taken:
+                name = " or ".join(action.option_strings)
+                raise argparse.ArgumentError(None, f"{name} is given twice; it takes one value")
+            self.taken.add(action.dest)
+        return super()._get_values(action, arg_strings)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is None or value in action.choices:
@@ -69,5 +80,7 @@ class Parser(argparse.ArgumentParser):
         return "\n".join([*lines, "", footer, ""])
 
 
+SINGLE = (argparse._StoreAction, argparse.BooleanOptionalAction)
+"""The actions of options with one value: `--x VALUE`, and `--x` or `--no-x`."""
 Commands = argparse._SubParsersAction
 """The action that argparse makes of a parser's commands; it has no public name."""

@@ -169,9 +169,12 @@ def _mended(lake: Path, benchmark: str) -> Base:
 
 
 def read_snapshot(folder: Path) -> Snapshot:
+    """One that is absent or damaged is a LakeError. What the disk does not give now may be whole,
+    so that is not: `gc` removes what no whole snapshot names.
+    """
     try:
         data = (folder / SNAPSHOT).read_bytes()
-    except OSError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise LakeError(f"no snapshot in {folder}: {error.strerror}; {CURE}") from error
     return _parsed(data, folder)
 

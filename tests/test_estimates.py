@@ -364,6 +364,13 @@ def test_make_all_succeeds_when_all_named_do(make):
     assert (code, calls) == (0, ["build semantic --source cifar10=data"])
 
 
+def test_make_without_a_source_leaves_it_to_the_options(make):
+    assert make("novelcraft", "ARGS=--source x")[1] == ["build novelcraft --source x"]
+    assert make("kowl", "ARGS=--lists x")[1][-1] == "build kowl --lists x"
+    assert make("serve", "ARGS=--tests x")[1][-1] == "condda serve --tests x"
+    assert make("serve", "SOURCE=a b")[1][-1] == "condda serve --tests a b"
+
+
 def test_make_all_takes_one_folder_of_all_benchmarks(make, tmp_path):
     """As `novelty sample` writes it; what is named for itself wins."""
     root = tmp_path / "my data"

@@ -166,8 +166,8 @@ def _of_protocol(parts: Sequence[Part], protocol: str) -> tuple[Part, ...]:
     )
 
 
-def passed_import(shard: Shard, piece: Piece) -> PassedRun:
-    """What the scores of an imported run are planned from."""
+def passed_import(shard: Shard, piece: Piece, phase: str) -> PassedRun:
+    """What the scores of an imported run are planned from; `phase` is that of the benchmark."""
     assert shard.run is not None
     facts = RunFacts.model_validate(shard.about)
     outputs = piece.part(OUTPUTS.name)
@@ -183,6 +183,7 @@ def passed_import(shard: Shard, piece: Piece) -> PassedRun:
         tuple(part for part in shard.parts if part.table == SPLITS.name),
         tuple(samples) if sequences.drop_nulls().n_unique() > 1 else (),
         piece.file(HEAD) if len(shard.files) > 1 else None,
+        phase,
         reference=bool(outputs.read(["sample_id"])["sample_id"].is_in(train).any()),
     )
 

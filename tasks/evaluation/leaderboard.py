@@ -12,7 +12,7 @@ import duckdb
 import polars as pl
 
 from schemas.tables import SHARED
-from storage.leaderboard import ALL_PROTOCOLS, CONVENTION, SOURCES, leaderboard_sql
+from storage.leaderboard import ALL_PROTOCOLS, CONVENTION, RANKED, SOURCES, leaderboard_sql
 
 OPTIMISTIC = (
     "The best of several detectors is chosen after looking at the same samples, so its number is "
@@ -21,6 +21,8 @@ OPTIMISTIC = (
 NOT_ABOVE, NOT_BELOW = "not above chance", "not below chance"
 WIDE, NO_INTERVAL = "wide interval", "no interval"
 MOST_NAMED = 4
+NOVELTY = tuple(name for name in RANKED if name != "acc")
+"""Metrics that exist only where there are novel samples."""
 
 
 def ranking(tables: Mapping[str, pl.DataFrame], protocols: Sequence[str] = ()) -> pl.DataFrame:
@@ -105,6 +107,35 @@ def boards(
             parts = [(tuple(shared), overall)]
         results += [Board(str(benchmark), protocols, len(names), part) for protocols, part in parts]
     return results
+
+
+def unranked(
+    tables: Mapping[str, pl.DataFrame],
+    leaderboards: Sequence[Board],
+    metric: str = "auroc",
+    split: str = "test",
+    protocols: Sequence[str] = (),
+) -> list[str]:
+    """A sentence for each benchmark with runs (of these protocols) that is on no board, and why."""
+    runs = tables["runs"].drop_nulls("protocol")
+    if protocols:
+        runs = runs.filter(pl.col("protocol").is_in(list(protocols)))
+    names = set(runs["benchmark"]) - {board.benchmark for board in leaderboards}
+    told = pl.col("metric").is_in(NOVELTY) & pl.col("value").is_not_null()
+    numbers = tables["metrics"].filter(told)
+    sentences = []
+    for name in sorted(names):
+        splits = set(numbers.filter(benchmark=name)["split"])
+        others = " and ".join(sorted(splits))
+        if split in splits:
+            sentences.append(f"{name}: no {metric} by this convention on {split}")
+        elif others:
+            sentences.append(
+                f"{name}: no metric on novel {split} samples, only on those of {others}"
+            )
+        else:
+            sentences.append(f"{name}: no metric on novel {split} samples, nor on any other split")
+    return sentences
 
 
 def note() -> pl.Expr:

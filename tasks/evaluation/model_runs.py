@@ -42,6 +42,7 @@ from tasks.evaluation.stages import (
     EVALUATED,
     HEAD,
     PassedRun,
+    numbered_labels,
     prediction_rows,
     record_failures,
 )
@@ -386,6 +387,7 @@ def make_runs(
     `parts_of` are the parts that a run's samples are loaded from, `splits` among them. A run that
     fails is recorded with its reason and stops no other.
     """
+    _check_classes(planned, parts_of)
     how = DeviceSettings.of(config)
     fitted: dict[str, Piece] = {}
     passed: dict[str, list[tuple[Shard, Piece]]] = {}
@@ -417,6 +419,23 @@ def make_runs(
         for view in views
         if (shown := _shown(passed.get(run.mark.run_id, ()), view))
     ]
+
+
+def _check_classes(
+    planned: Sequence[PlannedRun], parts_of: Callable[[PlannedRun], tuple[Part, ...]]
+) -> None:
+    """Refuse weights of other classes than a protocol's before anything is trained."""
+    columns = ["protocol", "split", "class", "label"]
+    checked = set()
+    for run in planned:
+        kind, protocol = run.run.kind, str(run.facts.protocol)
+        what = kind.name, protocol, *run.facts.weights.values()
+        if not kind.needs_weights or what in checked:
+            continue
+        splits = [part.read(columns) for part in parts_of(run) if part.table == "splits"]
+        rows = pl.concat(splits).filter(protocol=protocol)
+        kind.check_classes(run.run.settings, len(numbered_labels(rows)[1]), f"protocol {protocol}")
+        checked.add(what)
 
 
 def _shown(passed: Sequence[tuple[Shard, Piece]], view: View) -> list[tuple[Shard, Piece]]:

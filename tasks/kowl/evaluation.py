@@ -14,6 +14,7 @@ import io
 import logging
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -48,7 +49,6 @@ from tasks.kowl.accuracy import GROUP, MEASURED, accuracy_intervals, judged
 from tasks.kowl.ava import ava_groups, groups_of_clips, read_ava_rows, read_ava_vocabulary
 from tasks.kowl.evaluator import (
     ALL,
-    PRE,
     TRAIN,
     VERSION,
     EvaluationSettings,
@@ -141,8 +141,9 @@ def frozen_run(
     outputs: tuple[Part, ...],
     splits: tuple[Part, ...],
     samples: tuple[Part, ...],
+    phase: str,
 ) -> PassedRun:
-    """The backbone on one protocol: what scores are made of."""
+    """The backbone on one protocol: what scores are made of; `phase` is that of its scores."""
     facts = backbone.model_copy(
         update={
             "protocol": protocol,
@@ -151,7 +152,7 @@ def frozen_run(
         }
     )
     mark = run_mark(facts, keys["data_key"])
-    return PassedRun(facts, mark, outputs, splits, samples, phase=PRE, foreign_logits=True)
+    return PassedRun(facts, mark, outputs, splits, samples, phase=phase, foreign_logits=True)
 
 
 def predictor_facts(
@@ -216,8 +217,12 @@ def plan_runs(
 def led_runs(facts: Sequence[RunFacts], frozen: PassedRun) -> list[PassedRun]:
     """The runs of predictors as the shared stage of metrics takes them."""
     return [
-        PassedRun(
-            one, run_mark(one, frozen.mark.data_key), (), frozen.splits, frozen.samples, phase=PRE
+        replace(
+            frozen,
+            facts=one,
+            mark=run_mark(one, frozen.mark.data_key),
+            outputs=(),
+            foreign_logits=False,
         )
         for one in facts
     ]

@@ -198,6 +198,13 @@ class Model(Plugin, ABC):
         return {} if path is None else {"weights": path}
 
     @classmethod
+    def check_classes(cls, settings: Any, classes: int, protocol: str) -> None:
+        """Refuse a file of weights that is for another number of known classes.
+
+        It is asked before anything is trained; a model that learns its last layer takes any number.
+        """
+
+    @classmethod
     def origin_of(cls, settings: Any) -> Origin:
         """Where the weights of a run with these settings come from."""
         return cls.origin

@@ -54,19 +54,29 @@ class Pretrained(Model):
     network: Any
     """A PictureNetwork with its last layer."""
 
-    def _fit(self, train: Samples, valid: Samples | None, fitting: Fitting) -> pl.DataFrame:
+    @classmethod
+    def check_classes(cls, settings: Any, classes: int, protocol: str) -> None:
+        cls._read(settings, classes, protocol)
+
+    @classmethod
+    def _read(cls, settings: Any, classes: int, protocol: str) -> tuple[Any, dict[str, Any]]:
+        """The network of the file and its record; one of other classes is refused."""
         from tasks.features.backbones import read_network
 
-        path = self.settings.weights
+        path = settings.weights
         if path is None:
-            raise ConfigError(f"model {self.name} needs its weights: name their file")
-        network, self.record = read_network(path)
-        classes = 0 if network.last is None else network.last.out_features
-        if classes != self.classes:
+            raise ConfigError(f"model {cls.name} needs its weights: name their file")
+        network, record = read_network(path)
+        in_file = 0 if network.last is None else network.last.out_features
+        if in_file != classes:
             raise ConfigError(
-                f"model {self.name}: weights file {path} is for {classes} classes, the protocol "
-                f"has {self.classes} known ones; name a file or protocols with the same classes"
+                f"model {cls.name}: weights file {path} is for {in_file} classes, {protocol} "
+                f"has {classes} known ones; name a file or protocols with the same classes"
             )
+        return network, record
+
+    def _fit(self, train: Samples, valid: Samples | None, fitting: Fitting) -> pl.DataFrame:
+        network, self.record = self._read(self.settings, self.classes, "the protocol")
         self.network = network.to(self.device)
         return pl.DataFrame()
 

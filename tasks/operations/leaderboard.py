@@ -10,7 +10,7 @@ from schemas.errors import ConfigError, LakeError
 from schemas.similar import did_you_mean
 from schemas.tables import SHARED
 from storage.leaderboard import ALL_PROTOCOLS, CONVENTION, RANKED, SOURCES
-from tasks.evaluation.leaderboard import OPTIMISTIC, Board, boards, note, ranking
+from tasks.evaluation.leaderboard import OPTIMISTIC, Board, boards, note, ranking, unranked
 from tasks.operations.runs import read_shared
 from tasks.operations.summary import show_frame
 
@@ -26,8 +26,11 @@ def find_boards(
     convention: str = CONVENTION,
     split: str = "test",
     by_protocol: bool = False,
-) -> list[Board]:
-    """The boards of a lake; whatever is not in it is refused with what there is."""
+) -> tuple[list[Board], list[str]]:
+    """The boards of a lake, and a sentence for each benchmark that is on none.
+
+    Whatever is not in the lake is refused with what there is.
+    """
     tables = {name: read_shared(lake, name, SHARED[name].version) for name in SOURCES}
     tables = {name: rows for name, rows in tables.items() if not rows.is_empty()}
     if "metrics" not in tables or "runs" not in tables:
@@ -41,9 +44,13 @@ def find_boards(
     leaderboards = boards(
         ranking(tables, protocols), metric, convention, split, by_protocol=by_protocol
     )
+    absent = unranked(tables, leaderboards, metric, split, protocols)
     if not leaderboards:
-        raise LakeError(f"no detector has {metric} by {convention} on the split {split} in {lake}")
-    return leaderboards
+        raise LakeError(
+            f"no detector has {metric} by {convention} on the split {split} in {lake} "
+            f"({'; '.join(absent)})"
+        )
+    return leaderboards, absent
 
 
 def _check(what: str, values: Sequence[str], column: pl.Series) -> None:
@@ -54,8 +61,11 @@ def _check(what: str, values: Sequence[str], column: pl.Series) -> None:
             raise ConfigError(f"no {what} {name!r}; there are: {listed}{did_you_mean(name, names)}")
 
 
-def show_boards(leaderboards: Sequence[Board], form: str) -> None:
-    """Print them: for people with what the means are over, else one row per detector and board."""
+def show_boards(leaderboards: Sequence[Board], absent: Sequence[str], form: str) -> None:
+    """Print them: for people with what the means are over, else one row per detector and board.
+
+    People read below them which benchmarks are on no board.
+    """
     if form in ("csv", "json"):
         rows = pl.concat(board.rows for board in leaderboards)
         if form == "json":
@@ -79,13 +89,16 @@ def show_boards(leaderboards: Sequence[Board], form: str) -> None:
     if apart:
         names = ", ".join(sorted(apart))
         print(f"\n{names}: each protocol is ranked by itself; --protocol takes means over some")
+    for sentence in absent:
+        print(f"\n{sentence}")
     print(f"\n{OPTIMISTIC}")
 
 
 def show_best(lake: Path) -> None:
     """For each board the detector that finds novelty best, how sure that is, and who fails."""
     print("\nWhat finds novelty best (AUROC on test: 1 finds all of it, 0.5 is chance):")
-    for board in find_boards(lake):
+    leaderboards, absent = find_boards(lake)
+    for board in leaderboards:
         best = board.rows.row(0, named=True)
         place = ", ".join(board.protocols[:2]) + (", …" if len(board.protocols) > 2 else "")
         value = f"{best['mean']:.3f}"
@@ -96,6 +109,8 @@ def show_best(lake: Path) -> None:
         print(f"    {value} ({sure} by {best['samples']} samples), best of {board.rows.height}")
         if board.doubtful:
             print(f"    {board.doubtful}")
+    for sentence in absent:
+        print(f"\n  {sentence}")
     print(f"\n  {OPTIMISTIC}")
 
 

@@ -9,7 +9,7 @@ import polars as pl
 from schemas.errors import LakeError
 from storage.leaderboard import SOURCES
 from storage.tables import current_versions
-from tasks.evaluation.leaderboard import OPTIMISTIC, Board, boards, note, ranking
+from tasks.evaluation.leaderboard import OPTIMISTIC, Board, boards, note, ranking, unranked
 from tasks.report.blocks import Html, number_text, paragraph, table, text
 from tasks.report.built import tiles
 from tasks.report.leaderboard import CHOSEN, best, results
@@ -71,7 +71,9 @@ def _ranks(read: Tables, title: str) -> list[Html]:
         return []
     if "runs" not in tables or "run_id" not in tables.get("metrics", pl.DataFrame()).columns:
         return []
-    return [_ranked(board, title) for board in boards(ranking(tables))[:MOST_PROTOCOLS]]
+    leaderboards = boards(ranking(tables))
+    ranks = [_ranked(board, title) for board in leaderboards[:MOST_PROTOCOLS]]
+    return ranks + [paragraph(f"{one}.") for one in unranked(tables, leaderboards)]
 
 
 def _ranked(board: Board, title: str) -> Html:

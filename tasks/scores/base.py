@@ -74,6 +74,11 @@ class Outputs:
             len(array) for array in (self.logits, self.features, self.novelty) if array is not None
         )
 
+    def largest(self) -> float:
+        """The largest number of all, by size."""
+        arrays = (self.logits, self.features, self.novelty)
+        return max(float(np.abs(a).max()) for a in arrays if a is not None and a.size)
+
 
 @dataclass(frozen=True, eq=False)
 class BatchNorm:
@@ -300,12 +305,20 @@ class Score(Plugin, ABC):
                 f"({len(outputs)},)"
             )
         bad = np.flatnonzero(~np.isfinite(scores))
-        if bad.size:
+        if not bad.size:
+            return scores
+        if outputs.novelty is not None and not np.isfinite(outputs.novelty[bad]).all():
+            row = int(np.flatnonzero(~np.isfinite(outputs.novelty))[0])
             raise NoveltyError(
-                f"score {self.name}: {bad.size} values are not finite, first row {bad[0]}; the "
-                "outputs are too large, train the network again with a lower rate"
+                f"novelty of row {row} is {outputs.novelty[row]}; the network diverged, train it "
+                "again with a lower rate"
             )
-        return scores
+        names = {"nan": "NaN", "inf": "infinity", "-inf": "-infinity"}
+        raise NoveltyError(
+            f"score {self.name} gave {names[str(scores[bad[0]])]} for {bad.size} of {len(scores)} "
+            f"samples whose outputs are finite, first row {bad[0]}; mend the score, or look at "
+            f"these outputs: the largest is {outputs.largest():.3g}"
+        )
 
     def predicted(self, outputs: Outputs) -> np.ndarray:
         """The known class of each sample, int64: the largest logit unless the score says else."""

@@ -352,6 +352,27 @@ def test_command(command: Command, here: Place, monkeypatch, request) -> None:
         pytest.fail(f"{command.place}: no rule of this test runs `{command.text}`")
 
 
+@pytest.mark.parametrize(
+    ("page", "table"),
+    [
+        ("semantic", "| airplane | 11.81"),
+        ("semantic", "| energy | 18.2"),
+        ("threedos", "| `view_backbone` | `fdbd`, chosen"),
+        ("kowl", "| `frame_backbone`, `paper` |"),
+    ],
+)
+def test_a_measured_table_has_its_build_or_says_that_it_was_not_kept(page: str, table: str) -> None:
+    before, after = (ROOT / "docs" / f"{page}.md").read_text().split(table)
+    beside = before[-500:] + after[:1800].partition("\n#")[0]
+    assert "novelty build" in beside or "was the command" in beside
+
+
+@pytest.mark.parametrize("page", ["semantic", "threedos", "novelcraft", "kowl"])
+def test_a_benchmark_lists_what_still_differs(page: str) -> None:
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    assert re.search(r"^#+ What still differs", text, re.MULTILINE)
+
+
 ROWS = re.findall(
     r"^\| `novelty (.*?)` \|", (ROOT / "docs" / "commands.md").read_text(), re.MULTILINE
 )

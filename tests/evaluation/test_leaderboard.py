@@ -1,6 +1,7 @@
 """The ranking of detectors: properties of drawn numbers; the view, command and page of a lake."""
 
 import json
+import shutil
 import statistics
 from collections import defaultdict
 from pathlib import Path
@@ -343,6 +344,36 @@ def test_the_command_prints_tables_csv_json_and_markdown(lake: Path, capsys) -> 
 def test_a_wrong_choice_is_one_sentence(lake: Path, capsys, words: list[str], said: str) -> None:
     assert main(["leaderboard", "--lake", str(lake), *words]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_benchmark_that_is_on_no_board_is_named_below_it(lake: Path, tmp_path, capsys) -> None:
+    """Test has known samples alone, so accuracy is all that there is; validation has novel ones."""
+    folder = shutil.copytree(lake, tmp_path / "lake", symlinks=True)
+    rows = [
+        number("blind", "all_known", 0, 0.9, metric="acc"),
+        number("blind", "all_known", 0, None),
+        number("blind", "all_known", 0, 0.7, split="valid"),
+    ]
+    for name, frame in tables_of(rows).items():
+        put_table(folder, "known_only", name, frame.drop("benchmark"))
+    said = "known_only: no metric on novel test samples, only on those of valid"
+    words = ["leaderboard", "--lake", str(folder)]
+
+    def ask(*more: str) -> str:
+        main([*words, *more])
+        captured = capsys.readouterr()
+        return captured.out + captured.err
+
+    assert f"\n{said}\n" in ask() and "known_only" not in ask("--format", "csv")
+    assert "known_only" not in ask("--protocol", "p") and "known_only: no" not in ask(
+        "--metric", "acc"
+    )
+    assert "toy: no metric on novel valid samples, only on those of test" in ask("--split", "valid")
+    assert "toy: no acc by this convention on test" in ask("--metric", "acc")
+    assert f"({said})" in ask("--benchmark", "known_only")
+    show_best(folder)
+    assert said in capsys.readouterr().out
+    assert f"{said}." in parsed(write_report(folder, "known_only").with_stem("index")).prose
 
 
 def test_the_index_page_shows_the_board(lake: Path) -> None:

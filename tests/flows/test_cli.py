@@ -1,5 +1,6 @@
 """The command line: help is quick and complete, a mistake is one sentence and exit code 2."""
 
+import argparse
 import errno
 import shlex
 import shutil
@@ -9,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.cli import GROUPS, _parser, main
+from flows.cli import GROUPS, _parser, benchmarks, build_parser, main
+from flows.cli import tests_parser as parser_of_tests
 from schemas.errors import ConfigError, RecordError
 from tests.toy import build_toy, write_raw
 
@@ -115,6 +117,16 @@ def test_unreadable_config_and_unknown_key(tmp_path, capsys):
         (["service", "strat"], "unknown action 'strat'; did you mean start?"),
         (["completion", "powershell"], "there are: bash, zsh, fish"),
         (["diff"], "the following arguments are required: before"),
+        (
+            ["leaderboard", "--metric", "auroc", "--metric", "fpr95"],
+            "novelty: --metric is given twice; it takes one value; see `novelty leaderboard",
+        ),
+        (["leaderboard", "--benchmark", "a", "--benchmark=b"], "--benchmark is given twice; it"),
+        (["import", "outputs", "f", "--seed", "1", "--seed", "1"], "--seed is given twice; it"),
+        (["build", "novelcraft", "--splits.seed", "1", "--splits.seed", "2"], "--splits.seed is"),
+        (["publish", "a", "b", "--licence", "c", "--license", "d"], "--licence or --license is"),
+        (["novelcraft", "render", "a", "--out", "b", "--ou", "c"], "--out is given twice; it"),
+        (["condda", "make-tests", "kowl", "--out", "b", "--out", "c"], "--out is given twice; it"),
     ],
 )
 def test_a_wrong_word_is_one_line_with_the_one_meant(capsys, words, said):
@@ -123,6 +135,28 @@ def test_a_wrong_word_is_one_line_with_the_one_meant(capsys, words, said):
     assert ended.value.code == 2
     printed = capsys.readouterr().err
     assert said in printed and printed.startswith("novelty: ") and printed.count("\n") == 1
+
+
+def test_every_option_of_one_value_is_refused_twice(capsys):
+    """Of every command and every build; `--x` with `--no-x` is twice as well."""
+    parsers = [_parser(), parser_of_tests(), *(build_parser(name)[0] for name in benchmarks())]
+    kinds = set()
+    while parsers:
+        parser = parsers.pop()
+        parsers += parser.commands().values()
+        for action in parser._actions:
+            names = action.option_strings
+            switch = isinstance(action, argparse.BooleanOptionalAction)
+            gathers = isinstance(action, argparse._AppendAction)
+            if not names or gathers or (action.nargs == 0 and not switch):
+                continue
+            value = [] if switch else [str(next(iter(action.choices or "1")))]
+            with pytest.raises(SystemExit):
+                parser.parse_args([names[0], *value, names[-1], *value])
+            said = f"{' or '.join(names)} is given twice; it takes one value"
+            assert said in capsys.readouterr().err, parser.prog
+            kinds.add(switch)
+    assert kinds == {True, False}
 
 
 @pytest.mark.parametrize(

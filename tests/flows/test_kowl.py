@@ -8,6 +8,7 @@ from datetime import date
 import polars as pl
 import pytest
 
+from flows.importing import import_file
 from schemas.config import Settings, make_config
 from schemas.errors import ConfigError, SourceError
 from schemas.kowl import (
@@ -20,6 +21,7 @@ from schemas.kowl import (
 from storage.raw import open_raw
 from storage.tables import current_version
 from tasks.engine.stage import Build
+from tasks.evaluation.imports import Import
 from tasks.kowl.build import (
     cut_increments,
     define_protocol,
@@ -336,6 +338,30 @@ def test_every_predictor_and_score_runs_on_every_model(tmp_path):
     assert both.join(outputs, on=["run_id", "sample_id", "view"], how="semi").equals(outputs)
     assert both["run_id"].n_unique() == 3 and led["config_id"].n_unique() == 3
     assert sorted(led["network"]) == ["frame_backbone", "x3d", "x3d spread"]
+
+
+def test_an_imported_run_is_of_the_phase_of_those_built_here(evaluated, tmp_path):
+    """A query on `phase = 'before'` has its scores and metrics too, with the same numbers."""
+    shutil.copytree(evaluated[0] / "lake", tmp_path / "lake", symlinks=True)
+    lake = tmp_path / "lake"
+    runs = table(lake, "runs").drop_nulls("protocol").filter(model="frame_backbone")
+    run, protocol = runs["run_id"].item(), runs["protocol"].item()
+    outputs = shown(lake).select("sample_id", "features").unique("sample_id")
+    outputs.write_parquet(tmp_path / "mine.parquet")
+    file = tmp_path / "mine.parquet"
+    imported = import_file(lake, Import("outputs", file, "kowl", protocol, "mine"))
+    for name in ("scores", "metrics", "curves"):
+        before = table(lake, name).filter(phase="before")
+        ours, theirs = (before.filter(run_id=one) for one in (run, imported))
+        assert theirs.height and set(theirs["score"]) == set(ours["score"]), name
+        assert table(lake, name).filter(run_id=imported).height == theirs.height
+    columns = ["score_id", "split", "step", "subset", "convention", "metric", "value"]
+    metrics = table(lake, "metrics").filter(phase="before").sort(columns[:-1])
+    assert (
+        metrics.filter(run_id=imported)
+        .select(columns)
+        .equals(metrics.filter(run_id=run).select(columns))
+    )
 
 
 def test_protocol_tests_are_made_of_the_lake(evaluated, tmp_path):

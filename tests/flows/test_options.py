@@ -54,6 +54,11 @@ def test_a_file_says_the_same(tmp_path: Path) -> None:
         (("--models.a.epochs", "4"), "--models.a: a is not among the models; name it with"),
         (("--models", "a", "--models.a", "4"), "--models.a: expected --models.a.SETTING VALUE"),
         (("--models", "a", "--models.a.epochs"), "--models.a.epochs: expected a value after it"),
+        (("--train.epochs", "4", "--train.epochs=5"), "--train.epochs is given twice; it takes"),
+        (
+            ("--models", "a", "--models.a.rate-x", "4", "--models.a.rate_x", "5"),
+            "--models.a.rate_x is given twice; it takes one value",
+        ),
         (("--train.epochs", "--source", "y"), "--train.epochs: expected a value after it"),
     ],
 )

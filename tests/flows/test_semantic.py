@@ -8,13 +8,16 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from safetensors.torch import save_file
 from sklearn.metrics import average_precision_score
 
+from flows.cli import main
 from schemas.errors import ConfigError, LakeError, RunsFailed, SourceError
 from schemas.semantic import Config, PictureSettings
 from storage.tables import current_version
 from tasks import scores
 from tasks.sample.semantic import write_semantic
+from tests.features.test_resnet import cifar_shape, random_state
 
 SIZES = {"cifar_train": 10, "cifar_test": 4, "stl_train": 4, "stl_test": 2, "imagenet_train": 5}
 # A network gives every score but a novelty of its own.
@@ -55,6 +58,25 @@ def made_of(capsys) -> dict[str, int]:
     for name, made in said:
         total[name] += int(made)
     return total
+
+
+def test_weights_of_other_classes_are_refused_before_anything_is_trained(tmp_path, capsys):
+    """The trials have nine known classes, the file is for ten; no run of the build begins."""
+    write_semantic(tmp_path / "raw", imagenet_val=3, **SIZES)
+    save_file(random_state(cifar_shape(20, width=4, classes=10)), tmp_path / "ten.safetensors")
+    words = [
+        *("build", "semantic", "--source", f"cifar10={tmp_path}/raw/cifar10"),
+        *("--models", "pixel_gaussian,pretrained", "--subsets", "cifar10"),
+        *("--models.pretrained.weights", f"{tmp_path}/ten.safetensors", "--lake", f"{tmp_path}/l"),
+    ]
+    assert main(words) == 2
+    printed = capsys.readouterr().err
+    assert "train_model" not in printed and "Traceback" not in printed
+    assert (
+        f"model pretrained: weights file {tmp_path}/ten.safetensors is for 10 classes, protocol "
+        "cifar10/airplane has 9 known ones; name a file or protocols with the same classes\n"
+    ) in printed
+    assert table(tmp_path / "l", "splits")["protocol"].n_unique() == 10, "tables are published"
 
 
 def test_samples_and_splits_of_every_member(built):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from flows.cli import main
-from schemas.errors import ConfigError
+from schemas.errors import ConfigError, NoveltyError
 from tasks.engine.plugins import Plugins
 from tasks.operations.plugin_list import KINDS, plugin_rows, setting_rows
 from tasks.scores.base import Outputs, Score
@@ -96,3 +96,18 @@ def test_a_score_that_gives_no_array_is_told_so(
     score = plugins.find("mine")()
     with pytest.raises(TypeError, match="score mine gave a list, expected an array of float64"):
         score.score(Outputs(novelty=np.zeros(2)))
+
+
+def test_numbers_that_are_not_finite_are_told_from_outputs_that_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A score's own mistake is not laid to the network."""
+    root = "__import__('numpy').sqrt(outputs.novelty)"
+    text = SOURCE.format(name="mine", version=1).replace("outputs.novelty.tolist()", root)
+    score = package(text, tmp_path, monkeypatch).find("mine")()
+    said = "^score mine gave NaN for 2 of 3 samples whose outputs are finite, first row 1; mend"
+    with np.errstate(invalid="ignore"), pytest.raises(NoveltyError, match=said):
+        score.score(Outputs(novelty=np.array([1.0, -1.0, -9.0])))
+    with pytest.raises(NoveltyError, match=r"^novelty of row 1 is nan; the network diverged"):
+        score.score(Outputs(novelty=np.array([1.0, np.nan])))
+    assert score.score(Outputs(novelty=np.array([4.0]))).tolist() == [2.0]
