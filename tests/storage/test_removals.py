@@ -1,5 +1,6 @@
 """Removals take whole things, can be undone and wait for builds; damage has a cure by command."""
 
+import errno
 import shutil
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from flows.cli import main
 from schemas.errors import LakeError
 from schemas.manifest import RunMark
 from storage.damage import drop, restorable, restore, verify_lake
-from storage.layout import MANIFEST, build_record_path, work_path
+from storage.layout import MANIFEST, SNAPSHOT, build_record_path, work_path
 from storage.pieces import write_piece
 from storage.tables import current_versions, last_versions
 from storage.tombstones import discard
@@ -205,6 +206,31 @@ def test_gc_keeps_what_a_lost_piece_may_need(tmp_path, built):
     discard(lake, find_garbage(lake))
     again = build_toy(lake, tmp_path / "raw")
     assert [piece.manifest.stage for piece in again.pieces if piece.made_now] == ["add_up"]
+
+
+def test_gc_removes_no_snapshot_that_the_disk_does_not_give_now(tmp_path, built, monkeypatch):
+    """A passing fault at any of its reads: it stops, and the snapshot is still the current one."""
+    lake, real, faults = built.lake, Path.read_bytes, 0
+    while True:
+        reads = 0
+
+        def read_bytes(path: Path, fault: int = faults) -> bytes:
+            nonlocal reads
+            if path.name == SNAPSHOT:
+                reads += 1
+                if reads == fault + 1:
+                    raise OSError(errno.EIO, "Input/output error", str(path))
+            return real(path)
+
+        monkeypatch.setattr(Path, "read_bytes", read_bytes)
+        try:
+            garbage = find_garbage(lake, -1, keep=1)
+        except OSError:
+            faults += 1
+            continue
+        assert garbage == []  # all reads went well
+        break
+    assert faults > 1
 
 
 def test_gc_takes_tombstones_after_the_grace_period(built):
