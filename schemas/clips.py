@@ -14,7 +14,7 @@ class FrameSampling(Settings):
     """Temporal crops of frames; the defaults are those of X3D-M in KOWL-718.
 
     `preprocessing` says where temporal crops begin and what of a picture is cut out; what else
-    goes with a name is in `named`, and stands unless it is set by itself.
+    goes with a name is in `by_preprocessing`, and stands unless it is set by itself.
     """
 
     by_preprocessing: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
