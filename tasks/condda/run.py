@@ -209,12 +209,12 @@ class _Test:
     """The file that the agent is saved in."""
 
     @property
-    def place(self) -> dict[str, str]:
+    def names(self) -> dict[str, str]:
         return {"session_id": self.session, "test_id": self.test}
 
     def info(self, protocol: str) -> TestInfo:
         """What the agent is told of the test."""
-        metadata = self.harness.get_test_metadata(**self.place)
+        metadata = self.harness.get_test_metadata(**self.names)
 
         def number(key: str) -> int | None:
             return whole(metadata, key) if key in metadata else None
@@ -234,7 +234,7 @@ class _Test:
     def round(self, number: int) -> list[str] | None:
         """Instance ids of a round; None after the last."""
         try:
-            body = self.harness.dataset_request(**self.place, round_id=number)
+            body = self.harness.dataset_request(**self.names, round_id=number)
         except ProtocolRefusal as refusal:
             if refusal.status == 204:
                 return None
@@ -246,7 +246,7 @@ class _Test:
 
     def following(self) -> int:
         """The round after the last that has results, one of which may lack a file."""
-        where = self.harness.resume_test(**self.place)
+        where = self.harness.resume_test(**self.names)
         return where["rounds"] if where["next_round"] is None else where["next_round"]
 
     def placed(self, vectors: np.ndarray) -> np.ndarray:
@@ -257,7 +257,7 @@ class _Test:
         table = pl.DataFrame(np.round(np.clip(values, 0.0, 1.0), DECIMALS))
         table.insert_column(0, pl.Series("instance_id", ids, dtype=pl.String))
         body = table.write_csv(include_header=False, quote_style="never").encode()
-        self.harness.post_results(result_files={kind: body}, **self.place, round_id=number)
+        self.harness.post_results(result_files={kind: body}, **self.names, round_id=number)
 
     def told(self, number: int, ids: Sequence[str], known: int) -> dict[str, int]:
         """Labels of these instances of a round: the place of a known class, or -1, -2, ..."""
@@ -269,7 +269,7 @@ class _Test:
             )
         try:
             body = self.harness.get_feedback_request(
-                feedback_ids=list(ids), feedback_type=of_labels[0], **self.place, round_id=number
+                feedback_ids=list(ids), feedback_type=of_labels[0], **self.names, round_id=number
             )
         except ProtocolRefusal as refusal:
             if refusal.reason == "FeedbackBudgetExceeded":
