@@ -52,6 +52,8 @@ GROUPS = {
     "operating": ("service", "doctor", "completion", "dictionary"),
 }
 """Titles of the help and the commands under them."""
+MOST_HOURS = 1e7
+"""A thousand years; beyond it there is no date."""
 QUIET_HELP = "no progress, only results, warnings and errors (with every command)"
 MOVED = {
     ("render",): ("novelcraft", "render"),
@@ -102,6 +104,13 @@ def _leave(status: int) -> None:
         os._exit(status)
 
 
+def _hours(text: str) -> float:
+    hours = float(text)
+    if not abs(hours) < MOST_HOURS:
+        raise argparse.ArgumentTypeError(f"{text} is no number of hours")
+    return hours
+
+
 def _status_of(words: list[str]) -> int:
     if "--quiet" in words:
         show_messages(quiet=True)
@@ -128,6 +137,14 @@ def _status_of(words: list[str]) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return 0
+    except PermissionError as error:
+        if error.filename is None:
+            raise
+        reason = f"{error.filename}: {error.strerror}"
+        print(
+            f"novelty: {reason}; mend its permissions, then run the same command", file=sys.stderr
+        )
+        return 2
     except OSError as error:
         if error.errno not in (errno.EIO, errno.ESTALE):
             raise
@@ -222,7 +239,7 @@ def _parser() -> Parser:
     gc.add_argument("--yes", action="store_true", help="remove without asking")
     gc.add_argument(
         "--grace",
-        type=float,
+        type=_hours,
         default=24.0,
         help="hours that replaced snapshots and dropped things stay, and objects in a bucket for "
         "builds elsewhere (default: 24)",

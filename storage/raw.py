@@ -39,6 +39,8 @@ from storage.filehash import HashCache, is_racy, sha256_files, stamp_of
 from storage.watch import current_watch
 
 READ_LIMIT = 64 << 20
+LISTING_PAUSES = (0.5, 3.0)
+"""Seconds before a folder is listed again, of which something was gone before it was hashed."""
 REMEMBERED = 4
 """Archives whose directory a process keeps."""
 INDEX_VERSION = 1
@@ -178,12 +180,17 @@ class RawFolder:
         if self._all is not None and pattern is None and digests:
             listed, self.skipped = self._all
             return list(listed)
-        self.skipped = []
-        sizes = dict(self._walk())
-        names = _chosen(sizes, pattern)
-        digest_of = dict.fromkeys(names, "")
-        if digests:
-            digest_of = self._digests(names)
+        for pause in (*LISTING_PAUSES, None):
+            self.skipped = []
+            try:
+                sizes = dict(self._walk())
+                names = _chosen(sizes, pattern)
+                digest_of = self._digests(names) if digests else dict.fromkeys(names, "")
+                break
+            except ChangedSource:
+                if pause is None:
+                    raise
+                time.sleep(pause)
         self._listed |= digest_of
         self.skipped.sort(key=lambda skipped: skipped.name)
         listed = [RawFile(name, sizes[name], digest) for name, digest in digest_of.items()]
@@ -206,11 +213,14 @@ class RawFolder:
                             self.skipped.append(Skipped(shown, reason))
                         else:
                             yield name, entry.stat(follow_symlinks=False).st_size
-            except OSError as error:
+            except PermissionError as error:
                 raise SourceError(
                     f"folder {self.root}/{folder} cannot be listed: {error.strerror}. "
                     "Mend its permissions, or move it away, and run again."
                 ) from None
+            except OSError as error:
+                place = f"{self.root}/{folder}".rstrip("/")
+                raise ChangedSource(place, f"cannot be listed: {error.strerror}") from None
 
     @staticmethod
     def _unfit(entry: os.DirEntry[str], name: str) -> str:
@@ -232,9 +242,12 @@ class RawFolder:
         else:
             digests = self._cache.sha256_many(paths, failed=failed)
         for name, path in zip(names, paths, strict=True):
-            if path in failed:
-                reason = failed[path].strerror or str(failed[path])
-                self.skipped.append(Skipped(name, f"cannot be read: {reason}"))
+            if (error := failed.get(path)) is None:
+                continue
+            reason = f"cannot be read: {error.strerror or error}"
+            if not isinstance(error, PermissionError):  # gone, changing, or a fault of the disk
+                raise ChangedSource(path, reason)
+            self.skipped.append(Skipped(name, reason))
         return {name: digest for name, digest in zip(names, digests, strict=True) if digest}
 
     def read(self, name: str, limit: int = READ_LIMIT) -> bytes:

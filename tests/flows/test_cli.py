@@ -346,6 +346,26 @@ def test_a_disk_that_fails_is_one_sentence(tmp_path, capsys, monkeypatch):
     assert said.startswith("novelty: /data/raw/x.json cannot be read (Input/output error); look at")
 
 
+@pytest.mark.parametrize("hours", ["nan", "1e400", "-inf"])
+def test_a_grace_time_without_end_is_one_sentence(capsys, hours):
+    with pytest.raises(SystemExit) as stop:
+        main(["gc", f"--grace={hours}"])
+    assert stop.value.code == 2
+    assert f"argument --grace: {hours} is no number of hours" in capsys.readouterr().err
+
+
+def test_a_file_that_may_not_be_read_is_one_sentence(tmp_path, capsys, monkeypatch):
+    def fail(*arguments, **options):
+        raise PermissionError(errno.EACCES, "Permission denied", "/lake/x/_manifest.json")
+
+    monkeypatch.setattr("tasks.sample.write.write_sample", fail)
+    assert main(["sample", "--out", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == (
+        "novelty: /lake/x/_manifest.json: Permission denied; mend its permissions, then run "
+        "the same command\n"
+    )
+
+
 def test_messages_of_records_show_no_password():
     error = RecordError("unreadable", "https://me:hidden@host/x is gone")
     assert str(error) == error.message == "https://…@host/x is gone"

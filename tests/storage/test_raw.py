@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from schemas.errors import ArchiveError, RecordError, SourceError
+from schemas.errors import ArchiveError, ChangedSource, RecordError, SourceError
 from storage import filehash, raw
 from storage.archives import ArchiveLimits, TarArchive, ZipArchive
 from storage.filehash import HashCache
@@ -207,6 +207,38 @@ def test_a_file_that_cannot_be_read_is_listed(tmp_path, cache, monkeypatch, cach
     assert [file.name for file in source.files()] == sorted(set(FILES) - {"data/normal/9/1.png"})
     (skipped,) = source.skipped
     assert skipped.name == "data/normal/9/1.png" and "Permission denied" in skipped.reason
+
+
+FAULTS = [
+    FileNotFoundError(2, "No such file"),
+    OSError(5, "Input/output error"),
+    OSError("it changed"),
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=["gone", "disk", "changed"])
+@pytest.mark.parametrize("cached", [True, False])
+def test_what_is_gone_between_listing_and_hashing_is_no_data(
+    tmp_path, cache, monkeypatch, cached, fault
+):
+    """For a moment: it is listed again. For long: a sentence, and never a source without it."""
+    folder, left = make(tmp_path / "folder"), [1]
+    source, real = open_raw(folder, cache if cached else None), filehash._hash
+
+    def hashed(path):
+        if path.endswith("1.png") and left[0]:
+            left[0] -= 1
+            raise fault
+        return real(path)
+
+    monkeypatch.setattr(filehash, "_hash", hashed)
+    monkeypatch.setattr(raw, "LISTING_PAUSES", (0, 0))
+    assert [file.name for file in source.files()] == sorted(FILES) and not source.skipped
+    for path in folder.rglob("1.png"):
+        os.utime(path)  # remembered digests are no longer true
+    left[0] = 10
+    with pytest.raises(ChangedSource, match=r"1\.png cannot be read: .*, though it was listed"):
+        source.files()
 
 
 def test_a_folder_that_cannot_be_listed_stops(tmp_path, monkeypatch):
