@@ -300,6 +300,7 @@ def refresh_catalog(lake: Path) -> Path:
             ) from error
         finally:
             temporary.unlink(missing_ok=True)
+            Path(f"{temporary}.wal").unlink(missing_ok=True)
     follow(lake, everything.snapshots, everything.versions)
     return final
 

@@ -50,7 +50,7 @@ from storage.tables import (
     versions_of,
 )
 from storage.tombstones import bury, discard, new_name, tombstones, unbury
-from storage.upkeep import ancestors_of
+from storage.upkeep import ancestors_of, require_listings
 from storage.verified import CURE, File, Known, problem_of
 
 
@@ -74,6 +74,7 @@ class Checked:
 
 def verify_lake(lake: Path, table: str | None = None) -> Checked:
     """Compare every file with its digest; of one table only what it is made from."""
+    require_listings(lake)
     if table is None:
         versions = sorted(lake.glob("[!.]*/*/versions/[!.]*"))
         pieces = sorted(pieces_path(lake).glob("*/*/[!.]*"))
@@ -140,6 +141,8 @@ def _verify_folder(lake: Path, folder: Path, known: Known) -> tuple[int, list[Da
         else:
             manifest = PieceManifest.unsealed((folder / MANIFEST).read_bytes())
             files, rows = files_of(manifest), {part.file: part.rows for part in manifest.parts}
+    except PermissionError:
+        raise
     except (LakeError, OSError, ValueError):
         return 0, [Damage(label, folder / MANIFEST, "is missing or damaged", folder)]
     damage = []
@@ -174,6 +177,8 @@ def _verify_records(lake: Path) -> list[Damage]:
         try:
             record = BuildRecord.unsealed(path.read_bytes())
             fits = build_record_path(lake, record.benchmark) == path
+        except PermissionError:
+            raise
         except (OSError, ValueError):
             fits = False
         if not fits:

@@ -130,6 +130,8 @@ class HashCache:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise LakeError(f"hash cache {self.path} cannot be made: {error.strerror}") from None
+        self._frozen = not os.access(self.path.parent, os.W_OK)
+        """In a read-only lake it tells what it knows, and learns nothing."""
 
     def sha256(self, path: AnyPath) -> str:
         return self.sha256_many([path], threads=1)[0]
@@ -155,7 +157,7 @@ class HashCache:
         self, names: Sequence[str], threads: int | None, failed: dict[str, OSError] | None
     ) -> list[str]:
         keys = [os.fsencode(os.path.abspath(name)) for name in names]
-        known = self._run(lambda db: _select(db, keys))
+        known = self._ask(lambda db: _select(db, keys)) or {}
         digests = [""] * len(names)
         missing = []
         for i, (name, key) in enumerate(zip(names, keys, strict=True)):
@@ -174,24 +176,37 @@ class HashCache:
             if file.stamp is not None:
                 rows.append((keys[i], *file.stamp, file.digest))
         if rows:
-            self._run(
-                lambda db: db.executemany("replace into files values (?, ?, ?, ?, ?, ?)", rows)
-            )
+            self._learn("replace into files values (?, ?, ?, ?, ?, ?)", rows)
         return digests
 
     def forget(self, paths: Iterable[AnyPath]) -> None:
         """Hash these files anew when they are asked for again."""
         keys = [[os.fsencode(os.path.abspath(path))] for path in paths]
-        self._run(lambda db: db.executemany("delete from files where path = ?", keys))
+        self._learn("delete from files where path = ?", keys)
 
     def note(self, key: str) -> bytes | None:
-        row = self._run(
+        row = self._ask(
             lambda db: db.execute("select body from notes where key = ?", [key]).fetchone()
         )
         return None if row is None else bytes(row[0])
 
     def set_note(self, key: str, body: bytes) -> None:
-        self._run(lambda db: db.execute("replace into notes values (?, ?)", [key, body]))
+        self._learn("replace into notes values (?, ?)", [[key, body]])
+
+    def _learn(self, statement: str, rows: Sequence[Sequence[object]]) -> None:
+        if not self._frozen:
+            self._run(lambda db: db.executemany(statement, rows))
+
+    def _ask(self, question: Callable[[sqlite3.Connection], Result]) -> Result | None:
+        """None if it is read-only and cannot answer."""
+        if not self._frozen:
+            return self._run(question)
+        address = f"{self.path.absolute().as_uri()}?mode=ro&immutable=1"
+        try:
+            with closing(sqlite3.connect(address, uri=True)) as db:
+                return question(db) if _layout(db) == LAYOUT else None
+        except sqlite3.Error:
+            return None
 
     def _run(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
         """One transaction on a connection of its own; a damaged cache is rebuilt.

@@ -31,7 +31,7 @@ from storage.remote import (
     pull_piece,
 )
 from storage.tombstones import bury
-from storage.verified import CURE, verified
+from storage.verified import ABSENT, CURE, verified
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def piece_manifest(folder: Path) -> PieceManifest | None:
     """None if it is absent, or is not what was written."""
     try:
         return PieceManifest.unsealed((folder / MANIFEST).read_bytes())
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+    except (*ABSENT, ValueError):
         return None
 
 

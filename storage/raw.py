@@ -74,7 +74,7 @@ class Skipped:
 class RawSource(Protocol):
     root: str
     skipped: list[Skipped]
-    """Filled by `files`."""
+    """Links, sockets and odd names, left out of `files`, which fills this."""
 
     def files(self, pattern: str | None = None, digests: bool = True) -> list[RawFile]:
         """Sorted by name. `pattern` is a glob over the whole name, whose `*` also crosses `/`.
@@ -155,6 +155,10 @@ def _missing(root: str, name: str) -> RecordError:
     return RecordError("missing", f"{name} is not a file of {root}")
 
 
+def _forbidden(what: str, reason: str) -> SourceError:
+    return SourceError(f"{what} {reason}. Mend its permissions, or move it away, and run again.")
+
+
 class RawFolder:
     def __init__(
         self,
@@ -214,10 +218,8 @@ class RawFolder:
                         else:
                             yield name, entry.stat(follow_symlinks=False).st_size
             except PermissionError as error:
-                raise SourceError(
-                    f"folder {self.root}/{folder} cannot be listed: {error.strerror}. "
-                    "Mend its permissions, or move it away, and run again."
-                ) from None
+                reason = f"cannot be listed: {error.strerror}"
+                raise _forbidden(f"folder {self.root}/{folder}", reason) from None
             except OSError as error:
                 place = f"{self.root}/{folder}".rstrip("/")
                 raise ChangedSource(place, f"cannot be listed: {error.strerror}") from None
@@ -245,10 +247,10 @@ class RawFolder:
             if (error := failed.get(path)) is None:
                 continue
             reason = f"cannot be read: {error.strerror or error}"
-            if not isinstance(error, PermissionError):  # gone, changing, or a fault of the disk
-                raise ChangedSource(path, reason)
-            self.skipped.append(Skipped(name, reason))
-        return {name: digest for name, digest in zip(names, digests, strict=True) if digest}
+            if isinstance(error, PermissionError):
+                raise _forbidden(f"{self.root}/{name}", reason)
+            raise ChangedSource(path, reason)  # gone, changing, or a fault of the disk
+        return dict(zip(names, digests, strict=True))
 
     def read(self, name: str, limit: int = READ_LIMIT) -> bytes:
         path = f"{self._real}/{name}"

@@ -38,7 +38,7 @@ from storage.remote import (
     swap_pointer,
 )
 from storage.tombstones import bury
-from storage.verified import CURE
+from storage.verified import ABSENT, CURE
 
 GRACE_HOURS = 24.0
 KEEP = 5
@@ -174,7 +174,7 @@ def read_snapshot(folder: Path) -> Snapshot:
     """
     try:
         data = (folder / SNAPSHOT).read_bytes()
-    except (FileNotFoundError, NotADirectoryError) as error:
+    except ABSENT as error:
         raise LakeError(f"no snapshot in {folder}: {error.strerror}; {CURE}") from error
     return _parsed(data, folder)
 

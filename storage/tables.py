@@ -47,7 +47,7 @@ from storage.snapshots import (
     publication_base,
 )
 from storage.tombstones import bury, tombstones
-from storage.verified import CURE, verified_all
+from storage.verified import ABSENT, CURE, verified_all
 
 
 @dataclass(frozen=True)
@@ -312,14 +312,14 @@ def _is_whole(lake: Path, folder: Path) -> bool:
         return bucket_of(lake) is not None or all(
             (folder / part.file).stat().st_size == part.bytes for part in parts
         )
-    except (LakeError, FileNotFoundError):
+    except (LakeError, *ABSENT):
         return False
 
 
 def read_manifest(folder: Path) -> TableManifest:
     try:
         return TableManifest.unsealed((folder / MANIFEST).read_bytes())
-    except (OSError, ValueError) as error:
+    except (*ABSENT, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise LakeError(f"no readable manifest in {folder}: {reason}; {CURE}") from error
 

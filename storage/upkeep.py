@@ -245,6 +245,17 @@ def _kept(lake: Path, grace_hours: float, keep: int) -> Kept:
     return Kept(snapshots, list(manifests.values()), pieces, finished)
 
 
+def require_listings(lake: Path) -> None:
+    """Every folder can be listed: what a glob leaves out in silence must not count as absent."""
+
+    def refuse(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):  # a build beside us removes its own
+            raise error
+
+    for _ in os.walk(lake, onerror=refuse):
+        pass
+
+
 def find_garbage(lake: Path, grace_hours: float = GRACE_HOURS, keep: int = KEEP) -> list[Path]:
     """What nothing needs: old snapshots, their versions, unused pieces, dead leftovers.
 
@@ -252,6 +263,7 @@ def find_garbage(lake: Path, grace_hours: float = GRACE_HOURS, keep: int = KEEP)
     build put aside can be restored for the grace time. Pieces and checkpoints that are younger than
     the last finished build belong to one that did not end, and stay.
     """
+    require_listings(lake)
     kept = _kept(lake, grace_hours, keep)
     names = {(snapshot.benchmark, snapshot.name) for snapshot in kept.snapshots}
     folders = version_folders(lake, kept.snapshots)
@@ -294,12 +306,12 @@ def find_garbage(lake: Path, grace_hours: float = GRACE_HOURS, keep: int = KEEP)
     garbage += [
         buried.folder for buried in tombstones(lake) if buried.age_seconds > grace_hours * 3600
     ]
-    garbage += [path for path in sorted(lake.rglob(".*.tmp")) if not _owner_lives(path)]
+    garbage += [path for path in sorted(lake.rglob(".*.tmp*")) if not _owner_lives(path)]
     return [path for path in garbage if not set(path.parents) & set(garbage)]
 
 
 def _owner_lives(path: Path) -> bool:
-    match = re.search(r"\.(\d+)\.[0-9a-f]{8}\.tmp$", path.name)
+    match = re.search(r"\.(\d+)\.[0-9a-f]{8}\.tmp(\.wal)?$", path.name)  # DuckDB's log beside it
     if match is None:
         return True
     try:

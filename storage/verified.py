@@ -15,6 +15,8 @@ from schemas.errors import LakeError
 from storage.filehash import sha256_files
 
 CURE = "`novelty verify --drop` removes what is damaged, and a build makes it again"
+ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+"""No such file. After any other fault of the system the file may be whole."""
 Known = dict[tuple[int, int, int, int], str]
 _known: Known = {}
 
@@ -48,7 +50,7 @@ def problem_of(path: Path, file: File, known: Known | None = None) -> str | None
     known = _known if known is None else known
     try:
         status = os.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
+    except ABSENT:
         return "is missing"
     if status.st_size != file.bytes:
         return f"has {status.st_size} bytes, expected {file.bytes}"
@@ -58,6 +60,8 @@ def problem_of(path: Path, file: File, known: Known | None = None) -> str | None
         (digest,) = sha256_files([path], threads=1, failed=failed)
         if failed:
             error = failed[str(path)]
+            if isinstance(error, PermissionError):
+                raise error  # it may be whole
             return f"cannot be read: {error.strerror or error}"
         known[stamp] = digest
     if known[stamp] != file.sha256:

@@ -279,3 +279,11 @@ def test_rows_in_are_rows_out_plus_quarantined(tmp_path_factory, files):
 def test_a_record_error_crosses_processes():
     error = pickle.loads(pickle.dumps(RecordError("too_large", "9 bytes, expected 5")))
     assert (error.rule, error.message, str(error)) == ("too_large", *["9 bytes, expected 5"] * 2)
+
+
+def test_what_is_left_out_of_a_source_is_said(tmp_path, caplog):
+    write_raw(tmp_path / "raw", files=2)
+    (tmp_path / "raw/link.txt").symlink_to(tmp_path / "raw/f0.txt")
+    build_toy(tmp_path / "lake", tmp_path / "raw")
+    said = [message for message in caplog.messages if "left out" in message]
+    assert len(said) == 1 and "1 entries of" in said[0] and "first link.txt (" in said[0]

@@ -427,6 +427,12 @@ class Build:
         """Open a raw folder or archive; its listing is kept so that `status` can tell changes."""
         opened = open_raw(path, HashCache(self._hash_cache()), listed_once=True, **options)
         listed = opened.files()
+        if opened.skipped:
+            first = opened.skipped[0]
+            log.warning(
+                f"{self.benchmark}: {len(opened.skipped)} entries of {opened.root} are left out, "
+                f"first {first.name} ({first.reason})"
+            )
         files = {file.name: file.digest for file in listed}
         if self.dry is not None:
             self.dry.sources[path] = Raw(len(listed), sum(file.size for file in listed))

@@ -128,7 +128,10 @@ def _fits(words: list[bytes], properties: list[np.dtype | _List]) -> bool:
 def _check_ply_bytes(elements: list[_Element], body: bytes, order: Any) -> None:
     place = 0
     for element in elements:
-        place = _after(element, body, place, order)
+        last, place = _last_row(element, body, place, order)
+        has_lists = any(isinstance(kind, _List) for kind in element.properties)
+        if has_lists and last < place and not any(body[last:place]):
+            _truncated(f"the last {_shown(element)} is zeros, as of a file not written out")
     if body[place:].strip(b"\0\r\n\t "):
         return  # more than announced: the author's business
     if len(body) - place >= 64:
@@ -136,20 +139,22 @@ def _check_ply_bytes(elements: list[_Element], body: bytes, order: Any) -> None:
     _refuse_zeros(body)
 
 
-def _after(element: _Element, body: bytes, place: int, order: Any) -> int:
-    """Where the element ends; whole rows of equal length are looked at together."""
+def _last_row(element: _Element, body: bytes, place: int, order: Any) -> tuple[int, int]:
+    """Where it begins and ends; whole rows of equal length are looked at together."""
     stride, lists = _first_row(element, body, place, order)
     if element.count and place + stride * element.count <= len(body):
         rows = np.frombuffer(body, np.uint8, stride * element.count, place)
         rows = rows.reshape(element.count, stride)
         if all((rows[:, at : at + size] == rows[0, at : at + size]).all() for at, size in lists):
-            return place + stride * element.count
+            end = place + stride * element.count
+            return end - stride, end
+    last = place
     for number in range(element.count):
         stride, _ = _first_row(element, body, place, order)
-        place += stride
+        last, place = place, place + stride
         if place > len(body) or not stride:
             _missing(element, number)
-    return place
+    return last, place
 
 
 def _first_row(
@@ -169,8 +174,11 @@ def _first_row(
 
 
 def _missing(element: _Element, count: int) -> NoReturn:
-    name = element.name.decode("latin-1")[:40]
-    _truncated(f"{element.count} of element {name} are announced, {count} are there")
+    _truncated(f"{element.count} of element {_shown(element)} are announced, {count} are there")
+
+
+def _shown(element: _Element) -> str:
+    return element.name.decode("latin-1")[:40]
 
 
 # ---------------------------------------------------------------- STL

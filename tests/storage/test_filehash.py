@@ -241,3 +241,26 @@ def test_several_processes_find_it_damaged_at_once(tmp_path, cache):
         for child in children:
             child.join(60)
         assert [child.exitcode for child in children] == [0] * 4
+
+
+def test_in_a_read_only_lake_it_tells_what_it_knows(tmp_path, cache, reads, monkeypatch):
+    known, new = write(tmp_path / "known", b"a"), write(tmp_path / "new", b"b")
+    cache.sha256(known)
+    cache.set_note("plan", b"kept")
+    body = cache.path.read_bytes()
+    real = os.access
+    monkeypatch.setattr(
+        os, "access", lambda path, mode: Path(path) != cache.path.parent and real(path, mode)
+    )
+    reads.clear()
+    frozen = HashCache(cache.path)
+    assert frozen.sha256_many([known, new]) == [sha(b"a"), sha(b"b")]
+    assert reads == ["new"] and frozen.note("plan") == b"kept" and frozen.note("other") is None
+    frozen.set_note("other", b"lost")
+    frozen.forget([known])
+    assert cache.path.read_bytes() == body
+    assert not list(cache.path.parent.glob("*-*"))  # no journal
+    cache.path.write_bytes(b"damaged")
+    assert frozen.sha256(known) == sha(b"a") and reads == ["new", "known"]
+    cache.path.unlink()
+    assert frozen.sha256(known) == sha(b"a") and not cache.path.exists()

@@ -194,7 +194,7 @@ def test_the_root_itself_may_be_a_link(tmp_path, cache):
 
 
 @pytest.mark.parametrize("cached", [True, False])
-def test_a_file_that_cannot_be_read_is_listed(tmp_path, cache, monkeypatch, cached):
+def test_a_file_that_may_not_be_read_stops(tmp_path, cache, monkeypatch, cached):
     source = open_raw(make(tmp_path / "folder"), cache if cached else None)
     real = filehash._hash
 
@@ -204,9 +204,8 @@ def test_a_file_that_cannot_be_read_is_listed(tmp_path, cache, monkeypatch, cach
         return real(path)
 
     monkeypatch.setattr(filehash, "_hash", denied)
-    assert [file.name for file in source.files()] == sorted(set(FILES) - {"data/normal/9/1.png"})
-    (skipped,) = source.skipped
-    assert skipped.name == "data/normal/9/1.png" and "Permission denied" in skipped.reason
+    with pytest.raises(SourceError, match=r"9/1\.png cannot be read: Permission denied\. Mend its"):
+        source.files()
 
 
 FAULTS = [

@@ -1,6 +1,7 @@
 """Removals take whole things, can be undone and wait for builds; damage has a cure by command."""
 
 import errno
+import os
 import shutil
 from pathlib import Path
 
@@ -9,14 +10,18 @@ import pytest
 from flows.cli import main
 from schemas.errors import LakeError
 from schemas.manifest import RunMark
+from storage import filehash, verified
 from storage.damage import drop, restorable, restore, verify_lake
-from storage.layout import MANIFEST, SNAPSHOT, build_record_path, work_path
+from storage.layout import MANIFEST, SNAPSHOT, build_record_path, pointer_path, work_path
 from storage.pieces import write_piece
 from storage.tables import current_versions, last_versions
 from storage.tombstones import discard
 from storage.upkeep import find_garbage, statuses
 from tasks.engine.stage import Build
 from tests.toy import TOTALS, build_toy, parquet_bytes, unverified, write_raw
+
+NOBODY = 2**22 + 1
+"""A process id that no process has: the kernel gives none above 2**22."""
 
 
 @pytest.fixture
@@ -231,6 +236,60 @@ def test_gc_removes_no_snapshot_that_the_disk_does_not_give_now(tmp_path, built,
         assert garbage == []  # all reads went well
         break
     assert faults > 1
+
+
+COMMANDS = [["gc", "--yes"], ["verify"], ["verify", "--drop"], ["query", "from toy.totals"]]
+PLACES = ["piece", "version", "part", "snapshot", "build record", "folder"]
+READ_BY = {
+    "gc": ["piece", "version", "snapshot", "folder"],
+    "verify": PLACES,
+    "query": ["version", "part", "snapshot"],
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "place"),
+    [(words, place) for words in COMMANDS for place in PLACES if place in READ_BY[words[0]]],
+)
+def test_what_may_not_be_read_is_no_damage_and_no_garbage(built, monkeypatch, capsys, words, place):
+    """Root may read all, so a lake of another user is played by the calls that fail for us."""
+    lake = built.lake
+    (total,), version = stage_pieces(built, "add_up"), built.versions["totals"]
+    hidden = {
+        "piece": total.folder / MANIFEST,
+        "version": version.folder / MANIFEST,
+        "part": version.places[0],
+        "snapshot": pointer_path(lake, "toy") / SNAPSHOT,
+        "build record": build_record_path(lake, "toy"),
+        "folder": version.folder,
+    }[place].resolve()
+    before = sorted(lake.rglob("*"))
+
+    def guarded(real):
+        def call(path, *arguments, **options):
+            if isinstance(path, str | Path) and Path(path).resolve() == hidden:
+                raise PermissionError(errno.EACCES, "Permission denied", str(path))
+            return real(path, *arguments, **options)
+
+        return call
+
+    with monkeypatch.context() as denied:
+        denied.setattr(Path, "read_bytes", guarded(Path.read_bytes))
+        denied.setattr(os, "scandir", guarded(os.scandir))
+        denied.setattr(filehash, "_hash", guarded(filehash._hash))
+        denied.setattr(verified, "_known", {})
+        assert main([*words, "--lake", str(lake), "--quiet"]) == 2
+    said = capsys.readouterr().err
+    assert "Permission denied; mend its permissions" in said, said
+    assert sorted(lake.rglob("*")) == before and not restorable(lake)
+
+
+def test_gc_takes_what_a_killed_writer_of_the_catalogue_left(built):
+    left = [built.lake / f".catalog.duckdb.{NOBODY}.0123abcd.tmp{end}" for end in ("", ".wal")]
+    living = built.lake / f".catalog.duckdb.{os.getpid()}.0123abcd.tmp.wal"
+    for path in (*left, living):
+        path.write_bytes(b"x")
+    assert {path.name for path in find_garbage(built.lake)} == {path.name for path in left}
 
 
 def test_gc_takes_tombstones_after_the_grace_period(built):

@@ -350,6 +350,17 @@ def test_a_file_without_its_end_is_refused(tmp_path, reader, text, how):
         assert caught.value.rule == "truncated", share
 
 
+@pytest.mark.parametrize("zeros", [13, 20, 27, 40, 63])
+def test_a_few_zeros_at_the_end_of_a_mesh_are_refused(tmp_path, zeros):
+    """A face of zeros is none: each has 13 bytes, a count and three corners."""
+    whole = ball(tmp_path, "ply", text=False)
+    path = tmp_path / "zeros.ply"
+    path.write_bytes(whole[:-zeros] + bytes(zeros))
+    with pytest.raises(RecordError, match=r"last face is zeros|of element face") as caught:
+        read_shape(path, "ply", "", None, tmp_path)
+    assert caught.value.rule == "truncated"
+
+
 @pytest.mark.parametrize("how", ["cut", "zeros"])
 def test_a_scan_without_its_end_is_refused(tmp_path, how):
     points = np.random.default_rng(0).random((500, 3)).astype("<f4")
