@@ -509,15 +509,15 @@ class Build:
         pieces = [piece for piece in shard_pieces if piece is not None]
         self._check_rejects(stage, pieces)
         self._say(stage, pieces, len(missing))
-        there = {piece.manifest.address for piece in self.pieces}
-        self.pieces += [piece for piece in pieces if piece.manifest.address not in there]
+        addresses = {piece.manifest.address for piece in self.pieces}
+        self.pieces += [piece for piece in pieces if piece.manifest.address not in addresses]
         return pieces
 
     def missing(self, stage: Stage, shards: Sequence[Shard], settings: Settings) -> list[Shard]:
         """Shards of which there is no piece yet."""
         keys = [stage.key(self.benchmark, shard, settings) for shard in shards]
-        found = find_pieces(self.lake, self.benchmark, stage.name, keys)
-        return [shard for shard, piece in zip(shards, found, strict=True) if piece is None]
+        pieces = find_pieces(self.lake, self.benchmark, stage.name, keys)
+        return [shard for shard, piece in zip(shards, pieces, strict=True) if piece is None]
 
     def at_once(self) -> int:
         """How many shards the cluster, or else this machine, makes at once."""

@@ -121,8 +121,8 @@ def unranked(
     if protocols:
         runs = runs.filter(pl.col("protocol").is_in(list(protocols)))
     names = set(runs["benchmark"]) - {board.benchmark for board in leaderboards}
-    told = pl.col("metric").is_in(NOVELTY) & pl.col("value").is_not_null()
-    numbers = tables["metrics"].filter(told)
+    ranked = pl.col("metric").is_in(NOVELTY) & pl.col("value").is_not_null()
+    numbers = tables["metrics"].filter(ranked)
     sentences = []
     for name in sorted(names):
         splits = set(numbers.filter(benchmark=name)["split"])

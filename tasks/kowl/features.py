@@ -204,8 +204,8 @@ def _extracted(shard: Shard, settings: DeviceSettings, videos: pl.DataFrame) -> 
     rejects: list[Reject] = []
 
     def showings() -> Iterator[tuple[str, str, np.ndarray]]:
-        wanted = videos.filter(pl.col("sample_id").is_in(list(views)))
-        for sample_id, frames in _frames(shard, wanted, _sampling(model), facts.model):
+        left_videos = videos.filter(pl.col("sample_id").is_in(list(views)))
+        for sample_id, frames in _frames(shard, left_videos, _sampling(model), facts.model):
             for view in views[sample_id]:
                 if isinstance(frames, RecordError):
                     rejects.append(Reject.of(f"{sample_id}, {view}", frames))

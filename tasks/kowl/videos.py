@@ -105,16 +105,16 @@ def match_source(
 ) -> Matched:
     """`match_files` of a folder or archive, with the labels that lie beside the videos."""
     files = source.files()
-    given: dict[str, str | None] = {}
+    label_of: dict[str, str | None] = {}
     for file in files:
-        if file.name in LABEL_FILES and (found := _labels_beside(source, file.name)) is not None:
-            given |= found
+        if file.name in LABEL_FILES and (beside := _labels_beside(source, file.name)) is not None:
+            label_of |= beside
             files = [other for other in files if other is not file]
     matched = match_files(files, clips, listings)
     skipped = [(file.name, "unreadable", file.reason) for file in source.skipped]
     refused = pl.DataFrame(skipped, schema=REJECTED, orient="row")
     labels = [
-        (name, given.get(name, folder))
+        (name, label_of.get(name, folder))
         for name, folder in matched.unlisted.select("file", "label").iter_rows()
     ]
     schema = {"file": pl.String, "label": pl.String}
@@ -330,18 +330,18 @@ def validate_videos(shard: Shard, settings: VideoSettings) -> Produced:
         for sample, name in shard.about
         if name is None
     ]
-    named = {name: {"sample_id": sample} for sample, name in shard.about if name is not None}
-    found, rejects = _decoded(shard, settings, VIDEOS, named)
-    frame = pl.DataFrame(rows + found, schema=VIDEOS.polars_schema)
+    columns = {name: {"sample_id": sample} for sample, name in shard.about if name is not None}
+    decoded, rejects = _decoded(shard, settings, VIDEOS, columns)
+    frame = pl.DataFrame(rows + decoded, schema=VIDEOS.polars_schema)
     return Produced({VIDEOS.name: frame}, len(shard.about), rejects)
 
 
 @stage(writes=(UNLISTED_VIDEOS,), version=1, reuses=True)
 def validate_unlisted(shard: Shard, settings: VideoSettings) -> Produced:
     """Decode videos that belong to no clip in the same way."""
-    named = {name: {"label": label, "reason": reason} for name, label, reason in shard.about}
-    found, rejects = _decoded(shard, settings, UNLISTED_VIDEOS, named)
-    frame = pl.DataFrame(found, schema=UNLISTED_VIDEOS.polars_schema)
+    columns = {name: {"label": label, "reason": reason} for name, label, reason in shard.about}
+    decoded, rejects = _decoded(shard, settings, UNLISTED_VIDEOS, columns)
+    frame = pl.DataFrame(decoded, schema=UNLISTED_VIDEOS.polars_schema)
     return Produced({UNLISTED_VIDEOS.name: frame}, len(shard.about), rejects)
 
 
@@ -415,17 +415,17 @@ def on_disk(root: str, names: Sequence[str], limit: int) -> Iterator[dict[str, P
         return
     source = open_raw(Path(root), limits=ARCHIVE_LIMITS)
     for start in range(0, len(names), FILES_ON_DISK):
-        found: dict[str, Path | RecordError] = {}
+        unpacked: dict[str, Path | RecordError] = {}
         with TemporaryDirectory(prefix="videos-") as folder:
             for number, name in enumerate(names[start : start + FILES_ON_DISK]):
                 suffix = re.sub(r"[^.A-Za-z0-9]", "", PurePosixPath(name).suffix)
                 path = Path(folder, f"{number}{suffix}")
                 try:
                     path.write_bytes(source.read(name, limit=limit))
-                    found[name] = path
+                    unpacked[name] = path
                 except RecordError as error:
-                    found[name] = error
-            yield found
+                    unpacked[name] = error
+            yield unpacked
 
 
 def validate(
