@@ -278,7 +278,7 @@ def test_what_may_not_be_read_is_no_damage_and_no_garbage(built, monkeypatch, ca
         denied.setattr(os, "scandir", guarded(os.scandir))
         denied.setattr(filehash, "_hash", guarded(filehash._hash))
         denied.setattr(verified, "_known", {})
-        assert main([*words, "--lake", str(lake), "--quiet"]) == 2
+        assert main([*words, "--lake", str(lake)]) == 2
     said = capsys.readouterr().err
     assert "Permission denied; mend its permissions" in said, said
     assert sorted(lake.rglob("*")) == before and not restorable(lake)
