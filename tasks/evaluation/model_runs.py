@@ -46,7 +46,8 @@ from tasks.evaluation.stages import (
     prediction_rows,
     record_failures,
 )
-from tasks.learning.devices import precision_on
+from tasks.learning.compiling import check_compiler
+from tasks.learning.devices import with_arithmetic
 from tasks.learning.samples import Samples
 from tasks.learning.trainer import TRAINER_VERSION, TrainingSettings
 from tasks.learning.training import BASE, MODEL, EpochLines, weights_file
@@ -187,6 +188,8 @@ def plan_models(benchmark: str, config: RunChoices, offers: Sequence[Offer]) -> 
     runs = [run for some in plan.made.values() for run in some]
     for run in runs:
         run.weights  # noqa: B018  a missing file is to be found now
+    if any(getattr(run.settings, "compile", False) for run in runs):
+        check_compiler()
     return sorted(runs, key=lambda run: run.level)
 
 
@@ -251,6 +254,7 @@ class _Plan:
         # What the preset and the user say decides what the protocol asks for.
         adapted = offer.adapt(kind, kind.resolve(preset, variant, network))
         settings = kind.resolve(preset, put_over(adapted, variant), network)
+        before, settings = (with_arithmetic(one, self.config.device) for one in (before, settings))
         changed = differing(settings, before)
         if shape is not None and plain_shape is not None and shape != plain_shape:
             changed[NETWORK] = differing(shape, plain_shape)
@@ -350,7 +354,6 @@ def plan_facts(
                 f"model {run.kind.name}: protocol {protocol} has no samples in this source"
             )
         bases = tuple(planned[id(base)] for base in run.bases)
-        mixed = bool(getattr(run.settings, "mixed_precision", False))
         facts = RunFacts(
             benchmark=benchmark,
             protocol=protocol,
@@ -364,7 +367,7 @@ def plan_facts(
             base_runs=tuple(base.mark.run_id for base in bases),
             versions=run.versions(version),
             weights={file.name: file.digest for file in run.weights},
-            precision=precision_on(config.device, mixed),
+            precision=getattr(run.settings, "precision", "float32"),
             fit_key=keys[protocol]["fit_key"],
         )
         embedding = embedding_of(run.kind, facts)

@@ -57,7 +57,7 @@ from tasks.kowl.evaluator import (
     Step,
 )
 from tasks.kowl.features import features_name
-from tasks.learning.devices import use_threads
+from tasks.learning.devices import use_threads, with_arithmetic
 from tasks.learning.memory import DEFAULT, use_memory
 from tasks.predictors import find_predictor
 
@@ -161,6 +161,9 @@ def predictor_facts(
     """One run for each predictor, amount of feedback and seed."""
     led = config.evaluation
     shared = led.model_dump(include={"top_k", "experience_limit", "experience_per_label"})
+    settings = {
+        name: with_arithmetic(one.settings, config.device) for name, one in predictors.items()
+    }
     return [
         RunFacts(
             benchmark="kowl",
@@ -169,7 +172,7 @@ def predictor_facts(
             network=features_name(frozen.facts),
             preset=config.preset if one.kind.presets else "none",
             settings={
-                **one.settings.model_dump(mode="json"),
+                **settings[name].model_dump(mode="json"),
                 **shared,
                 "feedback": feedback,
                 "threads": led.threads,
@@ -179,6 +182,7 @@ def predictor_facts(
             seed=seed,
             base_runs=frozen.facts.base_runs,
             versions={**one.kind.versions(one.settings), "evaluator": VERSION},
+            precision=getattr(settings[name], "precision", "float32"),
             fit_key=fit_key,
         )
         for name, one in predictors.items()

@@ -52,7 +52,7 @@ from tasks.kowl.buffer import FrameBuffer, read_frames
 from tasks.kowl.decode import LOADER_VERSION
 from tasks.kowl.kept import KeptRows
 from tasks.kowl.videos import sample_videos
-from tasks.learning.devices import precision_on, use_threads
+from tasks.learning.devices import use_threads
 from tasks.learning.samples import Samples
 from tasks.models import find
 from tasks.models.clips import Backbone
@@ -73,9 +73,8 @@ def plan_backbones(config: Config) -> list[ModelRun]:
     return plan_models("kowl", choices, [Offer("none", "clip", loader=loader)])
 
 
-def backbone_facts(run: ModelRun, device: str = "cpu") -> RunFacts:
+def backbone_facts(run: ModelRun) -> RunFacts:
     """The run of the frozen model that serves every protocol; no preset, as all settings tell."""
-    mixed = bool(getattr(run.settings, "mixed_precision", False))
     return RunFacts(
         benchmark="kowl",
         protocol=None,
@@ -85,7 +84,7 @@ def backbone_facts(run: ModelRun, device: str = "cpu") -> RunFacts:
         origin="frozen",
         versions=run.versions(LOADER_VERSION),
         weights={file.name: file.digest for file in run.weights},
-        precision=precision_on(device, mixed),
+        precision=getattr(run.settings, "precision", "float32"),
         fit_key="none",
     )
 

@@ -58,7 +58,7 @@ def pass_clips(
     build: Build, config: Config, run: ModelRun, root: str, videos: dict[str, list[Piece]]
 ) -> PassedRun:
     """Features of all usable videos, by the table that they stand in, by one frozen model."""
-    facts, how = backbone_facts(run, config.device), DeviceSettings.of(config)
+    facts, how = backbone_facts(run), DeviceSettings.of(config)
     views = views_so_far(build, config.features.transforms, how)
     planned = partial(plan_features, root, views=views, run=run, facts=facts)
     clips = build.table("clips")

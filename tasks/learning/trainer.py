@@ -27,7 +27,16 @@ from pydantic import Field
 from schemas.config import Settings
 from schemas.errors import ConfigError, TrainingError
 from storage.tensors import read_header, read_tensors, write_tensors
-from tasks.learning.devices import choose_device, precision_on, seeded, to_device, to_host
+from tasks.learning.compiling import compile_layers
+from tasks.learning.devices import (
+    Precision,
+    arithmetic,
+    choose_device,
+    seeded,
+    to_device,
+    to_host,
+    with_arithmetic,
+)
 from tasks.learning.samples import Samples
 from tasks.learning.training import Progress
 
@@ -44,6 +53,7 @@ CHECKPOINT = "checkpoint.safetensors"
 SCORING_BATCH = 32
 LAYERS, OPTIMIZER = "layers.", "optimizer."
 SUMS, RANDOM, RANDOM_GPU = "running_sums", "random_state", "random_state_gpu"
+LOSS_SCALE = "loss_scale"
 
 
 class TrainingSettings(Settings):
@@ -79,7 +89,15 @@ class TrainingSettings(Settings):
     warmup_epochs: int = Field(0, ge=0, description="Epochs of linear rise before the cosine.")
     warmup_rate: float = Field(1e-5, ge=0, description="Rate where that rise begins.")
     rise: float = Field(0.2, gt=0, lt=1, description="Share of one_cycle in which the rate rises.")
-    mixed_precision: bool = Field(True, description="bfloat16 where a GPU has it; never on a CPU.")
+    precision: Precision = Field(
+        "auto",
+        description="Arithmetic: float32; tf32, float32 whose products a GPU rounds; bfloat16 or "
+        "float16, mixed with float32; auto, one of these two where a GPU is made for it. What a "
+        "device lacks is refused.",
+    )
+    compile: bool = Field(
+        False, description="Compile the layers by torch.compile, for trainings and passes."
+    )
     processes: int = Field(
         1,
         ge=1,
@@ -172,7 +190,8 @@ class Optimizers(dict[str, "torch.optim.Optimizer"]):
                 parameter.grad = torch.zeros_like(parameter)
             if self.fabric.world_size > 1 and parameter.grad is not None:
                 parameter.grad = self.fabric.all_reduce(parameter.grad, reduce_op="mean")
-        optimizer.step()
+        # Losses of float16 are scaled, and a step whose gradients overflow is left out.
+        self.fabric.strategy.precision.optimizer_step(optimizer)
 
 
 class Trainable(ABC):
@@ -238,6 +257,9 @@ def make_optimizer(
     import torch
 
     options = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay} | changes
+    if settings.precision == "float16":
+        # The others ask the device after each step whether a gradient overflowed.
+        options["fused"] = True
     if settings.optimizer == "adam":
         return torch.optim.Adam(parameters, **options)
     options |= {"momentum": settings.momentum, "nesterov": settings.nesterov}
@@ -298,7 +320,9 @@ def train(
     with its number, when the layers are as that epoch left them. With several processes all of
     these must be picklable.
     """
-    what = _Task(trainable, samples, seed, choose_device(device), valid, work, name, identity)
+    device = choose_device(device)
+    trainable.settings = with_arithmetic(trainable.settings, device)
+    what = _Task(trainable, samples, seed, device, valid, work, name, identity)
     processes = trainable.settings.processes
     if processes == 1:
         return _Training(what, make_fabric(what.device, trainable.settings)).run(progress, keep)
@@ -345,6 +369,7 @@ class _Training:
         self.settings: TrainingSettings = trainable.settings
         self.device, self.fabric = str(fabric.device), fabric
         trainable.layers.to(fabric.device)
+        compile_layers(trainable)
         self.optimizers = Optimizers(trainable.optimizers(), fabric)
         self.rates = {
             key: [float(group["lr"]) for group in self.optimizers[key].param_groups]
@@ -368,7 +393,8 @@ class _Training:
         for epoch in range(len(self.history) + 1, self.settings.epochs + 1):
             # The first process draws from (seed, epoch): a 0 behind them changes nothing.
             draws = [self.seed, epoch, self.fabric.global_rank]
-            with seeded(draws, self.device, self.settings.cpu_threads):
+            tf32 = self.settings.precision == "tf32"
+            with seeded(draws, self.device, self.settings.cpu_threads, tf32=tf32):
                 row = self._epoch(epoch)
                 self._check(epoch, row)
                 if self.valid is not None:
@@ -508,6 +534,10 @@ class _Training:
                 for key, value in values.items():
                     if value is not None:
                         state[f"{OPTIMIZER}{name}.{index}.{key}"] = value
+        if (scaler := self._scaler()) is not None:
+            state[LOSS_SCALE] = torch.stack(
+                [scaler._scale.double(), scaler._growth_tracker.double()]
+            )
         if under_way is not None and self.sums is not None:
             state |= {SUMS: self.sums, RANDOM: torch.get_rng_state()}
             if self.fabric.device.type == "cuda":
@@ -518,6 +548,10 @@ class _Training:
             "under_way": dict(under_way or {}),
         }
         write_tensors(self.checkpoint, state, header)
+
+    def _scaler(self) -> Any:
+        """What scales the losses of float16; none in other arithmetic."""
+        return getattr(self.fabric.strategy.precision, "scaler", None)
 
     def _resume(self, path: Path) -> None:
         header = read_header(path)
@@ -534,6 +568,10 @@ class _Training:
                 index, _, field = key.partition(".")
                 state.setdefault(int(index), {})[field] = value
             optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+        if (scaler := self._scaler()) is not None:
+            scale, steps = tensors[LOSS_SCALE].tolist()
+            values = {"scale": scale, "_growth_tracker": int(steps)}
+            scaler.load_state_dict({**scaler.state_dict(), **values})
         self.history, self.under_way = header["history"], header["under_way"]
         if SUMS in tensors:
             self.sums = tensors[SUMS].to(self.fabric.device)
@@ -556,7 +594,8 @@ def make_fabric(device: str, settings: TrainingSettings, processes: int = 1) -> 
     """Lightning Fabric on one device, or on as many devices as there are processes."""
     import torch
     from lightning_fabric import Fabric
-    from lightning_fabric.plugins import MixedPrecision, Precision
+    from lightning_fabric.plugins import MixedPrecision
+    from lightning_fabric.plugins import Precision as PlainPrecision
     from lightning_fabric.strategies.single_device import SingleDeviceStrategy
 
     place = torch.device(device)
@@ -568,12 +607,13 @@ def make_fabric(device: str, settings: TrainingSettings, processes: int = 1) -> 
         raise ConfigError(
             f"processes is {processes}, but there are {torch.cuda.device_count()} GPUs; lower it"
         )
-    mixed = precision_on(device, settings.mixed_precision) == "bfloat16"
+    kinds: Mapping[str, Any] = {"bfloat16": "bf16-mixed", "float16": "16-mixed"}
+    kind = kinds.get(arithmetic(settings.precision, device))
     return Fabric(
         accelerator=place.type,
         devices=devices,
         strategy=SingleDeviceStrategy(place) if processes == 1 else "ddp_spawn",
-        plugins=[MixedPrecision("bf16-mixed", place.type) if mixed else Precision()],
+        plugins=[MixedPrecision(kind, place.type) if kind else PlainPrecision()],
     )
 
 
@@ -582,6 +622,8 @@ def compute_in_batches(
     samples: Samples,
     device: str,
     batch_size: int = SCORING_BATCH,
+    *,
+    tf32: bool = False,
 ) -> dict[str, np.ndarray]:
     """`compute` of every batch, without gradients; its tensors joined as arrays.
 
@@ -591,7 +633,7 @@ def compute_in_batches(
 
     place = torch.device(device)
     parts: list[dict[str, np.ndarray]] = []
-    with torch.no_grad(), seeded([0], device):
+    with torch.no_grad(), seeded([0], device, tf32=tf32):
         for start in range(0, max(len(samples), 1), batch_size):
             rows = np.arange(start, min(start + batch_size, len(samples)))
             values = compute(Batch(samples, rows, place))

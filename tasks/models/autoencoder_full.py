@@ -49,7 +49,7 @@ class AutoencoderFull(NetworkModel):
     modality: ClassVar[str] = "image"
     configuration: ClassVar[type[Settings]] = Configuration
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "paper": {"mixed_precision": False},
+        "paper": {"precision": "float32"},
         "small": dict(**SMALL_AUTOENCODER, scale=0.25, epochs=12, batch_size=32, milestones=(10,)),
     }
     validates: ClassVar[bool] = True

@@ -32,7 +32,7 @@ class AutoencoderPatch(autoencoder_full.AutoencoderFull):
     name: ClassVar[str] = "autoencoder_patch"
     configuration: ClassVar[type[Settings]] = Configuration
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "paper": {"mixed_precision": False},
+        "paper": {"precision": "float32"},
         "small": dict(
             **autoencoder_full.SMALL_AUTOENCODER,
             scale=0.5,

@@ -24,6 +24,7 @@ from schemas.runs import Origin
 from storage.tensors import as_tensors, write_tensors
 from tasks import networks
 from tasks.engine.plugins import Plugin, put_over
+from tasks.learning.compiling import compile_layers
 from tasks.learning.devices import choose_device, seeded
 from tasks.learning.samples import NOVEL, Samples
 from tasks.learning.trainer import (
@@ -430,7 +431,8 @@ class NetworkModel(Model, Trainable):
         batch_size: int | None = None,
     ) -> dict[str, np.ndarray]:
         """`compute` of every batch, without gradients; its tensors joined as arrays."""
-        return compute_in_batches(compute, samples, self.device, batch_size or self.scoring_batch())
+        tf32, batch_size = self.settings.precision == "tf32", batch_size or self.scoring_batch()
+        return compute_in_batches(compute, samples, self.device, batch_size, tf32=tf32)
 
     def state(self) -> dict[str, np.ndarray | torch.Tensor]:
         return dict(self.layers.state_dict())
@@ -440,6 +442,7 @@ class NetworkModel(Model, Trainable):
             self._make_layers()
         self.layers.load_state_dict(dict(state))
         self.layers.to(self.device).eval()
+        compile_layers(self)
 
 
 def _keep_epoch(model: NetworkModel, keep: Callable[[Model, int], None] | None, epoch: int) -> None:

@@ -20,7 +20,7 @@ from pydantic import Field
 from schemas.clips import FrameSampling, Preprocessing
 from schemas.errors import ConfigError
 from storage.filehash import sha256_file
-from tasks.learning.devices import precision_on
+from tasks.learning.devices import Precision, mixed
 from tasks.learning.samples import Samples
 from tasks.learning.trainer import Batch, compute_in_batches
 from tasks.models.base import Fitting, Model
@@ -123,7 +123,10 @@ class CropSettings(ClipSettings):
     )
 
     weights: Path | None = Field(None, exclude=True, description="Checkpoint file of the network.")
-    mixed_precision: bool = Field(False, description="bfloat16 where a GPU has it; never on a CPU.")
+    precision: Precision = Field(
+        "float32",
+        description="float32, tf32, bfloat16 or float16 (mixed); auto: what a GPU is for.",
+    )
 
 
 class CropBackbone(Backbone):
@@ -148,7 +151,7 @@ class CropBackbone(Backbone):
             clips.reshape(-1, *clips.shape[2:]),
             self.device,
             settings.batch,
-            settings.mixed_precision,
+            settings.precision,
             normalisation="fair" if averaged else "release",
         )
         by_view = {name: each.reshape(*clips.shape[:2], -1) for name, each in rows.items()}
@@ -163,14 +166,12 @@ def pass_views(
     clips: np.ndarray,
     device: str = "cpu",
     batch: int = 4,
-    mixed_precision: bool = False,
+    precision: str = "float32",
     *,
     normalisation: Normalisation = "release",
 ) -> dict[str, np.ndarray]:
     """uint8 (N, T, H, W, 3) to float32 `features` (N, dim) and, where the network has a classifier,
     `logits`; the network is on the device."""
-    import torch
-
     from tasks.features.clips import prepare
 
     if clips.dtype != np.uint8 or clips.shape[1:] != (
@@ -183,16 +184,16 @@ def pass_views(
             f"clips are {clips.dtype} {clips.shape}, expected uint8 (N, {network.frames}, "
             f"{network.side}, {network.side}, 3)"
         )
-    mixed = precision_on(device, mixed_precision) == "bfloat16"
 
     def compute(some: Batch) -> dict[str, torch.Tensor]:
-        with torch.autocast(some.device.type, torch.bfloat16, enabled=mixed):
+        with mixed(precision, device):
             features = network.features(prepare(some.array("clips"), normalisation)).float()
             if network.classifier is None:
                 return {"features": features}
             return {"features": features, "logits": network.classifier(features).float()}
 
-    return compute_in_batches(compute, Samples.unnamed(clips=clips), device, batch)
+    shown = Samples.unnamed(clips=clips)
+    return compute_in_batches(compute, shown, device, batch, tf32=precision == "tf32")
 
 
 def _digest(path: Path) -> bytes:

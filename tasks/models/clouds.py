@@ -21,7 +21,8 @@ from pydantic import Field
 from schemas.errors import ConfigError
 from schemas.runs import Origin
 from tasks import networks
-from tasks.learning.devices import precision_on, seeded, to_device
+from tasks.learning.compiling import compile_layers
+from tasks.learning.devices import Precision, mixed, seeded, to_device
 from tasks.learning.samples import Samples
 from tasks.learning.trainer import Batch, Losses, TrainingSettings
 from tasks.models.base import Fitting, NetworkModel
@@ -66,8 +67,8 @@ class CloudSettings(TrainingSettings):
     """Size at the end of the cosine."""
     weight_decay: float = Field(1e-4, ge=0)
     """L2 penalty of the optimiser."""
-    mixed_precision: bool = False
-    """bfloat16 where a GPU has it; the release trains in float32."""
+    precision: Precision = "float32"
+    """Arithmetic of trainings and passes; the release's is float32."""
     initial_weights: Literal["normal", "torch"] = "normal"
     """N(0, .02) as released, or what torch gives its layers."""
     weights: Path | None = Field(None, exclude=True)
@@ -86,7 +87,7 @@ SMALL: dict[str, Any] = {
     "optimizer": "adam",
     "learning_rate": 3e-3,
     "final_rate": 1e-5,
-    "mixed_precision": True,
+    "precision": "auto",
     "initial_weights": "torch",
 }
 
@@ -169,6 +170,7 @@ class CloudModel(NetworkModel):
             self._make_layers()
         self.record["initial_weights"] = fill_released(self, path)
         self.layers.to(self.device).eval()
+        compile_layers(self)
         return pl.DataFrame()
 
     def augmented(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -202,8 +204,7 @@ class CloudModel(NetworkModel):
         clouds, about = batch.array("clouds"), batch.samples.about
         count = about.get("points") or self.settings.points
         normalisation = about.get("normalisation", "unit_sphere")
-        mixed = precision_on(self.device, self.settings.mixed_precision) == "bfloat16"
-        with torch.autocast(clouds.device.type, torch.bfloat16, enabled=mixed):
+        with mixed(self.settings.precision, self.device):
             votes = [
                 self.cloud_outputs(
                     normalised(clouds[:, to_device(places, clouds.device)], normalisation)

@@ -56,7 +56,7 @@ class Ndcc(VggClassifier):
     name: ClassVar[str] = "ndcc"
     configuration: ClassVar[type[Settings]] = Configuration
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "paper": {"mixed_precision": False},
+        "paper": {"precision": "float32"},
         "small": dict(
             **SMALL_NETWORK,
             epochs=10,

@@ -23,7 +23,7 @@ from pydantic import Field
 
 from schemas.config import Settings
 from schemas.errors import ConfigError, TrainingError
-from tasks.learning.devices import to_host
+from tasks.learning.devices import Precision, to_host
 from tasks.learning.encoding import ColumnGroups, column_groups, encoded, learn_vocabulary
 from tasks.learning.samples import NOVEL, Rows, Samples
 from tasks.learning.trainer import Batch, Losses, TrainingSettings, compute_in_batches
@@ -62,7 +62,7 @@ class Configuration(ThreadSettings, TrainingSettings):
     epochs: int = Field(50, ge=1, description="Passes over the training samples.")
     batch_size: int = Field(64, ge=1, description="Samples per step.")
     learning_rate: float = Field(1e-4, gt=0, description="Size of the steps.")
-    mixed_precision: bool = Field(False, description="bfloat16 where a GPU has it.")
+    precision: Precision = Field("float32", description="Arithmetic of the training.")
 
 
 @dataclass(frozen=True, eq=False)

@@ -82,7 +82,7 @@ class VggClassifier(NetworkModel):
     gives: ClassVar[frozenset[str]] = CLASSIFIER | NOVELTY_ONLY
     configuration: ClassVar[type[Settings]] = Configuration
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "paper": {"mixed_precision": False},
+        "paper": {"precision": "float32"},
         "small": dict(
             **SMALL_NETWORK, epochs=10, batch_size=32, learning_rate=1e-3, milestones=(8,)
         ),

@@ -22,7 +22,7 @@ from tasks.engine.stage import Produced, Shard, stage
 from tasks.evaluation.model_runs import training_rows
 from tasks.evaluation.passing import DeviceSettings
 from tasks.evaluation.runs import run_id, run_mark, run_row
-from tasks.learning.devices import use_threads
+from tasks.learning.devices import use_threads, with_arithmetic
 from tasks.learning.memory import use_memory
 from tasks.learning.samples import Samples
 from tasks.learning.trainer import TRAINER_VERSION
@@ -50,7 +50,8 @@ def discovery_settings(config: Config) -> dict[str, Any]:
     if config.preset not in PRESETS:
         names = ", ".join(PRESETS)
         raise ConfigError(f"discovery has no preset {config.preset!r}; there are: {names}")
-    return {**PRESETS[config.preset].model_dump(mode="json"), "clusters": len(CLASSES)}
+    settings = with_arithmetic(PRESETS[config.preset], config.device)
+    return {**settings.model_dump(mode="json"), "clusters": len(CLASSES)}
 
 
 def plan_discovery(
@@ -60,7 +61,7 @@ def plan_discovery(
     path = config.dino_weights
     files = () if path is None else (weights_file(path),)
     weights = {"dino": files[0].digest} if files else {}
-    shards = []
+    settings, shards = discovery_settings(config), []
     for model in (NOT_TUNED, FINE_TUNED):
         for seed in config.seeds:
             facts = RunFacts(
@@ -68,10 +69,11 @@ def plan_discovery(
                 protocol="visual",
                 model=model,
                 preset=config.preset,
-                settings=discovery_settings(config),
+                settings=settings,
                 seed=seed,
                 versions={"model": VERSION, "loader": LOADER_VERSION, "trainer": TRAINER_VERSION},
                 weights=weights,
+                precision=settings["precision"],
                 fit_key=keys["visual"]["fit_key"],
             )
             mark = run_mark(facts, keys["visual"]["data_key"])

@@ -90,7 +90,7 @@ class Configuration(TrainingSettings):
 
 
 PRESETS: Mapping[str, Configuration] = {
-    "paper": Configuration(mixed_precision=False),
+    "paper": Configuration(precision="float32"),
     "small": Configuration(
         image_size=48,
         patch=8,

@@ -16,7 +16,7 @@ import numpy as np
 from schemas.errors import ConfigError, NoveltyError
 from storage.tensors import as_tensors
 from tasks import models, networks
-from tasks.learning.devices import choose_device, precision_on
+from tasks.learning.devices import arithmetic, choose_device
 from tasks.learning.samples import NOVEL, Samples
 from tasks.learning.training import Progress
 from tasks.models.base import Fitting, Model, NetworkModel
@@ -127,7 +127,7 @@ def fit(
 
 def _shared(model: Model) -> dict[str, Any]:
     """Settings that its base has as it has them."""
-    names = ("cpu_threads", "mixed_precision", "dropout")
+    names = ("cpu_threads", "precision", "dropout")
     return {name: getattr(model.settings, name) for name in names if hasattr(model.settings, name)}
 
 
@@ -177,7 +177,7 @@ def examine_device(
 def _described(device: str) -> str:
     import torch
 
-    precision = precision_on(device, True)
+    precision = arithmetic("auto", device)
     if torch.device(device).type != "cuda":
         return f"device {device}, {torch.get_num_threads()} threads, mixed precision is {precision}"
     name, memory = torch.cuda.get_device_name(device), torch.cuda.get_device_properties(device)

@@ -20,7 +20,8 @@ import numpy as np
 from pydantic import Field
 
 from schemas.config import Settings
-from tasks.learning.devices import seeded
+from tasks.learning.compiling import compile_layers
+from tasks.learning.devices import Precision, seeded
 from tasks.learning.samples import Rows, Samples, SomeRows
 from tasks.learning.trainer import (
     TRAINER_VERSION,
@@ -58,7 +59,7 @@ class Configuration(TrainingSettings):
     epochs: int = Field(1, ge=1, description="Passes over the experience at each fit.")
     batch_size: int = Field(1000, ge=1, description="Samples per step.")
     learning_rate: float = Field(1e-3, gt=0, description="Size of the steps.")
-    mixed_precision: bool = Field(False, description="bfloat16 where a GPU has it.")
+    precision: Precision = Field("float32", description="Arithmetic of the training.")
     checkpoint_every: int = Field(
         10, ge=1, exclude=True, description="Without effect: a run is saved after each increment."
     )
@@ -189,3 +190,4 @@ class Ann(Predictor, Trainable):
         self.layers = self._build()
         self.layers.load_state_dict(dict(state))
         self.layers.to(self.device).eval()
+        compile_layers(self)

@@ -480,7 +480,7 @@ def test_embed_gives_the_features_of_each_clip_in_order():
     for row in range(5):
         alone = network.features(prepare(torch.from_numpy(some[row : row + 1])))
         np.testing.assert_allclose(found[row], alone[0], rtol=1e-4, atol=1e-5)
-    np.testing.assert_array_equal(embed(network, some, "cpu", 2, mixed_precision=True), found)
+    np.testing.assert_array_equal(embed(network, some, "cpu", 2, precision="auto"), found)
     assert not np.allclose(embed(network, some, "cpu", normalisation="fair"), found)
     assert embed(network, some[:0], "cpu").shape == (0, 10)
 

@@ -105,8 +105,17 @@ class Module:
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.bfloat16, torch.float16]
 
+    bfloat16 = True
+    capability = (8, 0)
+
     def is_bf16_supported(self, including_emulation: bool = True) -> bool:
-        return True
+        return self.bfloat16
+
+    def get_device_capability(self, device: Any = None) -> tuple[int, int]:
+        return self.capability
+
+
+MODULE = Module()
 
 
 class StandInAccelerator(Accelerator):
@@ -391,7 +400,7 @@ def _copied_in(source: torch.Tensor, to: There, non_blocking: bool = False) -> T
 
 
 def _set_up() -> None:
-    _setup_privateuseone_for_python_backend(NAME, Module())
+    _setup_privateuseone_for_python_backend(NAME, MODULE)
     ACCELERATOR_REGISTRY.register(NAME, StandInAccelerator)
     library, others = torch.library.Library("aten", "IMPL"), torch.library.Library("_", "IMPL")
     others.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")

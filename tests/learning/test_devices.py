@@ -7,15 +7,17 @@ import sys
 import pytest
 import torch
 
-from tasks.learning.devices import seeded
+from schemas.errors import ConfigError
+from tasks.learning.devices import arithmetic, seeded
 from tasks.learning.trainer import compute_in_batches, train
 from tests.learning.test_trainer import SAMPLES, Small
 
 PLANNED = """
 import sys
-from tasks.learning.devices import precision_on
+from tasks.learning.devices import arithmetic
 
-print(precision_on("auto", True), precision_on("cpu", True), "torch" in sys.modules)
+names = [arithmetic(name, device) for name in ("auto", "float16") for device in ("auto", "cpu")]
+print(*names, "torch" in sys.modules)
 """
 
 
@@ -24,7 +26,9 @@ def test_where_there_is_no_gpu_the_precision_is_known_without_torch():
     planned = subprocess.run(
         [sys.executable, "-c", PLANNED], capture_output=True, text=True, env=environment
     )
-    assert planned.stdout.split() == ["float32", "float32", "False"], planned.stderr
+    assert planned.stdout.split() == ["float32", "float32", "float16", "float16", "False"], (
+        planned.stderr
+    )
 
 
 def switches() -> list[bool]:
@@ -64,3 +68,27 @@ def test_the_switches_of_a_user_come_back_after_an_error(allowed):
         assert switches() == [False, False]
         raise KeyError
     assert switches() == [True, True]
+
+
+@pytest.mark.parametrize("device", ["cpu", "auto"])
+def test_a_cpu_has_no_tf32(device, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(ConfigError, match="precision tf32: a CPU has none; use float32"):
+        arithmetic("tf32", device)
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_a_cpu_computes_in_16_bits_where_that_is_named(precision):
+    types = []
+
+    class Watching(Small):
+        def losses(self, batch):
+            losses = super().losses(batch)
+            types.append(self.layers(batch.array("images").permute(0, 3, 1, 2).float()).dtype)
+            return losses
+
+    small = Watching(epochs=4, precision=precision)
+    history = train(small, SAMPLES, seed=1, device="cpu")
+    assert set(types) == {getattr(torch, precision)}
+    assert history["loss"][-1] < history["loss"][0]
+    assert {value.dtype for value in small.layers.parameters()} == {torch.float32}

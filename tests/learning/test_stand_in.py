@@ -1,6 +1,7 @@
 """Every model and every way through the trainer on a stand-in for a GPU; and what that catches."""
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -9,16 +10,17 @@ import torch
 from torch import nn
 
 from flows.cli import main
+from schemas.errors import ConfigError
 from tasks import models
 from tasks.learning import trainer
-from tasks.learning.devices import precision_on, to_device, to_host
+from tasks.learning.devices import arithmetic, to_device, to_host
 from tasks.learning.samples import Samples
 from tasks.learning.trainer import Batch, Losses, Trainable, compute_in_batches, train
 from tasks.novelcraft import discovery
 from tasks.operations import gpu_check
 from tasks.predictors import find_predictor, predictor_names
 from tests.learning import devices_lab as lab
-from tests.learning.stand_in import NAME, DeviceError, StandIn
+from tests.learning.stand_in import MODULE, NAME, DeviceError, StandIn
 from tests.learning.test_trainer import SAMPLES, VALID, InPhases, Killed, Small
 from tests.predictors import examples
 
@@ -112,7 +114,7 @@ def test_autocast_is_that_of_cuda() -> None:
 
 def run_there(kind: type[Trainable], device: str, work: Any = None, at: int = 0, **changes: Any):
     """Weights and history of a training, killed after an epoch where one is named."""
-    trainable: Any = kind(mixed_precision=False, **changes)
+    trainable: Any = kind(**{"precision": "float32", **changes})
 
     def progress(epoch: int, epochs: int, row: Any) -> None:
         if epoch == at:
@@ -171,20 +173,88 @@ def test_a_training_there_goes_on_within_an_epoch(tmp_path, monkeypatch) -> None
     assert state == expected and again.equals(history)
 
 
-def test_mixed_precision_is_the_devices() -> None:
-    types = []
+class Watching(Small):
+    """Notes of each step the type of its convolution, and whether products may be TF32."""
 
-    class Watching(Small):
-        def losses(self, batch: Batch) -> Losses:
-            hidden = self.layers[0](batch.array("images").permute(0, 3, 1, 2).float())
-            types.append(hidden.dtype)
-            return super().losses(batch)
+    def __init__(self, **changes: Any) -> None:
+        super().__init__(**{"epochs": 1, **changes})
+        self.seen: list[tuple[torch.dtype, bool]] = []
 
+    def losses(self, batch: Batch) -> Losses:
+        hidden = self.layers[0](batch.array("images").permute(0, 3, 1, 2).float())
+        self.seen.append((hidden.dtype, torch.backends.cuda.matmul.allow_tf32))
+        return super().losses(batch)
+
+
+@pytest.mark.parametrize(
+    ("precision", "expected"),
+    [
+        ("float32", (torch.float32, False)),
+        ("tf32", (torch.float32, True)),
+        ("bfloat16", (torch.bfloat16, False)),
+        ("float16", (torch.float16, False)),
+        ("auto", (torch.bfloat16, False)),
+    ],
+)
+def test_a_training_there_is_in_the_arithmetic_that_was_named(precision, expected) -> None:
+    watching = Watching(precision=precision)
     with StandIn("cpu"):
-        assert precision_on(NAME, True) == "bfloat16" and precision_on("cpu", True) == "float32"
-        for mixed in (True, False):
-            train(Watching(epochs=1, mixed_precision=mixed), SAMPLES, seed=1, device=NAME)
-    assert types[0] == torch.bfloat16 and types[-1] == torch.float32
+        history = train(watching, SAMPLES, seed=1, device=NAME, valid=VALID)
+    assert set(watching.seen) == {expected}
+    assert watching.settings.precision == ("bfloat16" if precision == "auto" else precision)
+    assert history["loss"].is_finite().all()
+
+
+@pytest.mark.parametrize(
+    ("bfloat16", "capability", "expected"),
+    [(True, (8, 0), "bfloat16"), (False, (7, 5), "float16"), (False, (6, 1), "float32")],
+)
+def test_what_a_device_lacks_is_refused(monkeypatch, bfloat16, capability, expected) -> None:
+    monkeypatch.setattr(MODULE, "bfloat16", bfloat16, raising=False)
+    monkeypatch.setattr(MODULE, "capability", capability, raising=False)
+    with StandIn("cpu"):
+        assert arithmetic("auto", NAME) == expected
+        assert arithmetic("float32", NAME) == "float32" and arithmetic("float16", NAME) == "float16"
+        if bfloat16:
+            return
+        for name in ("bfloat16", "tf32"):
+            with pytest.raises(ConfigError, match=f"precision {name}: {NAME} has none; use"):
+                arithmetic(name, NAME)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_a_step_in_float16_that_overflows_is_left_out_there(optimizer) -> None:
+    """And nothing waits for the device to know it."""
+
+    class Overflowing(Small):
+        steps = 0
+
+        def losses(self, batch: Batch) -> Losses:
+            self.steps += 1
+            factor = 1e38 if self.steps == 2 else 1.0
+            return {"loss": super().losses(batch)["loss"] * factor}
+
+        def step(self, batches, optimizers, phase):
+            losses = super().step(batches, optimizers, phase)
+            weights.append(self.layers[0].weight.detach().clone())
+            return {name: loss.clamp(max=9) for name, loss in losses.items()}
+
+    weights: list[torch.Tensor] = []
+    with StandIn("cpu"):
+        small = Overflowing(epochs=1, precision="float16", optimizer=optimizer)
+        train(small, SAMPLES.take(np.arange(32)), seed=1, device=NAME)
+        moved = [bool((a != b).any().inner) for a, b in pairwise(weights)]
+    assert moved == [False, True, True]
+
+
+def test_a_training_in_float16_goes_on_with_its_scale_there(tmp_path) -> None:
+    changes = {"epochs": 3, "precision": "float16", "checkpoint_every": 1}
+    with StandIn("cpu"):
+        expected, history = run_there(Small, NAME, **changes)
+        with pytest.raises(Killed):
+            run_there(Small, NAME, tmp_path, 2, **changes)
+        state, again = run_there(Small, NAME, tmp_path, **changes)
+    assert state == expected and again.equals(history)
 
 
 def test_batches_come_back_in_the_bits_of_the_cpu() -> None:
@@ -228,7 +298,7 @@ def test_a_clip_network_casts_on_the_device_it_is_on(name, monkeypatch) -> None:
     lab.without_weights(monkeypatch)
     types = []
     with StandIn("meta"):
-        model: Any = gpu_check.made(name, None, "paper", mixed_precision=True)
+        model: Any = gpu_check.made(name, None, "paper", precision="bfloat16")
         samples = gpu_check.samples_for(model, 1)
         gpu_check.fit(model, samples, "paper", NAME)
         layer = next(m for m in model.network.modules() if isinstance(m, nn.Conv2d | nn.Conv3d))
@@ -248,7 +318,7 @@ def test_a_small_model_there_has_the_bits_of_the_cpu(name) -> None:
     outputs = {}
     for device in ("cpu", NAME):
         with StandIn("cpu"):
-            plain = {"mixed_precision": False, "cpu_threads": 1, "dropout": 0.0}
+            plain = {"precision": "float32", "cpu_threads": 1, "dropout": 0.0}
             model = gpu_check.made(name, network, "small", **plain)
             samples = gpu_check.samples_for(model, 6)
             gpu_check.fit(model, samples, "small", device)

@@ -23,7 +23,7 @@ def test_defaults_are_the_papers():
         paper = kind.resolve("paper")
         assert (paper.epochs, paper.batch_size, paper.learning_rate) == (8000, 128, 1e-3)
         assert (paper.code, paper.noise, paper.width, paper.scale) == (100, 1 / 40, 1, 1)
-        assert paper.order == "balanced" and not paper.mixed_precision
+        assert paper.order == "balanced" and paper.precision == "float32"
     assert (paper.pooling, paper.patches_per_image) == ("mean", 1)
 
 

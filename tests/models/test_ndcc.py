@@ -21,7 +21,7 @@ def model(train):
 
 def test_defaults_are_the_papers():
     paper = Ndcc.resolve("paper")
-    assert not paper.mixed_precision and not VggClassifier.resolve("paper").mixed_precision
+    assert paper.precision == VggClassifier.resolve("paper").precision == "float32"
     assert (paper.optimizer, paper.momentum, paper.weight_decay) == ("sgd", 0.9, 5e-4)
     assert (paper.learning_rate, paper.classifier_rate) == (1e-4, 1e-2)
     assert (paper.sigma_rate, paper.delta_rate) == (1e-2, 1e-4)

@@ -367,3 +367,22 @@ def test_odin_goes_over_each_network():
     assert [r.mark for r in moved if r.facts.model != "odin"] == [b.mark for b in bases]
     assert of_model("odin", moved)[0].facts.changed["epsilon"] == 0.01
     assert not {r.mark.run_id for r in of_model("odin", moved)} & {r.mark.run_id for r in odins}
+
+
+def test_the_arithmetic_is_settled_in_the_plan_and_keyed(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+    def run(**train: Any) -> PlannedRun:
+        return planned(models={"classifier": {}}, train=train, device="cpu")[0]
+
+    plain = run()
+    assert plain.facts.precision == plain.facts.settings["precision"] == "float32"
+    assert run(precision="float32").mark == plain.mark and not run(precision="auto").facts.changed
+    others = [run(precision="bfloat16"), run(precision="float16"), run(compile=True)]
+    assert [one.facts.precision for one in others] == ["bfloat16", "float16", "float32"]
+    assert len({one.mark.run_id for one in (plain, *others)}) == 4
+    with pytest.raises(ConfigError, match="a CPU has none"):
+        run(precision="tf32")
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(ConfigError, match="there is no no-such-compiler on this machine"):
+        run(compile=True)

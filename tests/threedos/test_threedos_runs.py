@@ -144,8 +144,9 @@ def test_the_release_learns_from_full_batches(preset: str, order: str) -> None:
 
 def test_the_release_learns_in_float32() -> None:
     for model in ("cross_entropy", "vae"):
-        assert not settings_of(model, preset="paper").mixed_precision
-        assert settings_of(model).mixed_precision
+        assert settings_of(model, preset="paper").precision == "float32"
+        assert settings_of(model, device="cpu").precision == "float32"
+        assert models.find(model).resolve("small", network="dgcnn").precision == "auto"
 
 
 @pytest.mark.parametrize(
