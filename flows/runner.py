@@ -99,15 +99,13 @@ def run_demo(sample: Path, lake: str | None, benchmarks: list[str]) -> None:
     """Build every benchmark on the sample data, then say what was found and where to look.
 
     One Prefect server follows them all and ends with them; `make server` shows the runs afterwards.
-    A benchmark without sample data, whose drawing lacked a library, is left out and named.
     """
     from flows.service import temporary_server
     from tasks.operations.leaderboard import show_best
 
-    absent = [benchmark for benchmark in benchmarks if not (sample / benchmark).is_dir()]
-    benchmarks = [benchmark for benchmark in benchmarks if benchmark not in absent]
-    if not benchmarks:
-        raise SourceError(f"no sample data in {sample}; run `novelty sample` first")
+    for benchmark in benchmarks:
+        if not (sample / benchmark).is_dir():
+            raise SourceError(f"no sample data in {sample / benchmark}; run `novelty sample` first")
     address, begun = lake_address(lake_root(lake)), time.monotonic()
     with temporary_server():
         for number, benchmark in enumerate(benchmarks, 1):
@@ -122,11 +120,6 @@ def run_demo(sample: Path, lake: str | None, benchmarks: list[str]) -> None:
             log.info(f"== {title} took {time.monotonic() - start:.0f} s{rest}")
             print(f"to look at now: {address}/{REPORTS}/{benchmark}.html", flush=True)
     show_best(lake_root(lake))
-    for benchmark in absent:
-        log.warning(
-            f"\n{benchmark}: left out, as {sample / benchmark} is not there; `novelty sample --out "
-            f"{sample}` makes it or says what it lacks"
-        )
     print(f"\nall of it, with pictures: {address}/{REPORTS}/index.html")
     print("every table and its rows: novelty status; every number: novelty leaderboard")
 

@@ -336,7 +336,7 @@ def _state(lake: Path) -> tuple[list[Snapshot], list[TableVersion], Past]:
 
 def catalog_for(lake: Path, sql: str) -> Path:
     """The catalogue to run a query on; the tables that it names are fetched and compared first."""
-    views = _views_in(sql)
+    views = views_in(sql)
     versions = current_versions(lake)
     if "lake/leaderboard" in views:
         views |= {f"lake/{name}" for name in SOURCES}
@@ -350,7 +350,7 @@ def catalog_for(lake: Path, sql: str) -> Path:
     return catalog_path(lake) if bucket_of(lake) is None else refresh_catalog(lake)
 
 
-def _views_in(sql: str) -> set[str]:
+def views_in(sql: str) -> set[str]:
     """What a query may read, as schema/view or view; of one that is wrong, running it says what."""
     views: set[str] = set()
     with duckdb.connect() as connection, suppress(duckdb.Error):

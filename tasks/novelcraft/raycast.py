@@ -128,6 +128,17 @@ def segment(scene: Scene) -> tuple[np.ndarray, np.ndarray]:
     return labels, depth
 
 
+def boxes_seen(scene: Scene) -> np.ndarray:
+    """Per pixel, at its centre: the box that is seen there, int32, -1 = none. Boxes may be of any
+    size, anywhere; where surfaces coincide, the last one is seen."""
+    n = scene.view.resolution
+    owner = np.full((n, n), _NOTHING, np.int32)
+    outlines = _outline(scene, np.arange(len(scene.lower)), 1)
+    every = [range(len(outlines.boxes))]
+    _paint_runs(owner, (0, 0), outlines, outlines.boxes, every, scene, 1)
+    return owner
+
+
 def novel_window(scene: Scene) -> tuple[int, int, int, int] | None:
     """x0, y0, x1, y1: the pixels that novel boxes touch if nothing hides them; None if none do."""
     novel = _outline(scene, scene.novel.nonzero()[0], 1)
@@ -250,23 +261,26 @@ def _paint_runs(
             continue
         first, last = min(top[run]), max(bottom[run])
         x0, x1 = min(left[run]), max(right[run])
-        across = columns[x0:x1]
         contested = len(set(values[run].tolist())) > 1
         step = _CONTESTED_ROWS if contested else last - first
         for y0 in range(first, last, step):
             y1 = min(y0 + step, last)
-            window = grid[y0:y1, x0:x1]
             if contested:
                 rows = slice(corner[0] + y0, corner[0] + y1)
                 directions = pixel_rays(scene, samples, rows, slice(corner[1] + x0, corner[1] + x1))
-                nearest = np.full(window.shape, np.inf)
+                nearest = np.full((y1 - y0, x1 - x0), np.inf)
             for i in run:
-                seen = (across >= low[i, y0:y1, None]) & (across < high[i, y0:y1, None])
+                above, below = max(top[i], y0), min(bottom[i], y1)
+                if above >= below:
+                    continue
+                lines, across = slice(above, below), columns[left[i] : right[i]]
+                seen = (across >= low[i, lines, None]) & (across < high[i, lines, None])
                 if contested:
-                    depth = hit_depth(scene, outlines.boxes[i], directions)
-                    seen &= depth <= nearest + _SAME_DEPTH
-                    np.copyto(nearest, depth, where=seen)
-                np.copyto(window, values[i], where=seen)
+                    part = slice(above - y0, below - y0), slice(left[i] - x0, right[i] - x0)
+                    depth = hit_depth(scene, outlines.boxes[i], directions[part])
+                    seen &= depth <= nearest[part] + _SAME_DEPTH
+                    np.copyto(nearest[part], depth, where=seen)
+                np.copyto(grid[lines, left[i] : right[i]], values[i], where=seen)
 
 
 def _back_to_front(scene: Scene, boxes: np.ndarray) -> list[list[int]]:

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 VERSION = (3, 11)
 
 BLENDER = "the renderer `blender`"
-OPEN3D = "Open3D (sample data of NovelCraft, PLY, STL and GLB files of 3DOS)"
+OPEN3D = "Open3D (PLY, STL and GLB files of 3DOS)"
 LIBRARIES = {
     "libusb-1.0.so.0": ("libusb-1.0-0", (OPEN3D,)),
     "libgomp.so.1": ("libgomp1", (OPEN3D,)),

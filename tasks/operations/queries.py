@@ -10,11 +10,17 @@ from pathlib import Path
 import polars as pl
 
 from schemas.errors import ConfigError
-from storage.catalog import open_catalog
+from schemas.tables import METRICS, RUNS, find_table
+from storage.catalog import open_catalog, views_in
+from storage.snapshots import benchmarks_in
+from storage.tables import current_versions
+from tasks.operations.upgrade import build_command, older_tables
 
 CHECKOUT = Path(__file__).parents[2] / "docs" / "queries"
 QUERIES = CHECKOUT if CHECKOUT.is_dir() else Path(sys.prefix) / "share" / "novelty" / "queries"
 """In a checkout, or where a wheel puts them."""
+MADE_OF = {"leaderboard": (METRICS.name, RUNS.name), "metrics_by_build": (METRICS.name,)}
+"""Views over all benchmarks that are made of tables with other names."""
 
 
 def example_queries() -> pl.DataFrame:
@@ -55,4 +61,31 @@ def show_query(lake: Path, sql: str) -> None:
             if result is not None:
                 result.show(max_width=200, max_rows=100)
     except duckdb.Error as error:
-        raise ConfigError(f"the query failed: {error}") from None
+        raise ConfigError(_absent(lake, sql) or f"the query failed: {error}") from None
+
+
+def _absent(lake: Path, sql: str) -> str:
+    """Who lacks a table that the query names, and what builds it; empty if nobody does."""
+    older = {table.name for table in older_tables(lake)}
+    present = {version.name for version in current_versions(lake)}
+    for view in sorted(views_in(sql)):
+        schema, _, name = view.rpartition("/")
+        over_all = schema == "lake"  # such a view leaves out what is older
+        shown = present - older if over_all else present
+        for table in MADE_OF.get(name, (name,)) if over_all else (name,):
+            benchmarks = [
+                benchmark
+                for benchmark in benchmarks_in(lake)
+                if (over_all or benchmark == schema) and find_table(benchmark, table)
+            ]
+            if not benchmarks or any(f"{benchmark}/{table}" in shown for benchmark in benchmarks):
+                continue
+            outdated = [one for one in benchmarks if f"{one}/{table}" in older]
+            state = "of an older version" if outdated else "not built"
+            builds = [f"`{build_command(lake, one)}`" for one in outdated or benchmarks]
+            return (
+                f"there is no {schema}.{name}, as the table {table} of "
+                f"{', '.join(outdated or benchmarks)} is {state}; {' and '.join(builds)} makes it, "
+                "with settings that ask for it"
+            )
+    return ""

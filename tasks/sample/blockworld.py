@@ -2,10 +2,9 @@
 
 In: a `View` (room, blocks of one layer, leaves, figures, pose, item bar). Out: 256x256 RGB pixels.
 Camera: fov 70 degrees, eye 1.62 above the feet, yaw 0 = south (+z), 90 = west, pitch > 0 looks down
-(docs/novelcraft.md, with the right order of rotations). Wall height, tree shape, sky and
-item bar were measured on published frames; textures are our own. Rays are cast with Embree; the hit
-point on the face is then computed in double precision, so that a texel does not depend on Embree's
-rounding.
+(docs/novelcraft.md, with the right order of rotations). Wall height, tree shape, sky and item bar
+were measured on published frames; textures are our own. The renderer of the masks casts the rays
+(`raycast.boxes_seen`), one through the centre of each pixel.
 """
 
 import zlib
@@ -16,7 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from schemas.extras import require_library
+from tasks.novelcraft.raycast import boxes_seen
+from tasks.novelcraft.scene import Scene, camera_rotation, pixel_rays
+from tasks.novelcraft.scene import View as Camera
 
 SIZE = 256
 FIELD_OF_VIEW = 70.0
@@ -153,11 +154,7 @@ FIGURE_PARTS: tuple[tuple[str, Part], ...] = (
 SHADE = np.array([0.6, 0.6, 0.5, 1.0, 0.8, 0.8])
 U_AXIS = np.array([2, 2, 0, 0, 0, 0])
 V_AXIS = np.array([1, 1, 2, 2, 1, 1])
-CORNERS = np.array([[x, y, z] for x in (0, 1) for y in (0, 1) for z in (0, 1)])
-TRIANGLES = np.array(
-    [[0, 1, 3], [0, 3, 2], [4, 6, 7], [4, 7, 5], [0, 4, 5], [0, 5, 1],
-     [2, 3, 7], [2, 7, 6], [0, 2, 6], [0, 6, 4], [1, 5, 7], [1, 7, 3]]
-)  # fmt: skip
+CAMERA = Camera(rotation="corrected", fov=FIELD_OF_VIEW, resolution=SIZE)
 RODS = (110, 82, 44)
 SKY_ABOVE = np.array([123.0, 183.0, 255.0])
 SKY_AT_HORIZON = np.array([223.0, 233.0, 255.0])
@@ -165,37 +162,29 @@ SKY_AT_HORIZON = np.array([223.0, 233.0, 255.0])
 
 def draw(view: View) -> np.ndarray:
     """The picture, uint8 of shape (256, 256, 3) in RGB order, item bar included."""
-    require_library("open3d")
-    import open3d as o3d
-
     low, high, per_unit, faces = _boxes(view)
-    eye = np.array(
-        [view.position[0], view.room.y - 0.5 + EYE_ABOVE_FEET, view.position[1]], dtype=np.float64
-    )
-    rays = ray_directions(view.yaw, view.pitch)
+    # The little more keeps rays off edges, where rounding alone would say what is seen.
+    eye = np.array([view.position[0], view.room.y - 0.5 + EYE_ABOVE_FEET, view.position[1]]) + 1e-9
+    turn = camera_rotation(view.yaw % 360, view.pitch, CAMERA.rotation)
+    none = np.zeros(len(low), np.int32)
+    scene = Scene(low, high, none, (), none.astype(bool), eye, turn, CAMERA)
+    rays = pixel_rays(scene)
+    seen = boxes_seen(scene)
 
-    corners = low[:, None] + CORNERS * (high - low)[:, None]
-    triangles = np.arange(len(low))[:, None, None] * len(CORNERS) + TRIANGLES
-    scene = o3d.t.geometry.RaycastingScene()
-    scene.add_triangles(
-        corners.reshape(-1, 3).astype(np.float32), triangles.reshape(-1, 3).astype(np.uint32)
-    )
-    cast = np.concatenate([np.broadcast_to(eye, rays.shape), rays], axis=1).astype(np.float32)
-    hit = scene.cast_rays(o3d.core.Tensor(cast))["primitive_ids"].numpy()  # type: ignore[call-overload]
-
-    pixels = np.empty((SIZE * SIZE, 3), dtype=np.float32)
-    met = hit != scene.INVALID_ID
+    pixels = np.empty((SIZE, SIZE, 3), dtype=np.float32)
+    met = seen >= 0
     sky = rays[~met]
     elevation = np.abs(sky[:, 1] / np.hypot(sky[:, 0], sky[:, 2]).clip(1e-6))
     pixels[~met] = SKY_ABOVE + (SKY_AT_HORIZON - SKY_ABOVE) * np.exp(-8 * elevation)[:, None]
 
-    box, face = np.divmod(hit[met].astype(np.int64), len(TRIANGLES))
-    face //= 2
-    axis, u_axis, v_axis = face // 2, U_AXIS[face], V_AXIS[face]
-    ray = rays[met]
+    box, ray = seen[met], rays[met]
     row = np.arange(len(ray))
-    plane = np.where(face % 2, high[box, axis], low[box, axis])
-    distance = (plane - eye[axis]) / ray[row, axis]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        planes = (np.where(ray > 0, low[box], high[box]) - eye) / ray
+    axis = np.nanargmax(planes, axis=1)
+    distance = planes[row, axis]
+    face = 2 * axis + (ray[row, axis] < 0)
+    u_axis, v_axis = U_AXIS[face], V_AXIS[face]
 
     def texel(along: np.ndarray) -> np.ndarray:
         place = eye[along] + distance * ray[row, along] - low[box, along]
@@ -206,24 +195,7 @@ def draw(view: View) -> np.ndarray:
     haze = (0.12 * np.clip((distance - 10) / 30, 0, 1)).astype(np.float32)[:, None]
     pixels[met] = colour + (SKY_AT_HORIZON.astype(np.float32) - colour) * haze
     lit = (pixels * np.array(view.light, np.float32)).clip(0, 255)
-    image = np.rint(lit).astype(np.uint8).reshape(SIZE, SIZE, 3)
-    return _with_bar(image, view.bar, view.selected)
-
-
-@lru_cache(maxsize=64)
-def ray_directions(yaw: float, pitch: float) -> np.ndarray:
-    """One direction per pixel centre, row by row, depth 1 along the line of sight."""
-    turn, tilt = np.radians([yaw % 360, pitch])
-    forward = np.array([-np.sin(turn) * np.cos(tilt), -np.sin(tilt), np.cos(turn) * np.cos(tilt)])
-    right = np.array([-np.cos(turn), 0.0, -np.sin(turn)])
-    up = np.array([-np.sin(turn) * np.sin(tilt), np.cos(tilt), np.cos(turn) * np.sin(tilt)])
-    reach = np.tan(np.radians(FIELD_OF_VIEW / 2))
-    across = (2 * (np.arange(SIZE) + 0.5) / SIZE - 1) * reach
-    # A ray exactly along an axis would divide by zero on the face that it never meets.
-    rays = forward + across[None, :, None] * right - across[:, None, None] * up + 1e-9
-    rays = rays.reshape(-1, 3)
-    rays.setflags(write=False)
-    return rays
+    return _with_bar(np.rint(lit).astype(np.uint8), view.bar, view.selected)
 
 
 def _boxes(view: View) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

@@ -1,17 +1,14 @@
 """All sample data sets, or those that are asked for: `<out>/<benchmark>/…`, one module each."""
 
 import importlib
-import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from schemas.errors import ConfigError, MissingExtra
+from schemas.errors import ConfigError
 from storage.atomic import write_bytes
 from storage.filehash import sha256_file
 from storage.layout import content_key
-
-log = logging.getLogger(__name__)
 
 NOT_GENERATORS = {"__init__", "write", "files", "blockworld"}
 
@@ -26,7 +23,6 @@ def write_sample(out: Path, seed: int = 0, only: Sequence[str] | None = None) ->
     """Write the sample data; what the same generator wrote from the same seed is left alone.
 
     So a file that was changed by hand since then stays changed: delete the folder to start anew.
-    What cannot be drawn for want of a library is left out with a warning, unless it was asked for.
     """
     unknown = set(only or ()) - set(sample_names())
     if unknown:
@@ -39,13 +35,7 @@ def write_sample(out: Path, seed: int = 0, only: Sequence[str] | None = None) ->
             continue
         start = time.monotonic()
         writer = getattr(importlib.import_module(f"tasks.sample.{name}"), f"write_{name}")
-        try:
-            writer(out / name, seed)
-        except MissingExtra as error:
-            if only:
-                raise
-            log.warning(f"sample {name}: left out: {error}")
-            continue
+        writer(out / name, seed)
         write_bytes(marker, made_by.encode())
         print(f"sample {name}: {out / name} ({time.monotonic() - start:.0f} s)", flush=True)
 

@@ -17,13 +17,21 @@ from tasks.novelcraft.masks import bounding_box, decode_png, mask_iou
 from tasks.novelcraft.raycast import (
     SAMPLES,
     NovelObject,
+    boxes_seen,
     novel_mask,
     novel_window,
     render,
     samples_per_pixel,
     segment,
 )
-from tasks.novelcraft.scene import Scene, View, build_scene, hit_depth, pixel_rays
+from tasks.novelcraft.scene import (
+    Scene,
+    View,
+    build_scene,
+    camera_rotation,
+    hit_depth,
+    pixel_rays,
+)
 from tasks.novelcraft.worldstate import WorldState, parse_world_state, world_state
 from tests.novelcraft.test_scene import small_document, small_state
 from tests.shared import shared_path
@@ -128,6 +136,25 @@ def test_segmentation_and_depth_equal_to_every_ray(seed: int, near: float, span:
     assert np.array_equal(labels >= 0, met.any(0))
     assert depth.dtype == np.float32
     assert np.allclose(depth, nearest, rtol=1e-6)
+
+
+@given(st.integers(0, 1 << 32))
+@settings(max_examples=30, deadline=None)
+def test_boxes_of_any_size_anywhere_equal_to_every_ray(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    count = int(draw.integers(1, 40))
+    lower = draw.integers(-24, 24, (count, 3)) / 4  # quarters: some touch, overlap, hold the camera
+    sides = draw.integers(1, 40, (count, 3)) / 8
+    turn = camera_rotation(*draw.uniform(-90, 90, 2), "corrected")
+    label = np.arange(count)
+    novel = np.zeros(count, bool)
+    eye = draw.uniform(-1, 1, 3)
+    scene = Scene(lower, lower + sides, label, (), novel, eye, turn, View(resolution=150))
+    met, _ = every_ray(scene, 1)
+    owner = boxes_seen(scene)
+    assert np.array_equal(owner >= 0, met.any(0))
+    rows, columns = np.nonzero(owner >= 0)
+    assert met[owner[rows, columns], rows, columns].all()
 
 
 def count_rows() -> list[dict[str, str]]:

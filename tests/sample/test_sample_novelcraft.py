@@ -161,7 +161,8 @@ def test_bytes_depend_on_seed_class_and_episode_alone(tiny, tmp_path, hash_seed)
     code = (
         "import sys; from pathlib import Path; from tasks.sample.novelcraft import *\n"
         f"write_novelcraft(Path(sys.argv[1]), 3, episodes={episodes}, bad_records=False, "
-        f"workers={len(episodes)})"
+        f"workers={len(episodes)})\n"
+        "assert not {'open3d', 'bpy'} & set(sys.modules), 'these need X and GL'"
     )
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(REPOSITORY)}
     subprocess.run(

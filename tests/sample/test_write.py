@@ -2,8 +2,8 @@
 
 import pytest
 
-from schemas.errors import ConfigError, MissingExtra
-from tasks.sample import condda, write
+from schemas.errors import ConfigError
+from tasks.sample import condda
 from tasks.sample.write import sample_names, write_sample
 
 
@@ -31,16 +31,3 @@ def test_another_seed_writes_again(tmp_path):
 def test_unknown_name_is_said(tmp_path):
     with pytest.raises(ConfigError, match="no sample data for x; there are: condda"):
         write_sample(tmp_path, only=["x"])
-
-
-def test_what_lacks_a_library_is_left_out_unless_it_was_asked_for(tmp_path, monkeypatch, caplog):
-    def write_condda(folder, seed):
-        raise MissingExtra("open3d does not load")
-
-    monkeypatch.setattr("tasks.sample.condda.write_condda", write_condda)
-    monkeypatch.setattr(write, "sample_names", lambda: ["condda"])
-    write_sample(tmp_path)
-    assert "sample condda: left out: open3d does not load" in caplog.text
-    assert not list(tmp_path.iterdir())
-    with pytest.raises(MissingExtra):
-        write_sample(tmp_path, only=["condda"])

@@ -66,6 +66,27 @@ def test_what_needs_no_raw_files_is_upgraded_and_the_rest_is_named(lake: Path, c
     assert not verify_lake(lake).damage
 
 
+@pytest.mark.parametrize(
+    ("view", "table", "state"),
+    [
+        ("lake.metrics", "metrics", "of an older version"),
+        ("lake.leaderboard", "metrics", "of an older version"),
+        ("novelcraft.runs", "runs", "not built"),
+    ],
+)
+def test_a_query_says_who_lacks_a_table_and_what_builds_it(lake, capsys, view, table, state):
+    assert main(["upgrade", "--lake", str(lake)]) == 1
+    capsys.readouterr()
+    assert main(["query", "--lake", str(lake), f"select * from {view}"]) == 2
+    said = capsys.readouterr().err
+    assert f"there is no {view}, as the table {table} of novelcraft is {state}; `novelty" in said
+    assert f"`novelty build novelcraft --lake {lake} --source /" in said
+    assert "Catalog Error" not in said
+    # Any other mistake keeps the words of DuckDB.
+    assert main(["query", "--lake", str(lake), "select nothing from novelcraft.metrics"]) == 2
+    assert "the query failed" in capsys.readouterr().err
+
+
 def test_a_lake_of_today_has_nothing_to_upgrade(tmp_path: Path, capsys) -> None:
     write_raw(tmp_path / "raw", files=2, lines=4)
     build_toy(tmp_path / "lake", tmp_path / "raw")
