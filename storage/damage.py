@@ -23,6 +23,7 @@ from storage.layout import (
     build_record_path,
     inner,
     pieces_path,
+    top_folders,
     versions_path,
 )
 from storage.objects import bucket_of
@@ -195,7 +196,8 @@ def _verify_snapshots(lake: Path) -> list[Damage]:
         for folder in sorted(lake.glob("[!.]*/snapshots/[!.]*"))
         if not is_whole_snapshot(folder)
     ]
-    folders = [*lake.glob("[!.]*"), *lake.glob("[!.]*/*")]
+    tops = top_folders(lake)
+    folders = [*tops, *(folder for top in tops for folder in top.glob("[!.]*"))]
     links = [folder / "current" for folder in folders] + [*lake.glob("[!.]*/current/*")]
     return damage + [
         Damage("/".join(link.relative_to(lake).parts[:2]), link, "leads nowhere", link)

@@ -38,6 +38,8 @@ MANIFEST = "_manifest.json"  # readers of whole folders skip names with an under
 SNAPSHOT = "_snapshot.json"
 PINNED = "_pinned"
 DEFAULT_LAKE = "lake"
+LOST_AND_FOUND = "lost+found"
+"""The file system's own, at the top of a volume; only root may look into it."""
 PATTERN_MARKS = frozenset("*?[#")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/.*|)")
 
@@ -82,6 +84,11 @@ def lake_address(lake: Path) -> str:
         raise LakeError(
             f"{remote_path(lake)} does not name a bucket; remove the folder {lake}, it is a cache"
         ) from None
+
+
+def top_folders(lake: Path) -> list[Path]:
+    """What stands at the top of the lake and may be a benchmark."""
+    return sorted(path for path in lake.glob("[!.]*") if path.name != LOST_AND_FOUND)
 
 
 def endpoint_url() -> str:

@@ -23,6 +23,7 @@ from storage.layout import (
     pointer_path,
     snapshot_path,
     snapshots_path,
+    top_folders,
     versions_path,
 )
 from storage.objects import Bucket, StoredObject, bucket_of
@@ -58,14 +59,12 @@ def benchmarks_in(lake: Path) -> list[str]:
     """Names of the benchmarks that may have tables."""
     if (bucket := bucket_of(lake)) is not None:
         return [name for name in bucket.folders("") if not name.startswith(".")]
-    folders = [*lake.glob("[!.]*"), *lake.glob("[!.]*/*")]  # a glob finds no link to nothing
-    return sorted(
-        {
-            folder.relative_to(lake).parts[0]
-            for folder in folders
-            if (folder / "current").is_symlink()
-        }
-    )
+    return [
+        top.name
+        for top in top_folders(lake)
+        for folders in ([top, *top.glob("[!.]*")],)  # a glob finds no link to nothing
+        if any((folder / "current").is_symlink() for folder in folders)
+    ]
 
 
 def current_snapshot(lake: Path, benchmark: str) -> Snapshot | None:

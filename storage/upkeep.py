@@ -18,7 +18,7 @@ from schemas.manifest import (
     TableManifest,
 )
 from storage.atomic import write_bytes
-from storage.layout import build_record_path, content_key, inner, pieces_path
+from storage.layout import LOST_AND_FOUND, build_record_path, content_key, inner, pieces_path
 from storage.objects import bucket_of
 from storage.pieces import find_piece
 from storage.remote import at_once, push_file
@@ -252,8 +252,9 @@ def require_listings(lake: Path) -> None:
         if not isinstance(error, FileNotFoundError):  # a build beside us removes its own
             raise error
 
-    for _ in os.walk(lake, onerror=refuse):
-        pass
+    for folder, below, _ in os.walk(lake, onerror=refuse):
+        if folder == str(lake) and LOST_AND_FOUND in below:
+            below.remove(LOST_AND_FOUND)
 
 
 def find_garbage(lake: Path, grace_hours: float = GRACE_HOURS, keep: int = KEEP) -> list[Path]:

@@ -284,6 +284,27 @@ def test_what_may_not_be_read_is_no_damage_and_no_garbage(built, monkeypatch, ca
     assert sorted(lake.rglob("*")) == before and not restorable(lake)
 
 
+@pytest.mark.parametrize("words", [["status"], ["history"], *COMMANDS], ids=" ".join)
+def test_a_lake_may_be_the_top_of_a_volume(built, monkeypatch, words):
+    """Where the file system has a folder of its own that is closed to all but root."""
+    lost = built.lake / "lost+found"
+    lost.mkdir()
+
+    def closed(real, inside):
+        def call(path, *arguments, **options):
+            place = Path(path) if isinstance(path, str | Path) else Path()
+            if lost in (place, *place.parents)[inside:]:
+                raise PermissionError(errno.EACCES, "Permission denied", str(path))
+            return real(path, *arguments, **options)
+
+        return call
+
+    for name, inside in (("scandir", 0), ("stat", 1), ("lstat", 1), ("readlink", 1)):
+        monkeypatch.setattr(os, name, closed(getattr(os, name), inside))
+    assert main([*words, "--lake", str(built.lake), "--quiet"]) == 0
+    assert lost.exists()
+
+
 def test_gc_takes_what_a_killed_writer_of_the_catalogue_left(built):
     left = [built.lake / f".catalog.duckdb.{NOBODY}.0123abcd.tmp{end}" for end in ("", ".wal")]
     living = built.lake / f".catalog.duckdb.{os.getpid()}.0123abcd.tmp.wal"
