@@ -26,7 +26,7 @@ from schemas.tables import PLAIN
 from storage.atomic import write_bytes
 from storage.tables import current_version
 from tasks.condda.lookup import lenient_metadata, round_rows, round_size
-from tasks.condda.rules import ProtocolRefusal
+from tasks.condda.rules import refused
 
 if TYPE_CHECKING:
     from fastapi import APIRouter
@@ -162,12 +162,12 @@ class MediaLinks:
         """Bytes and media type of what a link leads to."""
         right = self._signature(session, test, instance, expires)
         if not hmac.compare_digest(right.encode(), signature.encode()):
-            raise ProtocolRefusal(400, "LinkInvalid", "this link was not given out here")
+            raise refused("LinkInvalid", "this link was not given out here")
         if self.clock() > expires:
-            raise ProtocolRefusal(400, "LinkExpired", "this link has expired; ask for a new one")
+            raise refused("LinkExpired", "this link has expired; ask for a new one")
         file = self._files(test).get(instance)
         if instance not in self.served(session, test) or file is None:
-            raise ProtocolRefusal(400, "result_file_not_found", "there is no such file")
+            raise refused("result_file_not_found", "there is no such file")
         return file.read_bytes(), TYPES[file.suffix]
 
     def _files(self, test: str) -> dict[str, Path]:

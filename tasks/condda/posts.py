@@ -30,12 +30,11 @@ from tasks.condda.lookup import (
     lenient_metadata,
     load_test,
     open_test,
-    refused,
     round_count,
     round_rows,
     round_size,
 )
-from tasks.condda.rules import Limits, ProtocolRefusal
+from tasks.condda.rules import Limits, ProtocolRefusal, refused
 from tasks.condda.session import Event, SessionState, TestState
 from tasks.condda.test_files import CELL_EDGES, TestFile
 
@@ -201,8 +200,8 @@ def read_cells(body: bytes, limits: Limits) -> tuple[list[str], pl.Series, pl.Se
     try:
         text = body.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ProtocolRefusal(
-            500, "UnicodeDecodeError", f"a result file is not UTF-8 text: {error.reason}"
+        raise refused(
+            "UnicodeDecodeError", f"a result file is not UTF-8 text: {error.reason}"
         ) from error
     if '"' in text:
         cells = pl.Series(_quoted_rows(text), dtype=pl.List(pl.String))

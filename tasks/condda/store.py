@@ -31,7 +31,7 @@ from typing import Any, cast
 from schemas.errors import LakeError, SourceError
 from tasks.condda.commands import Decision
 from tasks.condda.posts import is_name
-from tasks.condda.rules import Limits, ProtocolRefusal
+from tasks.condda.rules import Limits, refused
 from tasks.condda.session import Event, Kind, SessionState, evolve, open_state
 
 EVENTS = "events.sqlite"
@@ -327,7 +327,7 @@ class SessionStates:
                     continue
                 self._take_in(entry, decision)
                 return decision.answer
-        raise ProtocolRefusal(500, "Conflict", "others write to this session all the time; wait")
+        raise refused("Conflict", "others write to this session all the time; wait")
 
     @staticmethod
     def _take_in(entry: _Entry, decision: Decision) -> None:
@@ -344,7 +344,7 @@ class SessionStates:
         """Newest state of a session that must exist, under its lock."""
         with self._entry(session) as entry:
             if entry.state is None:
-                raise ProtocolRefusal(400, "session_id_invalid", "there is no session with this id")
+                raise refused("session_id_invalid", "there is no session with this id")
             yield entry.state
 
     @contextmanager
@@ -389,4 +389,4 @@ def lake_refusals() -> Iterator[None]:
     try:
         yield
     except (LakeError, SourceError) as error:
-        raise ProtocolRefusal(500, type(error).__name__, str(error)) from error
+        raise refused(type(error).__name__, str(error), 500) from error

@@ -20,7 +20,7 @@ from tasks.condda.domains import DOMAINS
 from tasks.condda.harness import Harness
 from tasks.condda.lookup import check_text
 from tasks.condda.media import add_media
-from tasks.condda.rules import Limits, ProtocolRefusal
+from tasks.condda.rules import Limits, ProtocolRefusal, refused
 from tasks.condda.server.models import (
     NAME,
     Feedback,
@@ -59,7 +59,7 @@ def finite(content: Any) -> Any:
 def csv_bytes(results: Results) -> bytes:
     """A result file of the wire's form; the same results always give the same bytes."""
     if len(results.ids) != len(results.values):
-        raise ProtocolRefusal(400, "InvalidParams", "ids and values differ in length")
+        raise refused("InvalidParams", "ids and values differ in length")
     for name in results.ids:
         check_text(name, "ids")
     buffer = io.StringIO()
@@ -82,8 +82,8 @@ def _put(harness: Harness, session_id: str, wanted: NewSession) -> bool:
         found = _session(harness, session_id)
         opened = {**found.model_dump(), "test_ids": list(found.tests)}
         if wanted.model_dump() != {key: opened[key] for key in NewSession.model_fields}:
-            raise ProtocolRefusal(
-                400, "SessionExists", "this id belongs to a session that was opened otherwise"
+            raise refused(
+                "SessionExists", "this id belongs to a session that was opened otherwise"
             ) from None
         return False
     return True

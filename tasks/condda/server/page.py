@@ -25,7 +25,7 @@ from schemas.errors import NoveltyError
 from tasks.condda.harness import Harness
 from tasks.condda.lookup import lenient_metadata, round_count
 from tasks.condda.posts import is_name, parse
-from tasks.condda.rules import ProtocolRefusal
+from tasks.condda.rules import ProtocolRefusal, refused
 from tasks.condda.server.api import finite
 from tasks.condda.session import Event
 from tasks.condda.test_files import TestFile
@@ -290,14 +290,14 @@ def page_router(harness: Harness) -> APIRouter:
             if isinstance(error, ProtocolRefusal):
                 raise
             # The error itself may quote ground truth.
-            refusal = ProtocolRefusal(500, "test_id_invalid", "the files of this test are not read")
+            refusal = refused("test_id_invalid", "the files of this test are not read")
             raise refusal from error
         return Response(drawn, media_type="image/svg+xml")
 
     @router.get(OPERATOR + "/results")
     def results(session_id: str, test_id: str, type: str) -> Response:
         if not (is_name(test_id, harness.limits) and is_name(type, harness.limits)):
-            raise ProtocolRefusal(400, "InvalidName", "no such test or result type")
+            raise refused("InvalidName", "no such test or result type")
         with harness.states.get(session_id) as state:
             attempt = state.test(test_id).attempt
         found = harness.store.load(
