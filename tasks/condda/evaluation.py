@@ -12,6 +12,8 @@ import numpy as np
 import polars as pl
 
 from schemas.errors import NoveltyError
+from tasks.condda import metrics_upstream
+from tasks.condda.metrics_upstream import THRESHOLDS
 from tasks.condda.rules import ProtocolRefusal, refused
 from tasks.condda.test_files import TestFile
 
@@ -23,8 +25,6 @@ def evaluate_test(
     baseline: pl.DataFrame | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Metrics of a whole test; `baseline` is the classification of a baseline session."""
-    from tasks.condda import metrics_upstream
-
     novel = test.truth[test.domain.novel].to_numpy()
     chances = aligned(test, detection, "detection")[:, 0]
     classes = aligned(test, classification, "classification")
@@ -53,16 +53,12 @@ def measurable() -> Iterator[None]:
 
 def _threshold(test: TestFile) -> float:
     """The test's own where the public code has a row for it, else the domain's."""
-    from tasks.condda.metrics_upstream import THRESHOLDS
-
     given = test.metadata.get("threshold")
     return given if given in THRESHOLDS else 0.3 if test.domain.name == "transcripts" else 0.5
 
 
 def round_accuracy(test: TestFile, classification: pl.DataFrame, number: int) -> dict[str, Any]:
     """Accuracy over the instances that were posted for one round."""
-    from tasks.condda import metrics_upstream
-
     posted = classification.filter(pl.col("round") == number)
     rows = np.array(test.rows(posted["instance_id"].to_list()), dtype=np.int64)
     if not len(rows) or (rows < 0).any():

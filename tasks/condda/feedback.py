@@ -37,7 +37,7 @@ def give_feedback(state: SessionState, command: Feedback, rules: Rules) -> Decis
     left = asked.ids_left(progress.spent.get((current, command.type), 0))
     if not progress.has_posted("detection"):
         raise refused("DetectionPostRequired", "post detection results before asking for feedback")
-    if not asked.declared and (kind.undeclared == "skip" or rules.strict):
+    if not asked.declared and (rules.strict or not kind.undeclared):
         return Decision(answer=b"")
     told = asked.answer(asked.rows_asked() if command.ids else asked.rows_without_ids(), left)
     event = Event(

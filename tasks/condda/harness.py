@@ -175,7 +175,7 @@ class Harness(Calls):
 
     def measured(self) -> Iterator["Measured"]:
         """Completed tests of the caller's sessions, oldest first, but those without measures."""
-        from tasks.condda.measures import SIDES, Measured
+        from tasks.condda.measures import DISCOVERED, Measured
 
         for session in self.sessions():
             with self.state(session) as state:
@@ -186,7 +186,7 @@ class Harness(Calls):
                 with suppress(NoveltyError):
                     metrics = self.measures(session, test)
                     shape = metrics.get("characterization", {})
-                    discovered = {f"post_{name}": shape.get(f"post_{name}") for name in SIDES}
+                    discovered = {f"post_{name}": shape.get(f"post_{name}") for name in DISCOVERED}
                     yield Measured(agent, *place, test, red_light, metrics, discovered)
 
     def _evaluate_round(self, session: str, command: commands.EvaluateRound) -> dict[str, Any]:

@@ -6,7 +6,7 @@ anew each time, so that no session changes another's. Round r is rows [r*size, (
 may be short (rule 5); a served dataset has one line per instance and no header (rule 3).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,12 +21,9 @@ from tasks.condda.test_files import TestFile, TestLibrary
 class Rules:
     library: TestLibrary
     policy: Policy
+    strict: bool
     now: str
     limits: Limits
-
-    @property
-    def strict(self) -> bool:
-        return self.policy.strict
 
 
 def check_text(value: object, name: str) -> str:
@@ -66,7 +63,7 @@ def open_test(state: SessionState, test: str) -> TestState:
     return progress
 
 
-def overrides(hints: tuple[str, ...]) -> dict[str, int]:
+def overrides(hints: Sequence[str]) -> dict[str, int]:
     """Metadata that hints of the form "key=number" replace, for keys that an agent may see."""
     replaced = {}
     for hint in hints:

@@ -47,7 +47,7 @@ def decide(
     limits: Limits | None = None,
 ) -> Decision:
     """Decide one command; `state` is None for a session that does not exist (yet)."""
-    rules = Rules(library, policy, now.isoformat(), limits or Limits())
+    rules = Rules(library, policy, policy.strict, now.isoformat(), limits or Limits())
     if isinstance(command, commands.OpenSession):
         return _open(command, rules)
     test, number = getattr(command, "test", None), getattr(command, "round", 0)
@@ -114,16 +114,8 @@ def _open(command: commands.OpenSession, rules: Rules) -> Decision:
         if len(set(command.tests)) != len(command.tests):
             raise refused("RepeatedTests", "a test id was given twice")
         _check_asked(command, rules.policy)
-    detail = {
-        "protocol": command.protocol,
-        "domain": command.domain,
-        "detector": command.detector,
-        "tests": list(command.tests),
-        "hints": list(command.hints),
-        "threshold": command.threshold,
-        "owner": command.owner,
-        "fixed": rules.policy.fixed,
-    }
+    lists = {"tests": list(command.tests), "hints": list(command.hints)}
+    detail = {**vars(command), **lists, "fixed": rules.policy.fixed}
     return Decision((Event("opened", rules.now, detail=detail),))
 
 

@@ -60,7 +60,7 @@ create index if not exists by_kind on events (kind, id);
 create table if not exists retired
     (session text primary key, owner text not null, tests text not null);
 """
-_COLUMNS = "id, session, seq, kind, time, test, attempt, round, type, sha256, detail"
+_COLUMNS = "session, seq, kind, time, test, attempt, round, type, sha256, detail"
 _Facts = tuple[Kind, str, str | None, int, int | None, str | None, str | None]
 """Columns from `kind` to `sha256`."""
 _RETIRED = "select count(*) from retired where session = ?"
@@ -80,9 +80,8 @@ class Conflict(Exception):
 
 @dataclass(frozen=True)
 class StoredEvent:
-    """An event with its place in the store; `id` grows with time over all sessions."""
+    """An event with its place in the store."""
 
-    id: int
     session: str
     seq: int
     event: Event
@@ -251,8 +250,8 @@ class EventStore:
         rows = self._query(f"select {_COLUMNS}, {body} from events where {where}", values)
         return [
             StoredEvent(
-                *cast(tuple[int, str, int], row[:3]),
-                Event(*cast(_Facts, row[3:10]), json.loads(row[10]), row[11]),
+                *cast(tuple[str, int], row[:2]),
+                Event(*cast(_Facts, row[2:9]), json.loads(row[9]), row[10]),
             )
             for row in rows
         ]

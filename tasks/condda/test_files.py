@@ -10,7 +10,6 @@ import csv
 import io
 import json
 import os
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -113,7 +112,7 @@ class _Folder:
 
 
 class TestLibrary:
-    """All tests below one data directory."""
+    """All tests below one data directory; threads that ask at once may each read a new file."""
 
     __test__ = False
 
@@ -121,17 +120,16 @@ class TestLibrary:
         if not Path(root).is_dir():
             raise SourceError(f"test data {root} is not a folder; name the one that holds OND/")
         self.root = Path(root)
-        self._lock = threading.Lock()
-        self._folders: dict[Path, _Folder] = {}
+        self._folders: dict[str, _Folder] = {}
         self._tests: dict[Path, tuple[tuple[int, ...], TestFile]] = {}
 
     def protocols(self) -> list[str]:
         """Protocols that have a folder, sorted."""
-        return sorted(_folders(self.root))
+        return sorted(_folders(str(self.root)))
 
     def domains(self, protocol: str) -> list[str]:
         """Domains of a protocol, sorted; none if there is no such protocol."""
-        folder = _folders(self.root).get(protocol)
+        folder = _folders(str(self.root)).get(protocol)
         return [] if folder is None else sorted(_folders(folder))
 
     def test_ids(self, protocol: str, domain: str) -> list[str]:
@@ -175,36 +173,31 @@ class TestLibrary:
             )
         truth, metadata = folder.truth[test_id], folder.metadata[test_id]
         stamp = _stamp(truth) + _stamp(metadata)
-        with self._lock:
-            known = self._tests.get(truth)
+        known = self._tests.get(truth)
         if known is not None and known[0] == stamp:
             return known[1]
         test = _read_test(test_id, protocol, domain_named(domain), truth, metadata)
-        with self._lock:
-            self._tests[truth] = (stamp, test)
+        self._tests[truth] = (stamp, test)
         return test
 
     def _folder(self, protocol: str, domain: str) -> _Folder:
-        parent = _folders(self.root).get(protocol)
+        parent = _folders(str(self.root)).get(protocol)
         path = None if parent is None else _folders(parent).get(domain)
         if path is None:
             return _Folder()
-        stamp = path.stat().st_mtime_ns
-        with self._lock:
-            known = self._folders.get(path)
+        stamp = os.stat(path).st_mtime_ns
+        known = self._folders.get(path)
         if known is None or known.stamp != stamp:
-            known = _list_folder(path, stamp)
-            with self._lock:
-                self._folders[path] = known
+            known = self._folders[path] = _list_folder(path, stamp)
         return known
 
 
-def _folders(path: Path) -> dict[str, Path]:
+def _folders(path: str) -> dict[str, str]:
     with os.scandir(path) as entries:
-        return {entry.name: Path(entry.path) for entry in entries if entry.is_dir()}
+        return {entry.name: entry.path for entry in entries if entry.is_dir()}
 
 
-def _list_folder(path: Path, stamp: int) -> _Folder:
+def _list_folder(path: str, stamp: int) -> _Folder:
     with os.scandir(path) as entries:
         files = {entry.name: Path(entry.path) for entry in entries if entry.is_file()}
 
