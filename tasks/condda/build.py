@@ -467,8 +467,7 @@ def plan_exports(state: Path, tests: Tests) -> list[tuple[PassedRun | None, Shar
     if not path.is_file():
         raise SourceError(f"{state} holds no {EVENTS}; name the state folder of a server")
     planned: list[tuple[PassedRun | None, Shard]] = []
-    store = EventStore(path)
-    try:
+    with closing(EventStore(path)) as store:
         for session in store.sessions():
             opened = open_state(session, store.load(session, kind="opened")[0].event)
             ended = [stored.event.time for stored in store.load(session, kind="terminated")]
@@ -507,9 +506,7 @@ def plan_exports(state: Path, tests: Tests) -> list[tuple[PassedRun | None, Shar
                     run=None if run is None else run.mark,
                 )
                 planned.append((run, shard))
-        return planned
-    finally:
-        store.close()
+    return planned
 
 
 @stage(writes=SESSION_TABLES, version=6)

@@ -19,7 +19,12 @@ Number = Any
 
 
 @dataclass(frozen=True)
-class ListTests:
+class Command:
+    """What a call says; each kind is a dataclass of its own."""
+
+
+@dataclass(frozen=True)
+class ListTests(Command):
     protocol: str
     domain: str
     detector_seed: str | int = ""
@@ -27,7 +32,7 @@ class ListTests:
 
 
 @dataclass(frozen=True)
-class OpenSession:
+class OpenSession(Command):
     tests: Sequence[str]
     protocol: str
     domain: str
@@ -38,25 +43,25 @@ class OpenSession:
 
 
 @dataclass(frozen=True)
-class Metadata:
+class Metadata(Command):
     test: str
 
 
 @dataclass(frozen=True)
-class Dataset:
+class Dataset(Command):
     test: str
     round: Number
 
 
 @dataclass(frozen=True)
-class Post:
+class Post(Command):
     test: str
     round: Number
     results: Mapping[str, bytes]
 
 
 @dataclass(frozen=True)
-class Feedback:
+class Feedback(Command):
     test: str
     type: str
     ids: Sequence[str] = ()
@@ -64,12 +69,12 @@ class Feedback:
 
 
 @dataclass(frozen=True)
-class CompleteTest:
+class CompleteTest(Command):
     test: str
 
 
 @dataclass(frozen=True)
-class CheckEvaluable:
+class CheckEvaluable(Command):
     """Whether a test may be evaluated: the answer is None, or it is refused."""
 
     test: str
@@ -77,7 +82,7 @@ class CheckEvaluable:
 
 
 @dataclass(frozen=True)
-class Evaluate:
+class Evaluate(Command):
     test: str
     round: Number = 0
     baseline: str | None = None
@@ -85,33 +90,33 @@ class Evaluate:
 
 
 @dataclass(frozen=True)
-class EvaluateRound:
+class EvaluateRound(Command):
     test: str
     round: Number
 
 
 @dataclass(frozen=True)
-class Terminate:
+class Terminate(Command):
     pass
 
 
 @dataclass(frozen=True)
-class Latest:
+class Latest(Command):
     """Answer: {"finished_tests": [...]}."""
 
 
 @dataclass(frozen=True)
-class Resume:
+class Resume(Command):
     test: str
 
 
 @dataclass(frozen=True)
-class Status:
+class Status(Command):
     pass
 
 
 @dataclass(frozen=True)
-class ListSessions:
+class ListSessions(Command):
     after: str | None = None
     session: str | None = None
     tests: Sequence[str] | None = None
@@ -120,35 +125,14 @@ class ListSessions:
 
 
 @dataclass(frozen=True)
-class Archive:
+class Archive(Command):
     tests: Sequence[str] | None = None
 
 
 @dataclass(frozen=True)
-class PostedLines:
+class PostedLines(Command):
     test: str
     type: str
-
-
-Command = (
-    ListTests
-    | OpenSession
-    | Metadata
-    | Dataset
-    | Post
-    | Feedback
-    | CompleteTest
-    | CheckEvaluable
-    | Evaluate
-    | EvaluateRound
-    | Terminate
-    | Latest
-    | Resume
-    | Status
-    | ListSessions
-    | Archive
-    | PostedLines
-)
 
 
 @dataclass(frozen=True)

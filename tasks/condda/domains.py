@@ -7,15 +7,13 @@ sample that an instance is and the view that it is shown in.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from schemas.errors import ConfigError
 
 # What an answer line holds after the instance id, or instead of it.
 Answer = Literal["label", "columns", "distance", "accuracy", "points"]
-# Before the agent has declared novelty: an empty answer, or (as published only) the answer.
-Undeclared = Literal["skip", "answer"]
 # What stands on a result line after the id.
 Values = Literal["detection", "classification", "characterization", "text", "labels"]
 
@@ -33,7 +31,8 @@ class FeedbackType:
     """Metadata keys, the first present one is the number of ids a round."""
     counted: bool = True
     """As published: whether an answer is cut to the ids that are left."""
-    undeclared: Undeclared = "skip"
+    undeclared: bool = False
+    """As published: whether it is answered before the agent has declared novelty."""
     wrong_only: bool = False
     """No ids asked: tell only of instances that were answered wrongly."""
     free_when_given: bool = False
@@ -58,9 +57,11 @@ class Domain:
     label: str
     """Column that holds the class: the index of its column in a posted vector."""
     unknown: Literal["first", "last"]
-    """Place of the unknown class in a posted classification vector."""
-    novel_labels: Literal["negative", "known_classes"]
-    """Labels of novel classes: -1, -2, ... or all of them K, the number of known classes."""
+    """Place of the unknown class in a posted classification vector.
+
+    Where it is first, labels of novel classes are -1, -2, ...; else all of them are K, the number
+    of known classes.
+    """
     results: Mapping[str, Values]
     """Result types an agent may post."""
     feedback: Mapping[str, FeedbackType]
@@ -74,8 +75,13 @@ class Domain:
     quotechar: str = "|"
     unknown_counted: bool = False
     """Whether `known_classes` of the metadata counts the unknown class, too."""
-    required: int = field(default=2)
+    required: int = 2
     """Columns that every ground-truth file has at least."""
+
+    @property
+    def first_label(self) -> int:
+        """Label of the first known class: its column, so 1 where the unknown column is first."""
+        return int(self.unknown == "first")
 
 
 _RESULTS: dict[str, Values] = {
@@ -87,7 +93,7 @@ _DETECTION_IDS = ("max_detection_feedback_ids", "feedback_max_ids")
 _ACCURACY = FeedbackType(answer="accuracy", result="classification", counted=False)
 
 
-def _label(column: str, undeclared: Undeclared = "skip") -> FeedbackType:
+def _label(column: str, undeclared: bool = False) -> FeedbackType:
     return FeedbackType("label", "classification", (column,), undeclared=undeclared)
 
 
@@ -113,10 +119,9 @@ IMAGE_CLASSIFICATION = Domain(
     novel="detection",
     label="classification",
     unknown="first",
-    novel_labels="negative",
     results=_RESULTS,
     feedback={
-        "classification": _label("classification", "answer"),
+        "classification": _label("classification", undeclared=True),
         "score": _ACCURACY,
         "detection": _detection("detection"),
     },
@@ -135,7 +140,6 @@ ACTIVITY_RECOGNITION = Domain(
     novel="novel",
     label="activity",
     unknown="last",
-    novel_labels="known_classes",
     results=_RESULTS,
     feedback={
         "classification": FeedbackType("columns", "classification", _KINETICS),
@@ -157,7 +161,6 @@ TRANSCRIPTS = Domain(
     novel="novel",
     label="writer_id",
     unknown="last",
-    novel_labels="known_classes",
     results={**_RESULTS, "transcription": "text"},
     feedback={
         "classification": _label("writer_id"),
@@ -178,7 +181,6 @@ NLT = Domain(
     novel="novel_instance",
     label="real_writer_id",
     unknown="last",
-    novel_labels="known_classes",
     results={**_RESULTS, "labels": "labels"},
     feedback={
         "score": FeedbackType("points", "labels"),
@@ -201,7 +203,6 @@ NOVELTY = Domain(
     novel="novel",
     label="classification",
     unknown="first",
-    novel_labels="negative",
     results=_RESULTS,
     feedback={
         "classification": _label("classification"),

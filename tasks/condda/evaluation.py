@@ -12,7 +12,9 @@ import numpy as np
 import polars as pl
 
 from schemas.errors import NoveltyError
-from tasks.condda.rules import ProtocolRefusal
+from tasks.condda import metrics_upstream
+from tasks.condda.metrics_upstream import THRESHOLDS
+from tasks.condda.rules import ProtocolRefusal, refused
 from tasks.condda.test_files import TestFile
 
 
@@ -23,8 +25,6 @@ def evaluate_test(
     baseline: pl.DataFrame | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Metrics of a whole test; `baseline` is the classification of a baseline session."""
-    from tasks.condda import metrics_upstream
-
     novel = test.truth[test.domain.novel].to_numpy()
     chances = aligned(test, detection, "detection")[:, 0]
     classes = aligned(test, classification, "classification")
@@ -48,27 +48,21 @@ def measurable() -> Iterator[None]:
     except NoveltyError as error:
         if isinstance(error, ProtocolRefusal):
             raise
-        raise ProtocolRefusal(500, "InvalidResults", str(error)) from error
+        raise refused("InvalidResults", str(error)) from error
 
 
 def _threshold(test: TestFile) -> float:
     """The test's own where the public code has a row for it, else the domain's."""
-    from tasks.condda.metrics_upstream import THRESHOLDS
-
     given = test.metadata.get("threshold")
     return given if given in THRESHOLDS else 0.3 if test.domain.name == "transcripts" else 0.5
 
 
 def round_accuracy(test: TestFile, classification: pl.DataFrame, number: int) -> dict[str, Any]:
     """Accuracy over the instances that were posted for one round."""
-    from tasks.condda import metrics_upstream
-
     posted = classification.filter(pl.col("round") == number)
     rows = np.array(test.rows(posted["instance_id"].to_list()), dtype=np.int64)
     if not len(rows) or (rows < 0).any():
-        raise ProtocolRefusal(
-            500, "result_file_not_found", f"no classification of this test for round {number}"
-        )
+        raise refused("result_file_not_found", f"no classification of this test for round {number}")
     with measurable():
         return metrics_upstream.m_acc_round_wise(
             matrix(posted["values"], "classification"), test.labels[rows], number
@@ -78,9 +72,7 @@ def round_accuracy(test: TestFile, classification: pl.DataFrame, number: int) ->
 def aligned(test: TestFile, results: pl.DataFrame, kind: str) -> np.ndarray:
     """Values of each instance of the test, float64 (N, C), in the test's order."""
     if results.is_empty():
-        raise ProtocolRefusal(
-            500, "result_file_not_found", f"no {kind} was posted for test {test.test_id}"
-        )
+        raise refused("result_file_not_found", f"no {kind} was posted for test {test.test_id}")
     last = results.unique("instance_id", keep="last", maintain_order=True)
     wanted = pl.DataFrame({"instance_id": pl.Series(test.names, dtype=pl.String)})
     found = wanted.join(last, on="instance_id", how="left", maintain_order="left")
@@ -98,7 +90,5 @@ def matrix(values: pl.Series, kind: str) -> np.ndarray:
     """Lists of numbers as a matrix; all must be numbers and of one length."""
     widths = values.list.len().unique().to_list()
     if len(widths) != 1 or widths[0] in (None, 0):
-        raise ProtocolRefusal(
-            500, "InvalidResults", f"lines of {kind} are not numbers, or differ in length"
-        )
+        raise refused("InvalidResults", f"lines of {kind} are not numbers, or differ in length")
     return values.list.to_array(widths[0]).to_numpy().reshape(len(values), widths[0])

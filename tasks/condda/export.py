@@ -30,7 +30,7 @@ from tasks.condda.domains import RED_LIGHT
 from tasks.condda.evaluation import aligned
 from tasks.condda.harness import Harness
 from tasks.condda.instances import class_text, count_known, instance_rows
-from tasks.condda.lookup import round_size
+from tasks.condda.lookup import round_count, round_size
 from tasks.condda.measures import as_wide_as_the_last, columns_of, measure_test
 from tasks.condda.metrics import Columns
 from tasks.condda.session import Event, SessionState
@@ -57,7 +57,7 @@ def describe_test(test: TestFile) -> dict[str, Any]:
     )
     known = count_known(test)
     labels = set(np.unique(test.labels).tolist())
-    first = int(test.domain.unknown == "first")
+    first = test.domain.first_label
     size = round_size(test.metadata, test.test_id)
     return {
         "protocol": test.protocol,
@@ -65,7 +65,7 @@ def describe_test(test: TestFile) -> dict[str, Any]:
         "test_id": test.test_id,
         "instances": len(test.ids),
         "round_size": size,
-        "rounds": -(-len(test.ids) // size),
+        "rounds": round_count(test, size),
         "known_classes": known,
         "novel_classes": len(labels - set(range(first, first + known))),
         "novel_rows": int((novel != 0).sum()),
@@ -98,45 +98,38 @@ def session_frames(
         types = sorted(state.test(test).columns)
         ended = state.terminated is not None
     results = {kind: harness.results(session, test, kind) for kind in types}
-    measured, described = [SESSION_MEASURES.empty()], [CHARACTERIZATION.empty()]
-    runs, predictions, scores = RUNS.empty(), PREDICTIONS.empty(), SCORES.empty()
+    frames: dict[str, pl.DataFrame] = {}
     rejects, failed = [], None
+
+    def put(table: Table, rows: pl.DataFrame) -> None:
+        if rows.height:
+            of = pl.lit(session).alias("session_id"), pl.lit(test).alias("test_id")
+            frames[table.name] = table.conform(rows.select(*of, pl.all()))
+
+    put(SESSIONS, pl.DataFrame([about]))
+    put(ROUNDS, pl.DataFrame(_rounds(events)))
+    put(FEEDBACK, pl.DataFrame(_feedback(events)))
+    if results:
+        put(RESULTS, pl.concat(_lines(*posted) for posted in results.items()))
     if completed:
         try:
             file = harness.library.load(test, *place)
-            long, shape = measure_test(file, results)
-            measured.append(_placed(SESSION_MEASURES, long, session, test))
-            described.append(_placed(CHARACTERIZATION, shape, session, test))
+            measures, shape = measure_test(file, results)
+            put(SESSION_MEASURES, measures)
+            put(CHARACTERIZATION, shape)
         except NoveltyError as error:
             name, failed = f"{session}/{test}", str(error)
             rejects.append(Reject(name, "not_measurable", failed, SESSION_MEASURES.name))
     if run is not None:
         if failed is None:
             try:
-                predictions, scores = prediction_frames(file, results, run_id(run))
+                frames |= prediction_frames(file, results, run_id(run))
             except NoveltyError as error:
                 failed = str(error)
-        runs = run_row(run, failed=failed)
-    truth = INSTANCES.empty()
+        frames[RUNS.name] = run_row(run, failed=failed)
     if ended and harness.library.has_truth(test, *place):
         with suppress(NoveltyError):  # what is wrong with a test stands in quarantine
-            truth = _placed(
-                INSTANCES, _instances(harness.library.load(test, *place)), session, test
-            )
-    frames = {
-        "sessions": pl.DataFrame([about], schema=SESSIONS.polars_schema),
-        "runs": runs,
-        "predictions": predictions,
-        "scores": scores,
-        "rounds": pl.DataFrame(_rounds(session, events), schema=ROUNDS.polars_schema),
-        "results": pl.concat(
-            [RESULTS.empty(), *(_lines(session, test, *posted) for posted in results.items())]
-        ),
-        "feedback": pl.DataFrame(_feedback(session, events), schema=FEEDBACK.polars_schema),
-        "instances": truth,
-        "session_measures": pl.concat(measured),
-        "characterization": pl.concat(described),
-    }
+            put(INSTANCES, _instances(harness.library.load(test, *place)))
     return frames, rejects
 
 
@@ -156,7 +149,7 @@ def _instances(test: TestFile) -> pl.DataFrame:
 
 def prediction_frames(
     test: TestFile, results: dict[str, pl.DataFrame], run: str
-) -> tuple[pl.DataFrame, pl.DataFrame]:
+) -> dict[str, pl.DataFrame]:
     """`predictions` and `scores` of each instance out of its last posted line of classes.
 
     The likeliest column is the prediction, the first of equals. P(unknown) is what the unknown and
@@ -200,7 +193,7 @@ def prediction_frames(
         pl.col("nearest").alias("predicted"),
     )
     scores = scores.select(column.name for column in SCORES.columns).drop_nulls("value")
-    return predictions, SCORES.conform(scores)
+    return {PREDICTIONS.name: predictions, SCORES.name: SCORES.conform(scores)}
 
 
 def _column_names(test: TestFile, columns: Columns, width: int) -> list[str]:
@@ -220,8 +213,6 @@ def _column_names(test: TestFile, columns: Columns, width: int) -> list[str]:
 
 def _session(state: SessionState, test: str, run: str | None) -> dict[str, Any]:
     return {
-        "session_id": state.session,
-        "test_id": test,
         "run_id": run,
         "agent": state.detector,
         "protocol": state.protocol,
@@ -237,14 +228,14 @@ def _session(state: SessionState, test: str, run: str | None) -> dict[str, Any]:
     }
 
 
-def _rounds(session: str, events: Sequence[Event]) -> list[dict[str, Any]]:
-    rounds: dict[tuple[str, int, int], dict[str, Any]] = defaultdict(
+def _rounds(events: Sequence[Event]) -> list[dict[str, Any]]:
+    rounds: dict[tuple[int, int], dict[str, Any]] = defaultdict(
         lambda: {"served": 0, "posted": set(), "result_lines": 0, "feedback_ids": 0}
     )
     for event in events:
-        if event.test is None or event.round is None:
+        if event.round is None:
             continue
-        entry = rounds[event.test, event.attempt, event.round]
+        entry = rounds[event.attempt, event.round]
         if event.kind == "served":
             entry["served"] += 1
         elif event.kind == "posted":
@@ -253,49 +244,25 @@ def _rounds(session: str, events: Sequence[Event]) -> list[dict[str, Any]]:
         elif event.kind == "feedback":
             entry["feedback_ids"] += event.detail["count"]
     return [
-        {
-            "session_id": session,
-            "test_id": test,
-            "attempt": attempt,
-            "round": number,
-            **entry,
-            "posted": " ".join(sorted(entry["posted"])),
-        }
-        for (test, attempt, number), entry in rounds.items()
+        {"attempt": attempt, "round": number, **entry, "posted": " ".join(sorted(entry["posted"]))}
+        for (attempt, number), entry in rounds.items()
     ]
 
 
-def _feedback(session: str, events: Sequence[Event]) -> list[dict[str, Any]]:
+def _feedback(events: Sequence[Event]) -> list[dict[str, Any]]:
     asked = [event for event in events if event.kind == "feedback"]
     return [
-        {
-            "session_id": session,
-            "test_id": event.test,
-            "number": number,
-            "round": event.round,
-            "type": event.type,
-            "ids": event.detail["count"],
-        }
+        {"number": number, "round": event.round, "type": event.type, "ids": event.detail["count"]}
         for number, event in enumerate(asked)
     ]
 
 
-def _lines(session: str, test: str, kind: str, rows: pl.DataFrame) -> pl.DataFrame:
-    return RESULTS.conform(
-        rows.with_row_index("position").select(
-            pl.lit(session).alias("session_id"),
-            pl.lit(test).alias("test_id"),
-            pl.lit(kind).alias("type"),
-            "position",
-            "round",
-            "instance_id",
-            pl.col("values").alias("numbers"),
-            pl.col("cells").list.join(",").alias("text"),
-        )
-    )
-
-
-def _placed(table: Table, rows: pl.DataFrame, session: str, test: str) -> pl.DataFrame:
-    return table.conform(
-        rows.select(pl.lit(session).alias("session_id"), pl.lit(test).alias("test_id"), pl.all())
+def _lines(kind: str, rows: pl.DataFrame) -> pl.DataFrame:
+    return rows.with_row_index("position").select(
+        pl.lit(kind).alias("type"),
+        "position",
+        "round",
+        "instance_id",
+        pl.col("values").alias("numbers"),
+        pl.col("cells").list.join(",").alias("text"),
     )

@@ -12,16 +12,8 @@ from typing import Any
 
 from tasks.condda.commands import Decision, Feedback
 from tasks.condda.domains import DOMAINS, RED_LIGHT, FeedbackType
-from tasks.condda.lookup import (
-    Rules,
-    known_classes,
-    load_test,
-    open_test,
-    refused,
-    round_size,
-    whole,
-)
-from tasks.condda.rules import ProtocolRefusal
+from tasks.condda.lookup import Rules, known_classes, load_test, open_test, round_size, whole
+from tasks.condda.rules import refused
 from tasks.condda.session import Event, SessionState, TestState
 from tasks.condda.test_files import TestFile
 
@@ -37,7 +29,7 @@ def give_feedback(state: SessionState, command: Feedback, rules: Rules) -> Decis
     if kind is None:
         raise refused("InvalidFeedbackType", f"{state.domain} has no {command.type} feedback")
     if progress.last_round is None:
-        raise ProtocolRefusal(500, "KeyError", "'post_results'")
+        raise refused("KeyError", "'post_results'")
     asked = _Question(kind, command, state, progress, test, metadata, rules)
     current = progress.last_round
     if rules.strict and asked.constrained and command.round not in (None, current):
@@ -45,7 +37,7 @@ def give_feedback(state: SessionState, command: Feedback, rules: Rules) -> Decis
     left = asked.ids_left(progress.spent.get((current, command.type), 0))
     if not progress.has_posted("detection"):
         raise refused("DetectionPostRequired", "post detection results before asking for feedback")
-    if not asked.declared and (kind.undeclared == "skip" or rules.strict):
+    if not asked.declared and (rules.strict or not kind.undeclared):
         return Decision(answer=b"")
     told = asked.answer(asked.rows_asked() if command.ids else asked.rows_without_ids(), left)
     event = Event(

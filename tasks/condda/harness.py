@@ -21,9 +21,9 @@ from tasks.condda import commands, session_files
 from tasks.condda.commands import Calls, Command, Decision
 from tasks.condda.domains import RED_LIGHT
 from tasks.condda.evaluation import evaluate_test, measurable, round_accuracy
-from tasks.condda.lookup import check_text, check_texts, find_test, refused, whole_round
+from tasks.condda.lookup import check_text, check_texts, find_test, whole_round
 from tasks.condda.protocol import decide
-from tasks.condda.rules import CALLER, EVALUATION, Limits, Policy, ProtocolRefusal
+from tasks.condda.rules import CALLER, EVALUATION, Limits, Policy, ProtocolRefusal, refused
 from tasks.condda.session import SessionState
 from tasks.condda.store import EventStore, SessionStates, lake_refusals
 from tasks.condda.test_files import TestFile, TestLibrary
@@ -107,8 +107,8 @@ class Harness(Calls):
         )
         with self._opening:
             if self.store.session_count() >= self.limits.sessions:
-                raise ProtocolRefusal(
-                    500, "TooManySessions", f"the store holds {self.limits.sessions} sessions, all"
+                raise refused(
+                    "TooManySessions", f"the store holds {self.limits.sessions} sessions, all"
                 )
             session = self._new_id() if session is None else session
             events = self._decide(None, command).events
@@ -161,8 +161,8 @@ class Harness(Calls):
         with measurable():
             measures = corrected_measures(test, found)
         if not measures:
-            raise ProtocolRefusal(
-                500, "result_file_not_found", f"no classes were posted for test {test.test_id}"
+            raise refused(
+                "result_file_not_found", f"no classes were posted for test {test.test_id}"
             )
         return measures
 
@@ -175,7 +175,7 @@ class Harness(Calls):
 
     def measured(self) -> Iterator["Measured"]:
         """Completed tests of the caller's sessions, oldest first, but those without measures."""
-        from tasks.condda.measures import SIDES, Measured
+        from tasks.condda.measures import DISCOVERED, Measured
 
         for session in self.sessions():
             with self.state(session) as state:
@@ -186,7 +186,7 @@ class Harness(Calls):
                 with suppress(NoveltyError):
                     metrics = self.measures(session, test)
                     shape = metrics.get("characterization", {})
-                    discovered = {f"post_{name}": shape.get(f"post_{name}") for name in SIDES}
+                    discovered = {f"post_{name}": shape.get(f"post_{name}") for name in DISCOVERED}
                     yield Measured(agent, *place, test, red_light, metrics, discovered)
 
     def _evaluate_round(self, session: str, command: commands.EvaluateRound) -> dict[str, Any]:
@@ -222,7 +222,7 @@ class Harness(Calls):
         """Newest state of a session of the caller's, under its lock."""
         with self.states.get(session) as state:
             if not CALLER.get().has(state.owner):
-                raise ProtocolRefusal(400, "session_id_invalid", "there is no session with this id")
+                raise refused("session_id_invalid", "there is no session with this id")
             yield state
 
 
@@ -232,6 +232,6 @@ def _threshold(value: float) -> float:
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError) as error:
-        raise ProtocolRefusal(
-            400, "InvalidThreshold", f"detection_threshold {str(value)[:80]!r} is no number"
+        raise refused(
+            "InvalidThreshold", f"detection_threshold {str(value)[:80]!r} is no number"
         ) from error

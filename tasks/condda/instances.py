@@ -37,14 +37,13 @@ def count_known(test: TestFile) -> int:
     """K, the number of known classes: what the metadata says, else the labels."""
     said = known_classes(test.metadata)
     if said is None:
-        largest = int(test.labels.max(initial=0))
-        return max(1, largest if test.domain.unknown == "first" else largest + 1)
+        return max(1, int(test.labels.max(initial=0)) + 1 - test.domain.first_label)
     return max(1, said - test.domain.unknown_counted)
 
 
 def class_text(test: TestFile, label: int) -> str:
     """The class of a label: its name where the metadata has names, else the label itself."""
-    place = label - int(test.domain.unknown == "first")
+    place = label - test.domain.first_label
     known = test.metadata.get("known_class_names")
     if isinstance(known, list) and 0 <= place < len(known):
         return str(known[place])
@@ -60,7 +59,7 @@ def instance_rows(test: TestFile) -> pl.DataFrame:
     An instance is novel where the truth says so of the instance; a domain whose truth tells only
     whether the world has changed says so by the class, which is then not among the known ones.
     """
-    place = test.labels - int(test.domain.unknown == "first")
+    place = test.labels - test.domain.first_label
     is_known = (place >= 0) & (place < count_known(test))
     novel = ~is_known
     if test.domain.novel != test.domain.changed:
@@ -89,50 +88,36 @@ def sample_frames(
     test: TestFile, given: tuple[Training, FeatureLookup] | None
 ) -> dict[str, pl.DataFrame]:
     """`samples` and `splits` of the instances and, where there are features, of the examples."""
-    rows = instance_rows(test)
-    truth = f"{name_of(test)}{TRUTH}"
-    digests = None if given is None else row_digests(given[1].of(test.names))
-    samples = [_samples(rows.select("sample_id", "class", "position"), test, truth, digests)]
-    splits = [_splits(rows.drop("position"), test, "test")]
+    digests = [None] * len(test.names) if given is None else row_digests(given[1].of(test.names))
+    rows = instance_rows(test).with_columns(
+        split=pl.lit("test"),
+        sequence=pl.lit(name_of(test)),
+        source=pl.lit(f"{name_of(test)}{TRUTH}"),
+        digest=pl.Series(digests, dtype=pl.String),
+    )
     if given is not None:
-        training = given[0]
-        shift = int(test.domain.unknown == "first")
+        training, shift = given[0], test.domain.first_label
         examples = pl.DataFrame(
             {
                 "sample_id": example_ids(test, len(training.labels)),
                 "class": [class_text(test, label + shift) for label in training.labels.tolist()],
                 "label": pl.Series(training.labels, dtype=pl.Int32),
+                "digest": row_digests(training.features),
             }
-        ).with_columns(step=pl.lit(0), role=pl.lit("known"), position=pl.lit(None, pl.Int32))
-        placed = examples.select("sample_id", "class", "position")
-        file, digests = features_file(test.test_id), row_digests(training.features)
-        samples.append(_samples(placed, test, file, digests))
-        splits.append(_splits(examples.drop("position"), test, "train"))
-    return {SAMPLES.name: pl.concat(samples), SPLITS.name: pl.concat(splits)}
-
-
-def _samples(
-    rows: pl.DataFrame, test: TestFile, source: str, digests: list[str] | None
-) -> pl.DataFrame:
-    in_sequence = pl.col("position").is_not_null()
-    return SAMPLES.conform(
-        rows.with_columns(
-            pl.when(in_sequence).then(pl.lit(name_of(test))).alias("sequence"),
-            pl.lit(source).alias("source"),
-            pl.Series("digest", digests or [None] * rows.height, dtype=pl.String),
-            pl.lit("features").alias("modality"),
+        ).with_columns(
+            step=pl.lit(0, pl.Int32),
+            role=pl.lit("known"),
+            split=pl.lit("train"),
+            source=pl.lit(features_file(test.test_id)),
         )
+        rows = pl.concat([rows, examples], how="diagonal")
+    rows = rows.with_columns(
+        modality=pl.lit("features"),
+        protocol=pl.lit(name_of(test)),
+        subset=pl.lit(None, pl.String),
     )
-
-
-def _splits(rows: pl.DataFrame, test: TestFile, split: str) -> pl.DataFrame:
-    return SPLITS.conform(
-        rows.with_columns(
-            pl.lit(name_of(test)).alias("protocol"),
-            pl.lit(split).alias("split"),
-            pl.lit(None, pl.String).alias("subset"),
-        )
-    )
+    tables = (SAMPLES, SPLITS)
+    return {table.name: table.conform(rows.select(*table.polars_schema)) for table in tables}
 
 
 def row_digests(features: np.ndarray) -> list[str]:

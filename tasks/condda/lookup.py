@@ -6,13 +6,13 @@ anew each time, so that no session changes another's. Round r is rows [r*size, (
 may be short (rule 5); a served dataset has one line per instance and no header (rule 3).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from schemas.errors import SourceError
 from tasks.condda.domains import SHOWN_METADATA
-from tasks.condda.rules import Limits, Policy, ProtocolRefusal, Status
+from tasks.condda.rules import Limits, Policy, ProtocolRefusal, refused
 from tasks.condda.session import SessionState, TestState
 from tasks.condda.test_files import TestFile, TestLibrary
 
@@ -21,17 +21,9 @@ from tasks.condda.test_files import TestFile, TestLibrary
 class Rules:
     library: TestLibrary
     policy: Policy
+    strict: bool
     now: str
     limits: Limits
-
-    @property
-    def strict(self) -> bool:
-        return self.policy.strict
-
-
-def refused(reason: str, message: str, status: Status = 400) -> ProtocolRefusal:
-    """A refusal; 400 is of what an agent can mend."""
-    return ProtocolRefusal(status, reason, message)
 
 
 def check_text(value: object, name: str) -> str:
@@ -57,13 +49,11 @@ def whole_round(number: Any) -> int:
     try:
         return int(number)
     except (TypeError, ValueError, OverflowError) as error:
-        raise ProtocolRefusal(
-            500, "ValueError", f"round_id {str(number)[:80]!r} is no whole number"
-        ) from error
+        raise refused("ValueError", f"round_id {str(number)[:80]!r} is no whole number") from error
 
 
 def unknown_test(test: str) -> ProtocolRefusal:
-    return ProtocolRefusal(500, "test_id_invalid", f"there is no test {test[:80]!r} to serve")
+    return refused("test_id_invalid", f"there is no test {test[:80]!r} to serve")
 
 
 def open_test(state: SessionState, test: str) -> TestState:
@@ -73,7 +63,7 @@ def open_test(state: SessionState, test: str) -> TestState:
     return progress
 
 
-def overrides(hints: tuple[str, ...]) -> dict[str, int]:
+def overrides(hints: Sequence[str]) -> dict[str, int]:
     """Metadata that hints of the form "key=number" replace, for keys that an agent may see."""
     replaced = {}
     for hint in hints:
@@ -82,8 +72,8 @@ def overrides(hints: tuple[str, ...]) -> dict[str, int]:
             try:
                 replaced[key] = int(number)
             except ValueError as error:
-                raise ProtocolRefusal(
-                    500, "ValueError", f"hint {hint!r} is not of the form key=whole number"
+                raise refused(
+                    "ValueError", f"hint {hint!r} is not of the form key=whole number"
                 ) from error
     return replaced
 
@@ -101,9 +91,9 @@ def find_test(
         place = (test, state.protocol, state.domain)
         has_truth, has_metadata = library.has_truth(*place), library.has_metadata(*place)
         if has_truth and has_metadata:
-            raise ProtocolRefusal(500, "SourceError", str(error)) from error
+            raise refused("SourceError", str(error)) from error
     if has_truth or not (truth_first or has_metadata):
-        raise ProtocolRefusal(500, "metadata_not_found", f"test {test} has no metadata")
+        raise refused("metadata_not_found", f"test {test} has no metadata")
     raise unknown_test(test)
 
 
@@ -146,8 +136,8 @@ def whole(metadata: Mapping[str, Any], key: str) -> int:
     try:
         return int(metadata[key])
     except (TypeError, ValueError) as error:
-        raise ProtocolRefusal(
-            500, "ValueError", f"{key} of the metadata is {metadata[key]!r}, not a whole number"
+        raise refused(
+            "ValueError", f"{key} of the metadata is {metadata[key]!r}, not a whole number"
         ) from error
 
 

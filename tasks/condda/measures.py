@@ -6,6 +6,7 @@ with and without the red light side by side. Tables, server and command line all
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,11 @@ from tasks.condda.lookup import round_size
 from tasks.condda.metrics import Columns, Metric, Trial, program_metrics
 from tasks.condda.test_files import TestFile
 
-SIDES = ("nmi", "discovery_accuracy", "k_plus_1_accuracy", "column_stability", "clusters_used")
+DISCOVERED = ("nmi", "discovery_accuracy", "k_plus_1_accuracy", "column_stability", "clusters_used")
 """Measures of discovered classes on the scoreboard, of the rows after novelty."""
+MEANS = ("post_top1", *DISCOVERED)
+SIDES = ("system", "given")
+"""Without and with the red light."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ def measured_tests(
         "metrics": measures.filter(form="corrected").select(*key, "metric", "name", "value"),
         "discovered": discovered.select(
             *key, pl.concat_str("part", pl.lit("_"), "metric").alias("name"), "value"
-        ).filter(pl.col("name").is_in([f"post_{name}" for name in SIDES])),
+        ).filter(pl.col("name").is_in([f"post_{name}" for name in DISCOVERED])),
     }
     groups: dict[tuple, dict[str, Metric]] = {}
     shapes: dict[tuple, Metric] = {}
@@ -104,10 +108,10 @@ def scoreboard(tests: Sequence[Measured], baseline: str) -> list[dict[str, Any]]
     for place, (count, program) in program_of(tests, baseline).items():
         row: dict[str, Any] = dict(zip(("agent", "protocol", "domain"), place, strict=True))
         row |= {"tests": count, **program}
-        for side in ("system", "given"):
+        for side in SIDES:
             of_side = [t for t in tests if t.group == place and t.red_light == (side == "given")]
             values = {"post_top1": [t.metrics["m_acc"].get("post_top1") for t in of_side]}
-            values |= {name: [t.discovered.get(f"post_{name}") for t in of_side] for name in SIDES}
+            values |= {n: [t.discovered.get(f"post_{n}") for t in of_side] for n in DISCOVERED}
             for name, found in values.items():
                 numbers = [value for value in found if value is not None]
                 row[f"{name}_{side}"] = float(np.mean(numbers)) if numbers else None
@@ -120,23 +124,19 @@ def lake_scoreboard(lake: Path, baseline: str) -> list[pl.DataFrame]:
     names = (SESSIONS.name, SESSION_MEASURES.name, CHARACTERIZATION.name)
     tables = (current_version(lake, "condda", name).read() for name in names)
     rows = scoreboard(measured_tests(*tables), baseline)
-    board = pl.DataFrame(rows, infer_schema_length=None)
-    if board.is_empty():
+    if not rows:
         return []
-    sided = [name for name in board.columns if name.endswith(("_system", "_given"))]
-    place = ["agent", "protocol", "domain"]
-    sides = board.select(*place, *sided).unpivot(index=place, variable_name="name")
-    parts = pl.col("name").str.extract_groups(r"^(?<measure>.*)_(?<side>system|given)$")
-    sides = sides.with_columns(parts.alias("parts")).unnest("parts")
-    both = sides.pivot("side", index=[*place, "measure"], values="value")
-    both = both.select(
-        *place,
-        "measure",
-        pl.col("system").alias("without red light"),
-        pl.col("given").alias("with red light"),
-    )
-    empty = pl.all_horizontal(pl.col("without red light", "with red light").is_null())
-    return [board.drop(sided), both.filter(~empty)]
+    sides = [
+        (row["agent"], row["protocol"], row["domain"], name, *(row[f"{name}_{s}"] for s in SIDES))
+        for name in MEANS
+        for row in rows
+        if any(row[f"{name}_{side}"] is not None for side in SIDES)
+    ]
+    schema: dict[str, Any] = dict.fromkeys(("agent", "protocol", "domain", "measure"), pl.String)
+    schema |= dict.fromkeys(("without red light", "with red light"), pl.Float64)
+    both = pl.DataFrame(sides, schema=schema, orient="row")
+    board = pl.DataFrame(rows, infer_schema_length=None)
+    return [board.drop(f"{name}_{side}" for name in MEANS for side in SIDES), both]
 
 
 def corrected_measures(test: TestFile, results: dict[str, pl.DataFrame]) -> dict[str, Metric]:
@@ -162,9 +162,9 @@ def measure_test(
     columns count as unknown. A reaction baseline posts no detection: it has its accuracy alone.
     """
     kind = "classification" if "classification" in results else "characterization"
-    nothing = SESSION_MEASURES.empty().drop("session_id", "test_id"), CHARACTERIZATION.empty()
+    clusters = CHARACTERIZATION.empty().drop("session_id", "test_id")
     if kind not in results:
-        return nothing[0], nothing[1].drop("session_id", "test_id")
+        return metrics.long_form({}, {}), clusters
     novel = (test.truth[test.domain.novel].to_numpy() != 0).astype(np.int64)
     chances = None
     if "detection" in results:
@@ -173,7 +173,6 @@ def measure_test(
     if kind == "characterization":
         results = results | {kind: as_wide_as_the_last(results[kind], columns)}
     chosen = aligned(test, results[kind], kind)
-    clusters = nothing[1].drop("session_id", "test_id")
     upstream: dict[str, Any] = {}
     size = round_size(test.metadata, test.test_id)
     if kind == "characterization":
@@ -182,13 +181,11 @@ def measure_test(
             clusters.columns
         )
     else:
-        try:
+        with suppress(NoveltyError):  # the public code has no value for such a test
             if chances is None:
                 upstream = {"m_acc": metrics_upstream.m_acc(novel, chosen, test.labels)}
             else:
                 upstream = metrics_upstream.evaluate(chances, chosen, novel, test.labels)
-        except NoveltyError:
-            upstream = {}  # the public code has no value for such a test
     if chances is None:
         corrected = {"m_acc": metrics.m_acc(novel, chosen, test.labels, columns, size)}
     else:

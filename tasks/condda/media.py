@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -25,13 +25,9 @@ from schemas.errors import ConfigError, LakeError, SourceError
 from schemas.tables import PLAIN
 from storage.atomic import write_bytes
 from storage.tables import current_version
+from tasks.condda.harness import Harness
 from tasks.condda.lookup import lenient_metadata, round_rows, round_size
-from tasks.condda.rules import ProtocolRefusal
-
-if TYPE_CHECKING:
-    from fastapi import APIRouter
-
-    from tasks.condda.harness import Harness
+from tasks.condda.rules import refused
 
 MEDIA = "media"
 TYPES = {".png": "image/png", ".npy": "application/octet-stream"}
@@ -121,10 +117,7 @@ class MediaLinks:
     """Links to the media of served instances, and what they lead to."""
 
     def __init__(
-        self,
-        harness: "Harness",
-        key: bytes | None = None,
-        clock: Callable[[], float] = time.time,
+        self, harness: Harness, key: bytes | None = None, clock: Callable[[], float] = time.time
     ) -> None:
         self.harness, self.clock = harness, clock
         self.key = key or secrets.token_bytes(32)
@@ -162,12 +155,12 @@ class MediaLinks:
         """Bytes and media type of what a link leads to."""
         right = self._signature(session, test, instance, expires)
         if not hmac.compare_digest(right.encode(), signature.encode()):
-            raise ProtocolRefusal(400, "LinkInvalid", "this link was not given out here")
+            raise refused("LinkInvalid", "this link was not given out here")
         if self.clock() > expires:
-            raise ProtocolRefusal(400, "LinkExpired", "this link has expired; ask for a new one")
+            raise refused("LinkExpired", "this link has expired; ask for a new one")
         file = self._files(test).get(instance)
         if instance not in self.served(session, test) or file is None:
-            raise ProtocolRefusal(400, "result_file_not_found", "there is no such file")
+            raise refused("result_file_not_found", "there is no such file")
         return file.read_bytes(), TYPES[file.suffix]
 
     def _files(self, test: str) -> dict[str, Path]:
@@ -181,40 +174,3 @@ class MediaLinks:
     def _signature(self, session: str, test: str, instance: str, expires: int) -> str:
         text = "\n".join((session, test, instance, str(expires)))
         return hmac.new(self.key, text.encode(), hashlib.sha256).hexdigest()
-
-
-def add_media(router: "APIRouter", harness: "Harness") -> None:
-    """The endpoints of /v1."""
-    from fastapi import Path as InPath
-    from fastapi import Query, Response
-
-    session = Annotated[str, InPath(description="Id of a session")]
-    test = Annotated[str, InPath(description="Id of a test")]
-    instance = Annotated[str, InPath(description="Id of a served instance")]
-    media = MediaLinks(harness)
-    place = "/sessions/{session_id}/tests/{test_id}/media"
-
-    @router.get(place, tags=["media"], summary="Links to the media of served instances, in order")
-    def links(session_id: session, test_id: test) -> dict[str, Any]:
-        found = media.links(session_id, test_id)
-        base = f"{router.prefix}{place.format(session_id=session_id, test_id=test_id)}"
-        for link in found["links"]:
-            link["url"] = f"{base}/{link.pop('path')}"
-        return found
-
-    @router.get(
-        place + "/{instance_id}",
-        tags=["media"],
-        summary="The picture or cloud of a link",
-        response_class=Response,
-        responses={200: {"content": {kind: {} for kind in TYPES.values()}}},
-    )
-    def medium(
-        session_id: session,
-        test_id: test,
-        instance_id: instance,
-        expires: Annotated[int, Query(description="Seconds since 1970", ge=0, le=1 << 53)],
-        signature: Annotated[str, Query(description="As the link has it", max_length=64)],
-    ) -> Response:
-        data, kind = media.read(session_id, test_id, instance_id, expires, signature)
-        return Response(data, media_type=kind, headers={"cache-control": "no-store"})

@@ -206,7 +206,7 @@ def m_acc(
 
 
 def m_ndp_failed_reaction(
-    p: ArrayLike, y: ArrayLike, P: ArrayLike, c: ArrayLike, columns: Columns, mode: Mode = "full"
+    p: ArrayLike, y: ArrayLike, P: ArrayLike, c: ArrayLike, columns: Columns
 ) -> Metric:
     """m_ndp of the rows that are wrong; the same names where none is (counts 0, shares None)."""
     detected, truth = checked_detection(p, y)
@@ -215,7 +215,7 @@ def m_ndp_failed_reaction(
     found: Metric = {}
     for k in TOP:
         wrong = ranks >= k
-        part = _ndp(detected[wrong], truth[wrong], mode)
+        part = _ndp(detected[wrong], truth[wrong], "full")
         found |= {f"top{k}_{name}": value for name, value in part.items()}
     return found
 
@@ -242,7 +242,7 @@ def m_false_alarm(stats: Metric, nuisance: bool) -> Metric:
 
 def m_nrp(agent_acc: Metric, baseline_acc: Metric) -> Metric:
     """100 * agent's end of the test / baseline before novelty; None if either is missing or 0/0."""
-    return {f"M_nrp_post_top{k}": _scaled(_nrp(agent_acc, baseline_acc, k), 100) for k in TOP}
+    return {f"M_nrp_post_top{k}": _percent([_nrp(agent_acc, baseline_acc, k)]) for k in TOP}
 
 
 @dataclass(frozen=True)
@@ -273,30 +273,23 @@ def program_metrics(trials: Sequence[Trial], k: Literal[1, 3] = 1) -> Metric:
     """
     system = [trial for trial in trials if trial.condition == "system"]
     flags = [trial.agent["m_is_cdt_and_is_early"] for trial in system]
-    delays = [
-        cast(float, trial.agent["m_num_stats"]["P_indx_0.5"])
-        - cast(float, trial.agent["m_num_stats"]["GT_indx"])
-        for trial in system
-        if trial.agent["m_is_cdt_and_is_early"]["Is CDT"]
+    # Both have a number where the change was correctly detected.
+    detected = [
+        cast(dict[str, float], trial.agent["m_num_stats"])
+        for trial, flag in zip(system, flags, strict=True)
+        if flag["Is CDT"]
     ]
+    changing = [flag for flag in flags if flag["Is CDT"] is not None]
+    alarms = [trial.agent.get("m_false_alarm", {}) for trial in system]
     pairs = [(t.agent["m_acc"], t.baseline_acc, t.condition) for t in trials if t.baseline_acc]
     end, post = f"post_asymptotic_top{k}", f"post_top{k}"
     return {
-        "M1": _mean(delays),
-        "M2": _scaled(_mean([flag["Is CDT"] for flag in flags]), 100),
-        "M2.1": _scaled(_mean([flag["Is Early"] for flag in flags]), 100),
-        "no_cdt": _scaled(
-            _mean(
-                [
-                    not (flag["Is CDT"] or flag["Is Early"])
-                    for flag in flags
-                    if flag["Is CDT"] is not None
-                ]
-            ),
-            100,
-        ),
-        "false_alarms": _alarms(system, "unchanged"),
-        "nuisance_alarms": _alarms(system, "nuisance"),
+        "M1": _mean([stats["P_indx_0.5"] - stats["GT_indx"] for stats in detected]),
+        "M2": _percent([flag["Is CDT"] for flag in flags]),
+        "M2.1": _percent([flag["Is Early"] for flag in flags]),
+        "no_cdt": _percent([not (flag["Is CDT"] or flag["Is Early"]) for flag in changing]),
+        "false_alarms": _percent([alarm.get("unchanged") for alarm in alarms]),
+        "nuisance_alarms": _percent([alarm.get("nuisance") for alarm in alarms]),
         "M3": _mean([_nrp(agent, base, k) for agent, base, kind in pairs if kind == "system"]),
         "M4": _mean([_nrp(agent, base, k) for agent, base, kind in pairs if kind == "given"]),
         "M5": _mean([_balanced(agent[post], base[post]) for agent, base, _ in pairs]),
@@ -361,12 +354,9 @@ def _nrp(agent_acc: Metric, baseline_acc: Metric, k: int) -> float | None:
     return _ratio(agent_acc[f"post_asymptotic_top{k}"], baseline_acc[f"pre_top{k}"])
 
 
-def _alarms(trials: Sequence[Trial], kind: str) -> float | None:
-    return _scaled(_mean([t.agent.get("m_false_alarm", {}).get(kind) for t in trials]), 100)
-
-
-def _scaled(value: float | None, factor: float) -> float | None:
-    return None if value is None else factor * value
+def _percent(values: Sequence[float | None]) -> float | None:
+    mean = _mean(values)
+    return None if mean is None else 100 * mean
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

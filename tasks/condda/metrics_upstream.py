@@ -5,10 +5,10 @@ under the published names (CONDDA rule 11). Use these to compare with published 
 (CONDDA rule 14) are mended in `metrics.py`. -1 stands for "no value" where upstream says so, NaN
 for a rolling mean without a full window, or an accuracy of no rows.
 
-Ties of the top-k sort: `stable` lets the earlier column win; `numpy` is what the installed numpy's
-unstable argsort does, which differs by version and processor (published transcript fixture: top-3
-accuracy 0.91211 with numpy 1.22, 0.91016 with numpy 2.4 and with `stable`). On the activity fixture
-the two rules order the first three differently in 2 of 332 rows and no published number changes.
+In ties of the top-k sort the earlier column wins. Upstream takes numpy's unstable argsort, which
+differs by version and processor (published transcript fixture: top-3 accuracy 0.91211 with numpy
+1.22, 0.91016 with numpy 2.4 and here). On the activity fixture the two order the first three
+differently in 2 of 332 rows and no published number changes.
 
 Where upstream would open an interactive console, or accept NaN, a RecordError says what is wrong.
 """
@@ -22,7 +22,6 @@ from schemas.errors import ConfigError, RecordError
 
 Metric = dict[str, float]
 Mode = Literal["full", "pre", "post"]
-Ties = Literal["stable", "numpy"]
 
 THRESHOLDS = (0.175, 0.225, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 TOP = (1, 3)
@@ -40,7 +39,6 @@ def evaluate(
     novel: ArrayLike,
     labels: ArrayLike,
     ndp_input: ArrayLike | None = None,
-    ties: Ties = "stable",
     threshold: float = 0.5,
 ) -> dict[str, Metric]:
     """All eight metrics of one test; round size 100 whatever the test says, as both callers have.
@@ -60,8 +58,8 @@ def evaluate(
         "m_ndp": m_ndp(ndp, truth, "full"),
         "m_ndp_pre": m_ndp(ndp, truth, "pre"),
         "m_ndp_post": m_ndp(ndp, truth, "post"),
-        "m_acc": m_acc(truth, classification, labels, ties=ties),
-        "m_acc_failed": m_ndp_failed_reaction(detected, truth, classification, labels, ties=ties),
+        "m_acc": m_acc(truth, classification, labels),
+        "m_acc_failed": m_ndp_failed_reaction(detected, truth, classification, labels),
         "m_is_cdt_and_is_early": m_is_cdt_and_is_early(
             int(stats["GT_indx"]), int(stats[f"P_indx_{threshold}"]), truth.size
         ),
@@ -119,7 +117,6 @@ def m_acc(
     c: ArrayLike,
     round_size: int = ROUND_SIZE,
     asymptotic_start_round: int = ASYMPTOTIC_START_ROUND,
-    ties: Ties = "stable",
 ) -> Metric:
     """Top-1 and top-3 accuracy; the first novel row is counted before novelty, not after (bug 2).
 
@@ -128,7 +125,7 @@ def m_acc(
     """
     probabilities, labels = checked_classes(P, c)
     truth = checked_flags(y, len(labels))
-    ranks = label_ranks(probabilities, labels, ties)
+    ranks = label_ranks(probabilities, labels)
     split = first_row(truth)
     found: Metric = {}
 
@@ -154,47 +151,30 @@ def m_acc(
     return found
 
 
-def m_ndp_failed_reaction(
-    p: ArrayLike,
-    y: ArrayLike,
-    P: ArrayLike,
-    c: ArrayLike,
-    mode: Mode = "full",
-    ties: Ties = "stable",
-) -> Metric:
+def m_ndp_failed_reaction(p: ArrayLike, y: ArrayLike, P: ArrayLike, c: ArrayLike) -> Metric:
     """m_ndp of the rows whose label is not in the top k; -1 without a threshold if there is none"""
     detected, truth = checked_detection(p, y)
     probabilities, labels = checked_classes(P, c)
     require_same_rows(len(labels), truth.size)
     _refuse_unscorable(labels, "")
-    ranks = label_ranks(probabilities, labels, ties)
+    ranks = label_ranks(probabilities, labels)
     found: Metric = {}
     for k in TOP:
         wrong = ranks >= k
         if wrong.any():
-            part = m_ndp(detected[wrong], truth[wrong], mode)
+            part = m_ndp(detected[wrong], truth[wrong])
         else:
             part = dict.fromkeys(NDP_NAMES, NO_VALUE)
         found |= {f"top{k}_{name}": value for name, value in part.items()}
     return found
 
 
-def m_accuracy_on_novel(P: ArrayLike, c: ArrayLike, y: ArrayLike, ties: Ties = "stable") -> Metric:
-    """Top-1 and top-3 accuracy of the novel rows; not part of `evaluate`."""
-    probabilities, labels = checked_classes(P, c)
-    truth = checked_flags(y, len(labels))
-    if not truth.any():
-        return {f"top{k}_acc_novel_only": NO_VALUE for k in TOP}
-    return {
-        f"top{k}_acc_novel_only": value
-        for k, value in _top(probabilities[truth], labels[truth], ties).items()
-    }
-
-
-def m_acc_round_wise(P: ArrayLike, c: ArrayLike, round_id: int, ties: Ties = "stable") -> Metric:
+def m_acc_round_wise(P: ArrayLike, c: ArrayLike, round_id: int) -> Metric:
     """Top-1 and top-3 accuracy of the rows handed in, which are to be those of round `round_id`."""
-    accuracy = _top(*checked_classes(P, c), ties)
-    return {f"top{k}_accuracy_round_{round_id}": value for k, value in accuracy.items()}
+    probabilities, labels = checked_classes(P, c)
+    _refuse_unscorable(labels, "")
+    ranks = label_ranks(probabilities, labels)
+    return {f"top{k}_accuracy_round_{round_id}": round(float((ranks < k).mean()), 5) for k in TOP}
 
 
 def m_is_cdt_and_is_early(gt_index: int, p_index: int, rows: int) -> Metric:
@@ -217,14 +197,9 @@ def m_nrp(agent_acc: Metric, baseline_acc: Metric) -> Metric:
     }
 
 
-def label_ranks(probabilities: NDArray, labels: NDArray, ties: Ties = "stable") -> NDArray[np.intp]:
+def label_ranks(probabilities: NDArray, labels: NDArray) -> NDArray[np.intp]:
     """Place of each row's label among its columns, 0 = most likely; NO_RANK if it has no column."""
     columns = probabilities.shape[1]
-    if ties == "numpy":
-        hit = np.argsort(-probabilities, axis=1) == labels[:, None]
-        return np.where(hit.any(1), hit.argmax(1), NO_RANK)
-    if ties != "stable":
-        raise ConfigError(f"top-k: tie rule {ties!r} is unknown; expected stable or numpy")
     inside = (labels >= 0) & (labels < columns)
     column = np.where(inside, labels, 0)
     value = np.take_along_axis(probabilities, column[:, None], axis=1)
@@ -323,12 +298,6 @@ def require_same_rows(posted: int, truth: int) -> None:
             "rows",
             f"{posted} rows of results but {truth} of ground truth; post each row of the test once",
         )
-
-
-def _top(probabilities: NDArray, labels: NDArray, ties: Ties) -> dict[int, float]:
-    _refuse_unscorable(labels, "")
-    ranks = label_ranks(probabilities, labels, ties)
-    return {k: round(float((ranks < k).mean()), 5) for k in TOP}
 
 
 def _refuse_unscorable(labels: NDArray, part: str) -> None:

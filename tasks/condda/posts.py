@@ -3,7 +3,7 @@
 `take_results` takes all files of a post or none; the same file again, for the same round and type,
 is a repeated request and makes no event. A result file has no header; the instance id comes first,
 then values. `parse` reduces it to a few numbers a line, `remember` to what later decisions need, so
-that a session can be rebuilt without its files; `check_strict` refuses what the protocol forbids.
+that a session can be rebuilt without its files; `_Posted` refuses what the protocol forbids.
 
 Small files of plain numbers, which is what agents post, are read by hand; `read_cells` reads all.
 """
@@ -30,12 +30,11 @@ from tasks.condda.lookup import (
     lenient_metadata,
     load_test,
     open_test,
-    refused,
     round_count,
     round_rows,
     round_size,
 )
-from tasks.condda.rules import Limits, ProtocolRefusal
+from tasks.condda.rules import Limits, ProtocolRefusal, refused
 from tasks.condda.session import Event, SessionState, TestState
 from tasks.condda.test_files import CELL_EDGES, TestFile
 
@@ -52,7 +51,7 @@ def take_results(state: SessionState, command: Post, rules: Rules) -> Decision:
     progress = open_test(state, command.test)
     if not command.results:
         raise refused("MissingParamsError", "no result file was given")
-    test, metadata = _posted_test(state, command.test, rules)
+    post = _Posted(command, state, progress, *_posted_test(state, command.test, rules))
     before = progress.posted.get(command.round, {})
     events = []
     for kind, body in command.results.items():
@@ -66,17 +65,10 @@ def take_results(state: SessionState, command: Post, rules: Rules) -> Decision:
                 f"{kind} of round {command.round} was posted before with other content",
             )
         result = parse(body, rules.limits)
-        values = DOMAINS[state.domain].results.get(kind)
         if rules.strict:
-            assert test is not None
-            if values is None:
-                raise refused("UnknownResultType", f"{kind} is no result type of {state.domain}")
-            expected = _expected_names(state, command, kind, progress, test, metadata)
-            check_strict(
-                kind, values, result, expected, state, metadata, progress.columns.get(kind)
-            )
-        facts = remember(result, values, test)
-        facts["round_size"] = metadata.get("round_size", 0)
+            post.check(kind, result)
+        facts = remember(result, DOMAINS[state.domain].results.get(kind), post.test)
+        facts["round_size"] = post.metadata.get("round_size", 0)
         place = (command.test, progress.attempt, command.round, kind)
         events.append(Event("posted", rules.now, *place, sha256, facts, body))
     return Decision(tuple(events))
@@ -96,33 +88,6 @@ def _posted_test(
             raise
         return None, {}
     return file, lenient_metadata(state, file)
-
-
-def _expected_names(
-    state: SessionState,
-    command: Post,
-    kind: str,
-    progress: TestState,
-    test: TestFile,
-    metadata: Mapping[str, Any],
-) -> tuple[str, ...]:
-    """Names that a strict post must hold: those of the round just served.
-
-    OND characterization is posted once, after the last round, as round 0 for the whole test.
-    """
-    size, served = metadata["round_size"], len(progress.served)
-    if state.protocol == "OND" and kind == "characterization":
-        if command.round != 0 or served < round_count(test, size):
-            raise refused(
-                "RoundOrder",
-                "OND characterization is posted as round 0 when all rounds have been served",
-            )
-        return test.names
-    if command.round not in progress.served:
-        raise refused("RoundNotServed", f"ask for the data of round {command.round} before posting")
-    if command.round != served - 1:
-        raise refused("RoundOrder", f"round {command.round} is over, {served - 1} is open")
-    return test.names[round_rows(test, command.round, size)]
 
 
 @dataclass(frozen=True)
@@ -201,8 +166,8 @@ def read_cells(body: bytes, limits: Limits) -> tuple[list[str], pl.Series, pl.Se
     try:
         text = body.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ProtocolRefusal(
-            500, "UnicodeDecodeError", f"a result file is not UTF-8 text: {error.reason}"
+        raise refused(
+            "UnicodeDecodeError", f"a result file is not UTF-8 text: {error.reason}"
         ) from error
     if '"' in text:
         cells = pl.Series(_quoted_rows(text), dtype=pl.List(pl.String))
@@ -341,39 +306,80 @@ def edit_distance(left: str, right: str) -> int:
     return int(row[-1])
 
 
-def check_strict(
-    kind: str,
-    values: Values,
-    result: ResultFile,
-    expected: Sequence[str],
-    state: SessionState,
-    metadata: Mapping[str, Any],
-    columns: int | None,
-) -> None:
-    """Refuse a file whose ids, columns or values the protocol forbids.
+@dataclass(frozen=True)
+class _Posted:
+    """A post, and what it is checked against where the policy is strict."""
 
-    `expected` are the names of the rows that the file must answer, in order; `columns` is the
-    number of columns that earlier files of this type had.
-    """
-    _check_ids(kind, result.ids, expected)
-    width = int(result.widths.max(initial=0))
-    narrowest = int(result.widths.min(initial=width))
-    if narrowest < width:
-        raise refused("WrongColumns", f"lines of {kind} have {narrowest} to {width} values")
-    counted = DOMAINS[state.domain].unknown_counted
-    least, most = _columns_allowed(values, state.protocol, metadata, columns, counted)
-    if width < least or (most is not None and width > most):
-        allowed = (
-            f"{least} or more" if most is None else f"{least}" + f" to {most}" * (most > least)
-        )
-        raise refused("WrongColumns", f"{kind} has {width} values on a line, expected {allowed}")
-    if values == "text":
-        return
-    if values == "labels" and result.fault in (None, _OUTSIDE):
-        if not np.isin(result.first, (0.0, 1.0)).all():
-            raise refused("OutOfRange", f"a flag of {kind} is neither 0 nor 1")
-    elif result.fault is not None:
-        raise refused(result.fault[0], f"{kind} holds {result.fault[1]}")
+    command: Post
+    session: SessionState
+    progress: TestState
+    test: TestFile | None
+    metadata: Mapping[str, Any]
+
+    def check(self, kind: str, result: ResultFile) -> None:
+        """Refuse a file whose type, ids, columns or values the protocol forbids."""
+        values = DOMAINS[self.session.domain].results.get(kind)
+        if values is None:
+            raise refused("UnknownResultType", f"{kind} is no result type of {self.session.domain}")
+        _check_ids(kind, result.ids, self._expected_names(kind))
+        width = int(result.widths.max(initial=0))
+        narrowest = int(result.widths.min(initial=width))
+        if narrowest < width:
+            raise refused("WrongColumns", f"lines of {kind} have {narrowest} to {width} values")
+        least, most = self._columns_allowed(values, self.progress.columns.get(kind))
+        if width < least or (most is not None and width > most):
+            allowed = (
+                f"{least} or more" if most is None else f"{least}" + f" to {most}" * (most > least)
+            )
+            raise refused(
+                "WrongColumns", f"{kind} has {width} values on a line, expected {allowed}"
+            )
+        if values == "text":
+            return
+        if values == "labels" and result.fault in (None, _OUTSIDE):
+            if not np.isin(result.first, (0.0, 1.0)).all():
+                raise refused("OutOfRange", f"a flag of {kind} is neither 0 nor 1")
+        elif result.fault is not None:
+            raise refused(result.fault[0], f"{kind} holds {result.fault[1]}")
+
+    def _expected_names(self, kind: str) -> Sequence[str]:
+        """Names of the rows that a file must answer, in order: those of the round just served.
+
+        OND characterization is posted once, after the last round, as round 0 for the whole test.
+        """
+        assert self.test is not None
+        number, size, served = self.command.round, self.metadata["round_size"], self.progress.served
+        if self.session.protocol == "OND" and kind == "characterization":
+            if number != 0 or len(served) < round_count(self.test, size):
+                raise refused(
+                    "RoundOrder",
+                    "OND characterization is posted as round 0 when all rounds have been served",
+                )
+            return self.test.names
+        if number not in served:
+            raise refused("RoundNotServed", f"ask for the data of round {number} before posting")
+        if number != len(served) - 1:
+            raise refused("RoundOrder", f"round {number} is over, {len(served) - 1} is open")
+        return self.test.names[round_rows(self.test, number, size)]
+
+    def _columns_allowed(self, values: Values, before: int | None) -> tuple[int, int | None]:
+        """Least and greatest number of values on a line; `before` is what earlier files had.
+
+        known_classes is not to be trusted to one (CONDDA rule 3): a classification may have K or
+        K+1 columns, but always as many as in its first round.
+        """
+        if values in ("detection", "text", "labels"):
+            return {"detection": (1, 2), "text": (1, 1), "labels": (2, 2)}[values]
+        known = known_classes(self.metadata)
+        if values == "classification":
+            if before is not None:
+                return before, before
+            return (2, None) if known is None else (known, known + 1)
+        if self.session.protocol != "CONDDA":
+            return 1, None
+        counted = DOMAINS[self.session.domain].unknown_counted
+        # No bound by the number of novel classes: being refused would tell it.
+        return max(2 if known is None else known + 1 - counted, before or 0), None
 
 
 def _check_ids(kind: str, ids: list[str], expected: Sequence[str]) -> None:
@@ -389,28 +395,3 @@ def _check_ids(kind: str, ids: list[str], expected: Sequence[str]) -> None:
             "MissingIds", f"{kind} has {len(ids)} of the {len(expected)} instances served"
         )
     raise refused("WrongOrder", f"{kind} is not in the order in which the instances were served")
-
-
-def _columns_allowed(
-    values: Values,
-    protocol: str,
-    metadata: Mapping[str, Any],
-    before: int | None,
-    unknown_counted: bool,
-) -> tuple[int, int | None]:
-    """Least and greatest number of values on a line.
-
-    known_classes is not to be trusted to one (CONDDA rule 3): a classification may have K or K+1
-    columns, but always as many as in its first round.
-    """
-    if values in ("detection", "text", "labels"):
-        return {"detection": (1, 2), "text": (1, 1), "labels": (2, 2)}[values]
-    known = known_classes(metadata)
-    if values == "classification":
-        if before is not None:
-            return before, before
-        return (2, None) if known is None else (known, known + 1)
-    if protocol != "CONDDA":
-        return 1, None
-    # No bound by the number of novel classes: being refused would tell it.
-    return max(2 if known is None else known + 1 - unknown_counted, before or 0), None

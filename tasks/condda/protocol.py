@@ -25,7 +25,6 @@ from tasks.condda.lookup import (
     Rules,
     load_test,
     open_test,
-    refused,
     round_bytes,
     round_count,
     round_size,
@@ -33,7 +32,7 @@ from tasks.condda.lookup import (
     whole_round,
 )
 from tasks.condda.posts import check_name, take_results
-from tasks.condda.rules import Limits, Policy, ProtocolRefusal
+from tasks.condda.rules import Limits, Policy, ProtocolRefusal, refused
 from tasks.condda.session import Event, SessionState, TestState
 from tasks.condda.test_files import TestLibrary
 
@@ -48,7 +47,7 @@ def decide(
     limits: Limits | None = None,
 ) -> Decision:
     """Decide one command; `state` is None for a session that does not exist (yet)."""
-    rules = Rules(library, policy, now.isoformat(), limits or Limits())
+    rules = Rules(library, policy, policy.strict, now.isoformat(), limits or Limits())
     if isinstance(command, commands.OpenSession):
         return _open(command, rules)
     test, number = getattr(command, "test", None), getattr(command, "round", 0)
@@ -61,7 +60,7 @@ def decide(
                 # The public server looks the session and the test up before it reads the number.
                 decide(state, commands.Metadata(command.test), library, policy, now, limits=limits)
             raise
-        command = replace(command, round=number)  # type: ignore[arg-type]
+        command = replace(command, round=number)  # type: ignore[call-arg]
     if state is None:
         return _unknown_session(command, rules)
     # Evaluation, progress and export still answer when a session has ended.
@@ -83,9 +82,9 @@ def _unknown_session(command: Command, rules: Rules) -> Decision:
         if isinstance(command, commands.CompleteTest | commands.Terminate):
             return Decision()
         if isinstance(command, commands.Post):
-            raise ProtocolRefusal(500, "KeyError", "'created'")
+            raise refused("KeyError", "'created'")
         if isinstance(command, commands.Latest):
-            raise ProtocolRefusal(500, "KeyError", "'tests'")
+            raise refused("KeyError", "'tests'")
         if isinstance(command, commands.CheckEvaluable):
             raise _in_process(command.test)
     raise refused("session_id_invalid", "there is no session with this id; open one first")
@@ -115,16 +114,8 @@ def _open(command: commands.OpenSession, rules: Rules) -> Decision:
         if len(set(command.tests)) != len(command.tests):
             raise refused("RepeatedTests", "a test id was given twice")
         _check_asked(command, rules.policy)
-    detail = {
-        "protocol": command.protocol,
-        "domain": command.domain,
-        "detector": command.detector,
-        "tests": list(command.tests),
-        "hints": list(command.hints),
-        "threshold": command.threshold,
-        "owner": command.owner,
-        "fixed": rules.policy.fixed,
-    }
+    lists = {"tests": list(command.tests), "hints": list(command.hints)}
+    detail = {**vars(command), **lists, "fixed": rules.policy.fixed}
     return Decision((Event("opened", rules.now, detail=detail),))
 
 
@@ -167,9 +158,7 @@ def _serve(state: SessionState, command: commands.Dataset, rules: Rules) -> Deci
         attempt, served = attempt + 1, set()
         events.append(Event("restarted", rules.now, command.test, attempt))
     if command.round * size >= len(test.ids):
-        raise ProtocolRefusal(
-            204, "EndOfDataset", f"test {command.test} has no round {command.round}"
-        )
+        raise refused("EndOfDataset", f"test {command.test} has no round {command.round}")
     if command.round >= 0 and command.round not in served:
         events.append(Event("served", rules.now, command.test, attempt, command.round))
     return Decision(tuple(events), round_bytes(test, command.round, size))
@@ -213,7 +202,7 @@ def _terminate(state: SessionState, command: commands.Terminate, rules: Rules) -
 
 def _latest(state: SessionState, command: commands.Latest, rules: Rules) -> Decision:
     if not state.finished and not rules.strict:
-        raise ProtocolRefusal(500, "KeyError", "'tests'")
+        raise refused("KeyError", "'tests'")
     return Decision(answer={"finished_tests": list(state.finished)})
 
 

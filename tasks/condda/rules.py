@@ -79,6 +79,21 @@ class ProtocolRefusal(NoveltyError):
         self.message = message
 
 
+_STATUS: dict[str, Status] = {
+    "EndOfDataset": 204,
+    **dict.fromkeys(("KeyError", "ValueError", "UnicodeDecodeError"), 500),
+    **dict.fromkeys(("test_id_invalid", "metadata_not_found", "result_file_not_found"), 500),
+    **dict.fromkeys(("InvalidResults", "IncompleteResults"), 500),
+    **dict.fromkeys(("SourceError", "LakeError", "Conflict", "TooManySessions"), 500),
+}
+"""Status by reason as the public server has it; all others are 400."""
+
+
+def refused(reason: str, message: str, status: Status | None = None) -> ProtocolRefusal:
+    """A refusal, with the status that goes with its reason unless another is named."""
+    return ProtocolRefusal(status or _STATUS.get(reason, 400), reason, message)
+
+
 class Limits(Settings):
     """Bounds that keep one agent from filling the machine."""
 

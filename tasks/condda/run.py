@@ -282,7 +282,7 @@ class _Test:
         told = {}
         for name, text in rows:
             label = int(text)
-            place = label - 1 if self.rules.unknown == "first" else label
+            place = label - self.rules.first_label
             told[name] = min(label, -1) if place < 0 else place if place < known else -1
         return told
 

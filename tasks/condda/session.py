@@ -5,7 +5,7 @@ state. Posted files themselves are not part of it: an event carries in `detail` 
 later decisions need (`posts.remember`), so a session is rebuilt without reading them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any, Literal
@@ -60,11 +60,6 @@ class TestState:
     """Points of nlt."""
     completed: bool = False
 
-    @property
-    def started(self) -> bool:
-        """Whether there is anything that a restart would wipe."""
-        return bool(self.posted or self.served or self.spent)
-
     def has_posted(self, kind: str) -> bool:
         """Whether any file of this type was posted."""
         return kind in self.columns
@@ -75,13 +70,14 @@ class SessionState:
     """One session: what it was opened with, its tests, whether it has ended."""
 
     session: str
+    opened: str
+    """Time of opening; from here to `fixed` is the detail of the first event."""
     protocol: str
     domain: str
     detector: str
-    tests: tuple[str, ...]
-    hints: tuple[str, ...]
+    tests: Sequence[str]
+    hints: Sequence[str]
     threshold: float
-    opened: str
     owner: str = ""
     fixed: Mapping[str, int] = field(default_factory=dict)
     """Metadata that the operator's policy replaced when the session was opened."""
@@ -99,20 +95,7 @@ class SessionState:
 
 def open_state(session: str, event: Event) -> SessionState:
     """State of a session after its first event."""
-    config = event.detail
-    return SessionState(
-        session=session,
-        protocol=config["protocol"],
-        domain=config["domain"],
-        detector=config["detector"],
-        tests=tuple(config["tests"]),
-        hints=tuple(config["hints"]),
-        threshold=float(config["threshold"]),
-        opened=event.time,
-        owner=config.get("owner", ""),
-        fixed=config.get("fixed", {}),
-        seq=1,
-    )
+    return SessionState(session, event.time, **event.detail, seq=1)
 
 
 def evolve(state: SessionState, event: Event) -> SessionState:

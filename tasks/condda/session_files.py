@@ -15,7 +15,7 @@ import polars as pl
 
 from tasks.condda.commands import ListSessions
 from tasks.condda.posts import read_cells
-from tasks.condda.rules import CALLER, Limits, ProtocolRefusal
+from tasks.condda.rules import CALLER, Limits, refused
 from tasks.condda.session import Event, SessionState
 from tasks.condda.store import EventStore, StoredEvent
 
@@ -91,8 +91,8 @@ def _moment(text: str) -> datetime:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError as error:
-        raise ProtocolRefusal(
-            400, "ValueError", f"{text[:80]!r} is not a time such as 2024-05-01T12:00:00"
+        raise refused(
+            "ValueError", f"{text[:80]!r} is not a time such as 2024-05-01T12:00:00", 400
         ) from error
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 

@@ -31,7 +31,7 @@ from typing import Any, cast
 from schemas.errors import LakeError, SourceError
 from tasks.condda.commands import Decision
 from tasks.condda.posts import is_name
-from tasks.condda.rules import Limits, ProtocolRefusal
+from tasks.condda.rules import Limits, refused
 from tasks.condda.session import Event, Kind, SessionState, evolve, open_state
 
 EVENTS = "events.sqlite"
@@ -60,7 +60,7 @@ create index if not exists by_kind on events (kind, id);
 create table if not exists retired
     (session text primary key, owner text not null, tests text not null);
 """
-_COLUMNS = "id, session, seq, kind, time, test, attempt, round, type, sha256, detail"
+_COLUMNS = "session, seq, kind, time, test, attempt, round, type, sha256, detail"
 _Facts = tuple[Kind, str, str | None, int, int | None, str | None, str | None]
 """Columns from `kind` to `sha256`."""
 _RETIRED = "select count(*) from retired where session = ?"
@@ -80,9 +80,8 @@ class Conflict(Exception):
 
 @dataclass(frozen=True)
 class StoredEvent:
-    """An event with its place in the store; `id` grows with time over all sessions."""
+    """An event with its place in the store."""
 
-    id: int
     session: str
     seq: int
     event: Event
@@ -251,8 +250,8 @@ class EventStore:
         rows = self._query(f"select {_COLUMNS}, {body} from events where {where}", values)
         return [
             StoredEvent(
-                *cast(tuple[int, str, int], row[:3]),
-                Event(*cast(_Facts, row[3:10]), json.loads(row[10]), row[11]),
+                *cast(tuple[str, int], row[:2]),
+                Event(*cast(_Facts, row[2:9]), json.loads(row[9]), row[10]),
             )
             for row in rows
         ]
@@ -327,7 +326,7 @@ class SessionStates:
                     continue
                 self._take_in(entry, decision)
                 return decision.answer
-        raise ProtocolRefusal(500, "Conflict", "others write to this session all the time; wait")
+        raise refused("Conflict", "others write to this session all the time; wait")
 
     @staticmethod
     def _take_in(entry: _Entry, decision: Decision) -> None:
@@ -344,7 +343,7 @@ class SessionStates:
         """Newest state of a session that must exist, under its lock."""
         with self._entry(session) as entry:
             if entry.state is None:
-                raise ProtocolRefusal(400, "session_id_invalid", "there is no session with this id")
+                raise refused("session_id_invalid", "there is no session with this id")
             yield entry.state
 
     @contextmanager
@@ -389,4 +388,4 @@ def lake_refusals() -> Iterator[None]:
     try:
         yield
     except (LakeError, SourceError) as error:
-        raise ProtocolRefusal(500, type(error).__name__, str(error)) from error
+        raise refused(type(error).__name__, str(error), 500) from error

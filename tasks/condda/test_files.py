@@ -10,13 +10,13 @@ import csv
 import io
 import json
 import os
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import polars as pl
@@ -31,6 +31,7 @@ METADATA = "_metadata.json"
 _BLANK = "\n\t\"',."
 # Characters that may stand around a value and are no part of it.
 CELL_EDGES = " \"'"
+_Content = TypeVar("_Content")
 
 
 def _is_whole(value: object) -> bool:
@@ -102,14 +103,16 @@ class TestFile:
 
 @dataclass(frozen=True)
 class _Folder:
-    stamp: int
-    truth: Mapping[str, Path]
-    metadata: Mapping[str, Path]
-    test_ids: Path | None
+    """Files of a domain by test; of a folder that is not there, none."""
+
+    stamp: int = 0
+    truth: Mapping[str, Path] = field(default_factory=dict)
+    metadata: Mapping[str, Path] = field(default_factory=dict)
+    test_ids: Path | None = None
 
 
 class TestLibrary:
-    """All tests below one data directory."""
+    """All tests below one data directory; threads that ask at once may each read a new file."""
 
     __test__ = False
 
@@ -117,17 +120,16 @@ class TestLibrary:
         if not Path(root).is_dir():
             raise SourceError(f"test data {root} is not a folder; name the one that holds OND/")
         self.root = Path(root)
-        self._lock = threading.Lock()
-        self._folders: dict[Path, _Folder] = {}
+        self._folders: dict[str, _Folder] = {}
         self._tests: dict[Path, tuple[tuple[int, ...], TestFile]] = {}
 
     def protocols(self) -> list[str]:
         """Protocols that have a folder, sorted."""
-        return sorted(_folders(self.root))
+        return sorted(_folders(str(self.root)))
 
     def domains(self, protocol: str) -> list[str]:
         """Domains of a protocol, sorted; none if there is no such protocol."""
-        folder = _folders(self.root).get(protocol)
+        folder = _folders(str(self.root)).get(protocol)
         return [] if folder is None else sorted(_folders(folder))
 
     def test_ids(self, protocol: str, domain: str) -> list[str]:
@@ -143,85 +145,59 @@ class TestLibrary:
         folder = self._offering(protocol, domain)
         if folder.test_ids is None:
             return "".join(f"{test}\n" for test in sorted(folder.truth)).encode()
-        return _bytes(folder.test_ids)
+        return _read(folder.test_ids, Path.read_bytes)
 
     def _offering(self, protocol: str, domain: str) -> _Folder:
-        folder = self._folder(protocol, domain)
-        if folder is None:
+        if domain not in self.domains(protocol):
             raise SourceError(f"domain {domain} for {protocol} not configured")
-        return folder
-
-    def find(
-        self, test_id: str, protocol: str | None = None, domain: str | None = None
-    ) -> tuple[str, str] | None:
-        """(protocol, domain) of the first folder that has ground truth of the test."""
-        for name in self.protocols():
-            for kind in self.domains(name):
-                if protocol not in (None, name) or domain not in (None, kind):
-                    continue
-                folder = self._folder(name, kind)
-                if folder is not None and test_id in folder.truth:
-                    return name, kind
-        return None
+        return self._folder(protocol, domain)
 
     def has_tests(self) -> bool:
         """Whether there is any test that a session can be opened for."""
-        return any(
-            (folder := self._folder(protocol, domain)) is not None and folder.truth
-            for protocol in PROTOCOLS
-            for domain in self.domains(protocol)
-            if domain in DOMAINS
-        )
+        return any(self._folder(*place).truth for place in product(PROTOCOLS, DOMAINS))
 
     def has_metadata(self, test_id: str, protocol: str, domain: str) -> bool:
         """Whether the test has a metadata file."""
-        folder = self._folder(protocol, domain)
-        return folder is not None and test_id in folder.metadata
+        return test_id in self._folder(protocol, domain).metadata
 
     def has_truth(self, test_id: str, protocol: str, domain: str) -> bool:
         """Whether the test has a ground-truth file."""
-        folder = self._folder(protocol, domain)
-        return folder is not None and test_id in folder.truth
+        return test_id in self._folder(protocol, domain).truth
 
     def load(self, test_id: str, protocol: str, domain: str) -> TestFile:
         """Read a test, or give the one read before if its two files are the same still."""
         folder = self._folder(protocol, domain)
-        if folder is None or test_id not in folder.truth or test_id not in folder.metadata:
+        if test_id not in folder.truth or test_id not in folder.metadata:
             raise SourceError(
                 f"test {test_id!r} has no ground truth and metadata below {protocol}/{domain}"
             )
         truth, metadata = folder.truth[test_id], folder.metadata[test_id]
         stamp = _stamp(truth) + _stamp(metadata)
-        with self._lock:
-            known = self._tests.get(truth)
+        known = self._tests.get(truth)
         if known is not None and known[0] == stamp:
             return known[1]
         test = _read_test(test_id, protocol, domain_named(domain), truth, metadata)
-        with self._lock:
-            self._tests[truth] = (stamp, test)
+        self._tests[truth] = (stamp, test)
         return test
 
-    def _folder(self, protocol: str, domain: str) -> _Folder | None:
-        parent = _folders(self.root).get(protocol)
+    def _folder(self, protocol: str, domain: str) -> _Folder:
+        parent = _folders(str(self.root)).get(protocol)
         path = None if parent is None else _folders(parent).get(domain)
         if path is None:
-            return None
-        stamp = path.stat().st_mtime_ns
-        with self._lock:
-            known = self._folders.get(path)
+            return _Folder()
+        stamp = os.stat(path).st_mtime_ns
+        known = self._folders.get(path)
         if known is None or known.stamp != stamp:
-            known = _list_folder(path, stamp)
-            with self._lock:
-                self._folders[path] = known
+            known = self._folders[path] = _list_folder(path, stamp)
         return known
 
 
-def _folders(path: Path) -> dict[str, Path]:
+def _folders(path: str) -> dict[str, str]:
     with os.scandir(path) as entries:
-        return {entry.name: Path(entry.path) for entry in entries if entry.is_dir()}
+        return {entry.name: entry.path for entry in entries if entry.is_dir()}
 
 
-def _list_folder(path: Path, stamp: int) -> _Folder:
+def _list_folder(path: str, stamp: int) -> _Folder:
     with os.scandir(path) as entries:
         files = {entry.name: Path(entry.path) for entry in entries if entry.is_file()}
 
@@ -235,25 +211,22 @@ def _list_folder(path: Path, stamp: int) -> _Folder:
     return _Folder(stamp, ending(TRUTH), ending(METADATA), files.get("test_ids.csv"))
 
 
+def _read(path: Path, reader: Callable[[Path], _Content]) -> _Content:
+    try:
+        return reader(path)
+    except OSError as error:
+        raise ChangedSource(str(path), f"cannot be read: {error.strerror}") from error
+
+
 def _stamp(path: Path) -> tuple[int, int]:
-    try:
-        state = path.stat()
-    except OSError as error:
-        raise ChangedSource(str(path), f"cannot be read: {error.strerror}") from error
+    state = _read(path, os.stat)
     return state.st_mtime_ns, state.st_size
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ChangedSource(str(path), f"cannot be read: {error.strerror}") from error
 
 
 def _text(path: Path, encoding: str) -> str:
     try:
         # Line ends stay: a quoted text may hold one, the csv reader deals with them.
-        return _bytes(path).decode(encoding)
+        return _read(path, Path.read_bytes).decode(encoding)
     except UnicodeError as error:
         raise SourceError(f"{path} is not {encoding} text: {error}") from error
 

@@ -87,22 +87,12 @@ def test_an_id_is_never_a_path(tmp_path: Path, name: str) -> None:
     write_test(tmp_path)
     write_test(tmp_path, "x")
     library = TestLibrary(tmp_path)
-    assert library.find(name) is None
     assert not library.has_truth(name, "OND", DOMAIN)
     assert not library.has_metadata(name, "OND", DOMAIN)
     assert not library.has_truth(TEST, "OND/../OND", DOMAIN)
     assert not library.has_truth(TEST, "OND", f"../OND/{DOMAIN}")
     with pytest.raises(SourceError):
         library.load(name, "OND", DOMAIN)
-
-
-def test_find_says_where(tmp_path: Path) -> None:
-    write_test(tmp_path)
-    write_test(tmp_path, protocol="CONDDA")
-    library = TestLibrary(tmp_path)
-    assert library.find(TEST) == ("CONDDA", DOMAIN)
-    assert library.find(TEST, protocol="OND") == ("OND", DOMAIN)
-    assert library.find(TEST, domain="transcripts") is None
 
 
 def test_read_once_and_again_when_changed(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ from tasks.condda import commands
 from tasks.condda.domains import DOMAINS
 from tasks.condda.harness import Harness
 from tasks.condda.lookup import check_text
-from tasks.condda.media import add_media
-from tasks.condda.rules import Limits, ProtocolRefusal
+from tasks.condda.media import TYPES, MediaLinks
+from tasks.condda.rules import Limits, ProtocolRefusal, refused
 from tasks.condda.server.models import (
     NAME,
     Feedback,
@@ -59,7 +59,7 @@ def finite(content: Any) -> Any:
 def csv_bytes(results: Results) -> bytes:
     """A result file of the wire's form; the same results always give the same bytes."""
     if len(results.ids) != len(results.values):
-        raise ProtocolRefusal(400, "InvalidParams", "ids and values differ in length")
+        raise refused("InvalidParams", "ids and values differ in length")
     for name in results.ids:
         check_text(name, "ids")
     buffer = io.StringIO()
@@ -82,8 +82,8 @@ def _put(harness: Harness, session_id: str, wanted: NewSession) -> bool:
         found = _session(harness, session_id)
         opened = {**found.model_dump(), "test_ids": list(found.tests)}
         if wanted.model_dump() != {key: opened[key] for key in NewSession.model_fields}:
-            raise ProtocolRefusal(
-                400, "SessionExists", "this id belongs to a session that was opened otherwise"
+            raise refused(
+                "SessionExists", "this id belongs to a session that was opened otherwise"
             ) from None
         return False
     return True
@@ -110,7 +110,7 @@ def api_router(harness: Harness) -> APIRouter:
     _add_sessions(router, harness)
     _add_tests(router, harness)
     _add_results(router, harness)
-    add_media(router, harness)
+    _add_media(router, harness)
     return router
 
 
@@ -267,3 +267,33 @@ def _add_results(router: APIRouter, harness: Harness) -> None:
         asked = (question.type, question.ids or (), question.round)
         told = harness.run(session_id, commands.Feedback(test_id, *asked))
         return Feedback(lines=[line.split(",") for line in told.decode().splitlines()])
+
+
+def _add_media(router: APIRouter, harness: Harness) -> None:
+    media, place = MediaLinks(harness), _TEST + "/media"
+    test = Annotated[str, Path(description="Id of a test")]
+
+    @router.get(place, tags=["media"], summary="Links to the media of served instances, in order")
+    def links(session_id: SessionId, test_id: test) -> dict[str, Any]:
+        found = media.links(session_id, test_id)
+        base = f"{API}{place.format(session_id=session_id, test_id=test_id)}"
+        for link in found["links"]:
+            link["url"] = f"{base}/{link.pop('path')}"
+        return found
+
+    @router.get(
+        place + "/{instance_id}",
+        tags=["media"],
+        summary="The picture or cloud of a link",
+        response_class=Response,
+        responses={200: {"content": {kind: {} for kind in TYPES.values()}}},
+    )
+    def medium(
+        session_id: SessionId,
+        test_id: test,
+        instance_id: Annotated[str, Path(description="Id of a served instance")],
+        expires: Annotated[int, Query(description="Seconds since 1970", ge=0, le=1 << 53)],
+        signature: Annotated[str, Query(description="As the link has it", max_length=64)],
+    ) -> Response:
+        data, kind = media.read(session_id, test_id, instance_id, expires, signature)
+        return Response(data, media_type=kind, headers={"cache-control": "no-store"})

@@ -42,8 +42,7 @@ _CHUNK_SECONDS = 60.0
 _BODY_SECONDS = 600.0
 _WORKERS = 32
 _log = logging.getLogger(__name__)
-_Refused = tuple[int, str, str]
-"""Status, reason and message."""
+_DEFECT = (500, "InternalError", "a defect of the server; see its log")
 
 _REASONS = {
     403: "HintNotAllowed InvalidThreshold",
@@ -170,7 +169,8 @@ async def _defect(request: Request, error: Exception) -> Response:
     return refused(request.url.path, *_DEFECT)
 
 
-_DEFECT: _Refused = (500, "InternalError", "a defect of the server; see its log")
+class _Refused(Exception):
+    """Status, reason and message of a request that is not let in."""
 
 
 class Guard:
@@ -196,25 +196,20 @@ class Guard:
             await self.app(scope, receive, send)
             return
         headers, path = Headers(scope=scope), scope["path"]
-        caller = self._caller(headers, path)
-        body: bytes | _Refused | None = (
-            caller if isinstance(caller, tuple) else scope["state"].get(BODY)
-        )
-        if body is None:
-            body = await self._body(headers, receive)
-        if body is None:
-            return  # the client has gone
-        if isinstance(body, tuple) or isinstance(caller, tuple):
-            assert isinstance(body, tuple)
-            response = refused(path, *body, {"connection": "close"})
-        elif path not in _WIRE:
-            CALLER.set(caller)
-            await self.app(scope, _replay(body, receive), send)
-            return
-        elif scope["method"] not in _WIRE[path]:
-            allowed = {"allow": ", ".join(sorted(_WIRE[path]))}
-            response = refused(path, 405, "MethodNotAllowed", "Method Not Allowed", allowed)
+        try:
+            caller, body = self._caller(headers, path), scope["state"].get(BODY)
+            if body is None:
+                body = await self._body(headers, receive)
+        except _Refused as refusal:
+            status, reason, message = refusal.args
+            response = refused(path, status, reason, message, {"connection": "close"})
         else:
+            if body is None:
+                return  # the client has gone
+            if path not in _WIRE:
+                CALLER.set(caller)
+                await self.app(scope, _replay(body, receive), send)
+                return
             response = await asyncio.get_running_loop().run_in_executor(
                 self.workers, self._answer, caller, scope, headers.get("content-type", ""), body
             )
@@ -223,33 +218,36 @@ class Guard:
     def _answer(self, caller: Caller, scope: Scope, content_type: str, body: bytes) -> Response:
         """The answer of a published path, made in a thread of its own."""
         CALLER.set(caller)
-        path = scope["path"]
+        path, handlers = scope["path"], _WIRE[scope["path"]]
+        if scope["method"] not in handlers:
+            allowed = {"allow": ", ".join(sorted(handlers))}
+            return refused(path, 405, "MethodNotAllowed", "Method Not Allowed", allowed)
         # The first of a name counts.
         pairs = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         try:
             sent = read_sent(content_type, dict(reversed(pairs)), body)
-            return _WIRE[path][scope["method"]](self.harness, sent)
+            return handlers[scope["method"]](self.harness, sent)
         except ProtocolRefusal as refusal:
             return _protocol_refused(path, refusal)
         except Exception:
             _log.exception("a defect in the answer to %s", path)
             return refused(path, *_DEFECT)
 
-    def _caller(self, headers: Headers, path: str) -> Caller | _Refused:
-        """Who asks, or why nothing is answered."""
+    def _caller(self, headers: Headers, path: str) -> Caller:
+        """Who asks, if it may."""
         host, caller = headers.get("host", ""), CALLER.get()
         if self.tokens:
             owner = self._owner(headers.get("authorization", ""))
             if owner is None:
-                return 401, "Unauthorized", "send the header Authorization: Bearer <token>"
+                raise _Refused(401, "Unauthorized", "send the header Authorization: Bearer <token>")
             if owner.role == "agent" and (path == "/" or path.startswith(OPERATOR)):
-                return 403, "Forbidden", "this page is for operators"
+                raise _Refused(403, "Forbidden", "this page is for operators")
             caller = owner
         elif _host_name(host) not in LOOPBACK:
-            return 403, "WrongHost", "this server answers only as 127.0.0.1 or localhost"
+            raise _Refused(403, "WrongHost", "this server answers only as 127.0.0.1 or localhost")
         origin = headers.get("origin")
         if origin is not None and urlsplit(origin).netloc != host:
-            return 403, "WrongOrigin", "requests from pages of other origins are refused"
+            raise _Refused(403, "WrongOrigin", "requests from pages of other origins are refused")
         return caller
 
     def _owner(self, authorization: str) -> Caller | None:
@@ -266,8 +264,8 @@ class Guard:
         same = [owner for known, owner in self.tokens.items() if hmac.compare_digest(token, known)]
         return same[0] if same else None
 
-    async def _body(self, headers: Headers, receive: Receive) -> bytes | _Refused | None:
-        """The whole body; else the refusal; None if the client went away."""
+    async def _body(self, headers: Headers, receive: Receive) -> bytes | None:
+        """The whole body; None if the client went away."""
         chunks: list[bytes] = []
         size = 0
         declared = headers.get("content-length", "0")
@@ -278,7 +276,7 @@ class Guard:
                 left = end - asyncio.get_running_loop().time()
                 message = await asyncio.wait_for(receive(), min(left, _CHUNK_SECONDS))
             except TimeoutError:
-                return 408, "Timeout", "the body took too long"
+                raise _Refused(408, "Timeout", "the body took too long") from None
             if message["type"] == "http.disconnect":
                 return None
             chunk = message.get("body", b"")
@@ -293,7 +291,7 @@ class Guard:
                 chunks.append(chunk)
             more = message.get("more_body", False)
         if too_large:
-            return 413, "TooLarge", f"a request has at most {self.body_bytes} bytes"
+            raise _Refused(413, "TooLarge", f"a request has at most {self.body_bytes} bytes")
         return b"".join(chunks)
 
 

@@ -25,7 +25,7 @@ from schemas.errors import NoveltyError
 from tasks.condda.harness import Harness
 from tasks.condda.lookup import lenient_metadata, round_count
 from tasks.condda.posts import is_name, parse
-from tasks.condda.rules import ProtocolRefusal
+from tasks.condda.rules import ProtocolRefusal, refused
 from tasks.condda.server.api import finite
 from tasks.condda.session import Event
 from tasks.condda.test_files import TestFile
@@ -130,44 +130,35 @@ def curve_svg(curve: Curve) -> str:
     def y(value: float | np.ndarray) -> Any:
         return np.round((1 - np.clip(value, 0, 1)) * _HEIGHT, 1)
 
+    def side(row: int) -> str:
+        return "start" if row < last / 2 else "end"
+
     def label(at: float, height: float, anchor: str, text: str) -> str:
         return f'<text x="{at:g}" y="{height:g}" text-anchor="{anchor}">{text}</text>'
-
-    def below(row: int, text: str) -> str:
-        side = "start" if row < last / 2 else "end"
-        return label(float(x(row)), _HEIGHT + 12, side, text)
 
     level = y(curve.threshold)
     parts = [
         f'<rect class="frame" width="{_WIDTH}" height="{_HEIGHT}"/>',
         f'<line class="threshold" x1="0" y1="{level:g}" x2="{_WIDTH}" y2="{level:g}"/>',
         *(label(-4, y(value) + 4, "end", f"{value:g}") for value in (0, 1)),
-        label(-4, level + 4, "end", f"{curve.threshold:.3g}")
-        if 0.15 < curve.threshold < 0.85
-        else "",
     ]
-    if curve.red_light is not None:
-        at, name = x(curve.red_light), f"red light: row {curve.red_light}"
+    if 0.15 < curve.threshold < 0.85:
+        parts.append(label(-4, level + 4, "end", f"{curve.threshold:.3g}"))
+    if (row := curve.red_light) is not None:
         parts.append(
-            f'<line class="red-light" data-row="{curve.red_light}" x1="{at:g}" y1="0" '
-            f'x2="{at:g}" y2="{_HEIGHT}"/>{below(curve.red_light, name)}'
+            f'<line class="red-light" data-row="{row}" x1="{x(row):g}" y1="0" x2="{x(row):g}" '
+            f'y2="{_HEIGHT}"/>{label(x(row), _HEIGHT + 12, side(row), f"red light: row {row}")}'
         )
     rows, values = thinned(curve.rows, curve.values, _MOST_POINTS)
     if len(rows):
         points = " ".join(f"{a:g},{b:g}" for a, b in zip(x(rows), y(values), strict=True))
         parts.append(f'<polyline class="curve" points="{points}"/>')
-    declared = curve.declared
-    if declared is not None:
-        at, value = x(declared), curve.values[np.searchsorted(curve.rows, declared)]
-        side = "start" if declared < last / 2 else "end"
+    if (row := curve.declared) is not None:
+        at, height = x(row), y(curve.values[np.searchsorted(curve.rows, row)])
+        beside = at + (8 if side(row) == "start" else -8)
         parts.append(
-            f'<circle class="declared" data-row="{declared}" cx="{at:g}" cy="{y(value):g}" r="4"/>'
-            + label(
-                float(at) + (8 if side == "start" else -8),
-                max(y(value) - 2, 10),
-                side,
-                f"row {declared}",
-            )
+            f'<circle class="declared" data-row="{row}" cx="{at:g}" cy="{height:g}" r="4"/>'
+            f"{label(beside, max(height - 2, 10), side(row), f'row {row}')}"
         )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-26 -6 {_WIDTH + 32} {_HEIGHT + 22}" '
@@ -290,14 +281,14 @@ def page_router(harness: Harness) -> APIRouter:
             if isinstance(error, ProtocolRefusal):
                 raise
             # The error itself may quote ground truth.
-            refusal = ProtocolRefusal(500, "test_id_invalid", "the files of this test are not read")
+            refusal = refused("test_id_invalid", "the files of this test are not read")
             raise refusal from error
         return Response(drawn, media_type="image/svg+xml")
 
     @router.get(OPERATOR + "/results")
     def results(session_id: str, test_id: str, type: str) -> Response:
         if not (is_name(test_id, harness.limits) and is_name(type, harness.limits)):
-            raise ProtocolRefusal(400, "InvalidName", "no such test or result type")
+            raise refused("InvalidName", "no such test or result type")
         with harness.states.get(session_id) as state:
             attempt = state.test(test_id).attempt
         found = harness.store.load(

@@ -148,18 +148,9 @@ def _exit_on_sigterm() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def running(
-    tests: Path,
-    state: Path,
-    host: str = "127.0.0.1",
-    port: int = 0,
-    policy: Policy | None = None,
-    tokens: Sequence[Token] = (),
-    *,
-    limits: Limits | None = None,
-) -> Iterator[str]:
+def running(tests: Path, state: Path, **options: Any) -> Iterator[str]:
     """The same in a thread of this process, for the time of a with block; gives the URL."""
-    with _ready(tests, state, host, port, policy, tokens, limits) as (server, _, listening):
+    with _ready(tests, state, **options) as (server, _, listening):
         thread = threading.Thread(
             target=server.run, kwargs={"sockets": [listening]}, name="condda server", daemon=True
         )
@@ -201,11 +192,11 @@ def _listen(host: str, port: int) -> socket.socket:
 def _ready(
     tests: Path,
     state: Path,
-    host: str,
-    port: int,
-    policy: Policy | None,
-    tokens: Sequence[Token],
-    limits: Limits | None,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    policy: Policy | None = None,
+    tokens: Sequence[Token] = (),
+    limits: Limits | None = None,
 ) -> Iterator[tuple[Any, Harness, socket.socket]]:
     """A server that can run, its harness and its socket; both are closed at the end."""
     import uvicorn

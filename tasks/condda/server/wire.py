@@ -21,8 +21,8 @@ from werkzeug.sansio.multipart import Data, Epilogue, Field, File, MultipartDeco
 
 from tasks.condda import commands
 from tasks.condda.harness import Harness
-from tasks.condda.lookup import check_text, check_texts, refused
-from tasks.condda.rules import Status
+from tasks.condda.lookup import check_text, check_texts
+from tasks.condda.rules import Status, refused
 from tasks.condda.test_files import CELL_EDGES
 
 # Literally so on the public server, whatever the encoding of the body.
