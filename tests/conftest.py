@@ -6,7 +6,7 @@ import os
 import pytest
 from hypothesis import settings
 
-from schemas.messages import PACKAGES
+from schemas.messages import PACKAGES, QUIET, show_messages
 
 # A busy machine is no defect, and the same examples are tried in every run.
 settings.register_profile("busy", deadline=None, derandomize=True)
@@ -20,6 +20,14 @@ for name in PACKAGES:
     logging.getLogger(name).propagate = True
 # Builds of NovelCraft would start it to check masks.
 os.environ["NOVELTY_BLENDER_PYTHON"] = "none"
+
+
+@pytest.fixture(autouse=True)
+def loud_afterwards():
+    """A test of `--quiet` leaves no later one quiet."""
+    yield
+    if os.environ.pop(QUIET, ""):
+        show_messages()
 
 
 @pytest.fixture

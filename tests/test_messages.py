@@ -7,10 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from flows.cli import main
-from schemas.messages import PACKAGES, QUIET, show_messages
+from schemas.messages import PACKAGES, show_messages
 from tasks.engine.progress import progress
 
 REPOSITORY = Path(__file__).parents[1]
@@ -22,15 +20,7 @@ FOR_PEOPLE = {
 """Files that print: what a command was asked for, or a program by itself."""
 
 
-@pytest.fixture
-def loud_afterwards(monkeypatch):
-    monkeypatch.setenv(QUIET, "")
-    yield
-    monkeypatch.setenv(QUIET, "")
-    show_messages()
-
-
-def test_progress_is_a_line_and_nothing_if_quiet(capsys, loud_afterwards):
+def test_progress_is_a_line_and_nothing_if_quiet(capsys):
     def work() -> str:
         with progress("toy/count, shards", 2) as advance:
             advance(2)
@@ -42,7 +32,7 @@ def test_progress_is_a_line_and_nothing_if_quiet(capsys, loud_afterwards):
     assert work() == "a word of warning\n"
 
 
-def test_quiet_stands_anywhere_and_reaches_child_processes(capsys, loud_afterwards):
+def test_quiet_stands_anywhere_and_reaches_child_processes(capsys):
     assert main(["scores", "--quiet", "knn"]) == 0
     assert "scaled to length 1" in capsys.readouterr().out
     code = "import logging, schemas; logging.getLogger('tasks.x').info('progress')"
