@@ -29,7 +29,7 @@ from tasks.condda.changes import find_change
 from tasks.condda.make_tests import known_class_names
 from tasks.predictors.base import UNKNOWN, Examples, Predictor, held_out, revive
 
-AGENT_VERSION = 2
+AGENT_VERSION = 3
 """Raise it when the same predictor and change rule give other answers to the same test."""
 # P(world changed) above which the agent acts as if it has.
 DECLARED = 0.5
@@ -144,7 +144,8 @@ class AgentSettings(Settings):
     """What makes an agent of a predictor."""
 
     held_out: float = Field(0.3, gt=0, lt=1)
-    """Share of each class's examples that calibrate the predictor and the change rule."""
+    """Share of each class's examples that calibrate the predictor and the change rule; a predictor
+    that holds examples out by itself has no use for it, nor for `folds`."""
     folds: int = Field(3, ge=1)
     """Times that a share is held out for the change rule, each for a predictor of its own: the more
     examples it is calibrated on, the sooner it is sure. 1: those of the predictor only."""
@@ -184,18 +185,24 @@ class Agent:
         """Learn the known classes; before the first test."""
         given = training.by_id()
         self.known = len(training.known)
+        self.valid: Examples | None
         names = pl.Series([f"class {label:06d}" for label in given.labels], dtype=pl.String)
         examples = Examples(given.features, names)
+        if not self.fitted.needs_validation:
+            self.examples, self.valid = examples, None
+            self.fitted.fit(examples, seed=[self.seed])
+            self.calibration = self.fitted.held_out
+            return
         held = held_out(examples, self.settings.held_out, [self.seed])
         self.examples, self.valid = examples.take(~held), examples.take(held)
-        if not len(self.valid):
+        if not held.any():
             raise ConfigError(f"agent {self.name}: no example is held out; give more of a class")
         self.fitted.fit(self.examples, self.valid, seed=[self.seed])
         self.calibration = self._calibrated(examples, held)
 
     def _calibrated(self, examples: Examples, held: np.ndarray) -> np.ndarray:
         """Novelty of examples, each of a predictor that was not fitted on it."""
-        found, left = [self.fitted.novelty(self.valid.features)], ~held
+        found, left = [self.fitted.novelty(examples.features[held])], ~held
         for fold in range(1, self.settings.folds):
             rest = examples.take(left)
             share = min(1.0, self.settings.held_out * len(examples) / max(len(rest), 1))

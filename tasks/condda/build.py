@@ -103,6 +103,13 @@ def chosen_agents(config: Config) -> list[RunFacts]:
         given = config.predictors.get(name, {}).get(AGENT, {})
         try:
             own = make_config(AgentSettings, dict(given))
+            if not one.kind.needs_validation and (
+                idle := sorted({"held_out", "folds"} & set(given))
+            ):
+                raise ConfigError(
+                    f"{idle[0]} has no effect: {name} holds examples out by itself; "
+                    f"set --predictors.{name}.folds"
+                )
         except ConfigError as error:
             raise ConfigError(f"{name}: {AGENT}: {error}") from None
         settings = one.settings.model_dump(mode="json"), own.model_dump(mode="json")

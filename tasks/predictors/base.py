@@ -107,6 +107,11 @@ class Predictor(Plugin, ABC):
     """
 
     discovers: ClassVar[bool] = False
+    needs_validation: ClassVar[bool] = True
+    """Whether its thresholds need samples that it does not learn; if not, it holds examples out by
+    itself, and `held_out` is what it says of them."""
+    held_out: np.ndarray
+    """Novelty of samples that it was not fitted on, ascending."""
     reads_blocks: ClassVar[bool] = False
     """Whether it reads features in blocks and never as one array; then they may lie in a file."""
 
@@ -129,7 +134,7 @@ class Predictor(Plugin, ABC):
         self.width = 0
 
     def unfitted(self) -> Predictor:
-        """Another of the same settings, with what this one has chosen by its examples."""
+        """Another of the same settings."""
         return type(self)(self.settings, device=self.device)
 
     def fit(

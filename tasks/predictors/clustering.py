@@ -101,7 +101,7 @@ class Clustering(Threshold):
 
     def discover(self, features: np.ndarray, *, most: int | None = None) -> None:
         unknown = features[self._p_values(features) < self._limit][-self.settings.pool :]
-        self._name(unknown, self._clusters(self.space.scaled(unknown), most), most)
+        self._name(unknown, self._clusters(self.whole.space.scaled(unknown), most), most)
 
     def _clusters(self, rows: np.ndarray, most: int | None) -> np.ndarray:
         """The cluster of each row, the largest first; -1 for those of too few rows."""
@@ -139,7 +139,7 @@ class Clustering(Threshold):
 
     def _limits(self, size: int) -> tuple[float, float]:
         """Height between two classes in a pool of about this size, and that of one label alone."""
-        size = 1 << (min(max(size, 8), len(self.rows)).bit_length() - 1)
+        size = 1 << (min(max(size, 8), len(self.owner)).bit_length() - 1)
         if size not in self.limits:
             self.limits[size] = self._learned_limits(size)
         return self.limits[size]
@@ -160,7 +160,7 @@ class Clustering(Threshold):
                 pool = np.concatenate(parts)
                 if len(pool) < 3:
                     continue
-                tree, truth = linkage(self.rows[pool], "ward"), self.owner[pool]
+                tree, truth = linkage(self.whole.rows[pool], "ward"), self.owner[pool]
                 likeness = [
                     adjusted_rand_score(truth, fcluster(tree, count, "maxclust"))
                     for count in range(1, min(MOST_CLUSTERS, len(pool)) + 1)
@@ -178,7 +178,7 @@ class Clustering(Threshold):
 
     def _away(self, features: np.ndarray, names: Sequence[int] | np.ndarray) -> np.ndarray:
         """(N, all names): distance to the nearest sample of each of `names`, else infinite."""
-        rows, members = self.space.scaled(features), self.space.scaled(self.members)
+        rows, members = map(self.whole.space.scaled, (features, self.members))
         away = np.full((len(rows), len(self.living)), np.inf)
         for name in names:
             for place, block in blocks_of_distances(rows, members[self.member_of == name]):
@@ -220,7 +220,7 @@ class Clustering(Threshold):
         self.member_of = np.concatenate([self.member_of[kept], named])
 
     def _predict(self, features: np.ndarray) -> Prediction:
-        far = self._label_distances(self.space.scaled(features))
+        far = self.whole.label_distances(features, len(self.known))
         p_values = self._p_values(features)
         away = self._away(features, np.flatnonzero(self.living))
         nearest = away.min(1, initial=np.inf)

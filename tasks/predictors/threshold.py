@@ -1,19 +1,22 @@
-"""A threshold on any score of features, calibrated on validation samples.
+"""A threshold on any score of features, calibrated on samples that it was not fitted on.
 
 Features are scaled first, because a feature that hardly varies must not count as much as others.
 `auto` takes the scaling that tells known labels from each other best: each label in turn is left
-out of the examples and looked for among validation samples by its distance to the nearest example.
+out of the examples and looked for among held-out samples by its distance to the nearest example.
 The novelty is that of a score of tasks/scores fitted on the scaled examples. A sample's p-value is
-(1 + validation samples that are as novel) / (1 + validation samples); it is `unknown` if that is at
+(1 + held-out samples that are as novel) / (1 + held-out samples); it is `unknown` if that is at
 most `accepted_error`, which is so for at most that share of known samples. Shares of the known
 labels fall off as a Gaussian with the distance to their nearest examples.
 
-Without validation samples a share of the examples is held out in their place.
+Held out are the validation samples. Without any, the examples are, in `folds` shares: the score is
+fitted once without each share, and a sample's novelty is the mean of these scores. So every example
+calibrates, and all are there when a label is looked for. The only example of a label stays in.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -21,7 +24,7 @@ from pydantic import Field, model_validator
 
 from schemas.config import Settings
 from schemas.errors import ConfigError
-from tasks.predictors.base import UNKNOWN, Examples, Prediction, Predictor, held_out
+from tasks.predictors.base import UNKNOWN, Examples, Prediction, Predictor
 from tasks.scores import find
 from tasks.scores.base import Outputs, Reference, Score
 
@@ -30,7 +33,6 @@ if TYPE_CHECKING:
 
 # Distances held at a time: 128 MB of float64.
 BLOCK_ELEMENTS = 2**24
-HELD_OUT = 0.3
 # Least deviation of a feature in units of the median one, share of the mean variance in whitening,
 # and the widest features that `auto` tries to whiten.
 LEAST_DEVIATION, SHRINKAGE, WHITENED_WIDTH = 0.25, 0.1, 512
@@ -46,7 +48,10 @@ class Configuration(Settings):
     score_settings: dict[str, Any] = Field({}, description="Its settings that are not the default.")
     neighbours: int = Field(1, ge=1, description="A label is as far as its example of this rank.")
     accepted_error: float = Field(
-        0.05, gt=0, lt=1, description="Share of validation samples that may be called unknown."
+        0.05, gt=0, lt=1, description="Share of held-out samples that may be called unknown."
+    )
+    folds: int = Field(
+        5, ge=2, description="Shares in which examples are held out if there is no validation."
     )
 
     @model_validator(mode="after")
@@ -63,23 +68,25 @@ class Configuration(Settings):
 
 class Threshold(Predictor):
     name: ClassVar[str] = "threshold"
+    version: ClassVar[int] = 2
+    needs_validation: ClassVar[bool] = False
     configuration: ClassVar[type[Settings]] = Configuration
-    space: Space
-    rows: np.ndarray
-    """Scaled examples, sorted by label."""
+    examples: np.ndarray
+    """Features that it was fitted on, sorted by label."""
     owner: np.ndarray
     """The label of each, as a place in `known`."""
-    held_out: np.ndarray
-    """Novelty of the validation samples, ascending."""
-    reach: float
-    """How far a known sample may be from its nearest example."""
+    share: np.ndarray
+    """The fold that each is held out of, or -1."""
+    whole: Neighbourhood
+    """All examples."""
+    folds: list[Neighbourhood]
+    """Novelty is their mean: examples without each share, or all of them if there is validation."""
     middle: float
     """Median distance of a known sample from its nearest example."""
+    reach: float
+    """How far a known sample may be from its nearest example."""
     error: float
     """Share of known samples that are called unknown."""
-    scaling: str
-    """The scaling that was taken, once it is fitted."""
-    scorer: Score
 
     @classmethod
     def versions(cls, settings: Any) -> dict[str, int]:
@@ -93,65 +100,77 @@ class Threshold(Predictor):
         before: tuple[str, ...],
         seed: Sequence[int],
     ) -> None:
-        if valid is None:
-            held = held_out(train, HELD_OUT, seed)
-            train, valid = train.take(~held), train.take(held)
+        codes = train.codes(self.known)
+        order = np.argsort(codes, kind="stable")
+        self.examples, self.owner = np.asarray(train.features)[order], codes[order]
+        if valid is not None:
+            self.share = np.full(len(order), -1)
+            held, labels = [np.asarray(valid.features)], valid.codes(self.known)
+        else:
+            self.share = _shares(self.owner, self.settings.folds, seed)
+            shares = [self.share == fold for fold in range(self.share.max() + 1)]
+            held = [self.examples[rows] for rows in shares]
+            labels = np.concatenate([self.owner[:0], *(self.owner[rows] for rows in shares)])
         least = int(np.ceil(1 / self.settings.accepted_error - 1e-9)) - 1
-        if len(valid) < least:
+        if len(labels) < least:
             raise ConfigError(
-                f"predictor {self.name}: {len(valid)} samples are held out, accepted_error "
+                f"predictor {self.name}: {len(labels)} samples are held out, accepted_error "
                 f"{self.settings.accepted_error} needs {least}; raise it, or give more examples"
             )
-        order = np.argsort(train.codes(self.known), kind="stable")
-        self.owner = train.codes(self.known)[order]
-        features = np.asarray(train.features)[order]
-        self.space = self._best_space(features, valid)
-        self.rows = self.space.scaled(features)
-        self._fit_score()
-        self.held_out = np.sort(self._novelty(valid.features))
-        far = self._label_distances(self.space.scaled(valid.features))
-        self.error = self._accepted(far, valid.codes(self.known))
+        far = self._choose_space(held, labels)
+        pairs = zip(self.folds, held, strict=True)
+        self.held_out = np.sort(np.concatenate([fold.novelty(rows) for fold, rows in pairs]))
+        self.error = self._accepted(far, labels)
         away = far.min(1)
         self.reach = float(np.quantile(away, 1 - self.error)) or 1.0
         self.middle = float(np.median(away)) or 1.0
 
     def _accepted(self, far: np.ndarray, codes: np.ndarray) -> float:
         """Share of known samples that are called unknown, by distances (N, known labels) of
-        validation samples and their labels."""
+        held-out samples and their labels."""
         return float(self.settings.accepted_error)
 
-    def _fit_score(self) -> None:
-        kind = find(self.settings.score)
-        self.scorer = kind(kind.resolve(None, self.settings.score_settings))
-        self.scorer.fit(Reference(Outputs(features=self.rows), self.owner))
+    def _choose_space(self, held: Sequence[np.ndarray], labels: np.ndarray) -> np.ndarray:
+        """Take the scaling of the settings, or the one by which left out labels stand out most.
 
-    def _best_space(self, features: np.ndarray, valid: Examples) -> Space:
-        """The scaling of the settings, or the one by which left out labels stand out most."""
+        Gives distances (N, known labels) of held-out samples, each in the fold without it.
+        """
         kinds: tuple[str, ...] = (self.settings.scaling,)
         if kinds == ("auto",):
-            wide = features.shape[1] > WHITENED_WIDTH
+            wide = self.examples.shape[1] > WHITENED_WIDTH
             kinds = ("none", "robust") if wide else ("none", "robust", "whiten")
-        spaces = [Space.of(kind, features, self.owner) for kind in kinds]
-        self.scaling = kinds[-1]
-        if len(spaces) == 1 or len(np.unique(self.owner)) == 1:
-            return spaces[-1]
-        codes = valid.codes(self.known)
-        areas = [self._separation(space, features, valid.features, codes) for space in spaces]
-        best = int(np.argmax(np.round(areas, 3)))
-        self.scaling = kinds[best]
-        return spaces[best]
+        if len(np.unique(self.owner)) == 1:
+            kinds = kinds[-1:]
+        best = -1.0
+        for kind in kinds:
+            folds = [self._neighbourhood(kind, rows) for rows in self._rows_of_folds()]
+            pairs = zip(folds, held, strict=True)
+            distances = [fold.label_distances(rows, len(self.known)) for fold, rows in pairs]
+            area = self._separation(np.concatenate(distances), labels) if len(kinds) > 1 else 0.0
+            if (area := round(area, 3)) > best:
+                best, chosen, far, self.folds = area, kind, np.concatenate(distances), folds
+        every = slice(None)
+        self.whole = self._neighbourhood(chosen, every) if self._cross_fitted else self.folds[0]
+        return far
 
-    def unfitted(self) -> Threshold:
-        """Novelty can be compared only where features are scaled alike."""
-        settings = self.settings.model_copy(update={"scaling": self.scaling})
-        return type(self)(settings, device=self.device)
+    @property
+    def _cross_fitted(self) -> bool:
+        return bool((self.share >= 0).any())
 
-    def _separation(
-        self, space: Space, features: np.ndarray, valid: np.ndarray, codes: np.ndarray
-    ) -> float:
-        """Mean area under the curve of each label, left out, against the others."""
-        self.rows = space.scaled(features)
-        far = self._label_distances(space.scaled(valid))
+    def _rows_of_folds(self) -> list[np.ndarray]:
+        """Which examples each of `folds` is fitted on."""
+        if not self._cross_fitted:
+            return [np.ones(len(self.share), bool)]
+        return [self.share != fold for fold in range(self.share.max() + 1)]
+
+    def _neighbourhood(self, space: Space | str, rows: np.ndarray | slice) -> Neighbourhood:
+        examples, owner = self.examples[rows], self.owner[rows]
+        space = Space.of(space, examples, owner) if isinstance(space, str) else space
+        return Neighbourhood(space, examples, owner, self.settings)
+
+    def _separation(self, far: np.ndarray, codes: np.ndarray) -> float:
+        """Mean area under the curve of each label, left out, against the others, by distances
+        (N, known labels) of held-out samples and their labels."""
         areas = []
         for label in np.unique(self.owner):
             away = np.delete(far, label, 1).min(1)
@@ -161,20 +180,8 @@ class Threshold(Predictor):
                 areas.append(below.mean() / 2 / len(others))
         return float(np.mean(areas)) if areas else 0.0
 
-    def _label_distances(self, rows: np.ndarray) -> np.ndarray:
-        """(N, known labels): distance to the nearest examples; infinite without any."""
-        far = np.full((len(rows), len(self.known)), np.inf)
-        labels, starts = np.unique(self.owner, return_index=True)
-        for place, block in blocks_of_distances(rows, self.rows):
-            for label, part in zip(labels, np.split(block, starts[1:], axis=1), strict=True):
-                rank = min(self.settings.neighbours, part.shape[1]) - 1
-                far[place, label] = np.partition(part, rank, axis=1)[:, rank]
-        return far
-
     def _novelty(self, features: np.ndarray) -> np.ndarray:
-        if not len(features):
-            return np.empty(0)
-        return self.scorer.score(Outputs(features=self.space.scaled(features)))
+        return np.mean([fold.novelty(features) for fold in self.folds], axis=0)
 
     def _p_values(self, features: np.ndarray) -> np.ndarray:
         above = len(self.held_out) - np.searchsorted(self.held_out, self._novelty(features))
@@ -187,7 +194,7 @@ class Threshold(Predictor):
         return (np.floor(self.error * steps + 1e-9) + 0.5) / steps
 
     def _predict(self, features: np.ndarray) -> Prediction:
-        far = self._label_distances(self.space.scaled(features))
+        far = self.whole.label_distances(features, len(self.known))
         chances = self._p_values(features)
         return self._shared(far, chances, np.ones((len(features), 1)))
 
@@ -209,27 +216,65 @@ class Threshold(Predictor):
         return Prediction((UNKNOWN, *self.known, *names), every.astype(np.float32))
 
     def feedback_order(self, features: np.ndarray, *, seed: Sequence[int]) -> np.ndarray:
-        """Samples next to the threshold first; equals in given order."""
+        """Unknown samples first, then known ones, both from the threshold on."""
         self._check_fitted(features)
-        doubt = np.abs(np.log(self._p_values(features) / self._limit))
-        return np.argsort(doubt, kind="stable")
+        p_values = self._p_values(features)
+        return np.lexsort((np.abs(np.log(p_values / self._limit)), p_values > self._limit))
 
     def state(self) -> dict[str, np.ndarray | torch.Tensor]:
-        arrays = ("rows", "owner", "held_out")
-        space = {"center": self.space.center, "matrix": self.space.matrix}
-        return {**space, **{name: getattr(self, name) for name in arrays}}
+        spaces = [one.space for one in (self.whole, *(self.folds if self._cross_fitted else ()))]
+        arrays = ("examples", "owner", "share", "held_out")
+        return {
+            "centers": np.stack([space.center for space in spaces]),
+            "matrices": np.stack([space.matrix for space in spaces]),
+            **{name: getattr(self, name) for name in arrays},
+        }
 
     def record(self) -> dict[str, Any]:
         return {"reach": self.reach, "middle": self.middle, "error": self.error}
 
     def restore(self, state: Mapping[str, torch.Tensor], record: Mapping[str, Any]) -> None:
         arrays = {name: value.cpu().numpy() for name, value in state.items()}
-        self.space = Space(arrays["center"], arrays["matrix"])
-        self.rows, self.owner, self.held_out = (
-            arrays[name] for name in ("rows", "owner", "held_out")
+        self.examples, self.owner, self.share, self.held_out = (
+            arrays[name] for name in ("examples", "owner", "share", "held_out")
         )
         self.reach, self.middle, self.error = (record[n] for n in ("reach", "middle", "error"))
-        self._fit_score()
+        first, *others = map(Space, arrays["centers"], arrays["matrices"])
+        self.whole = self._neighbourhood(first, slice(None))
+        pairs = zip(others, self._rows_of_folds(), strict=True)
+        self.folds = [self._neighbourhood(*pair) for pair in pairs] if others else [self.whole]
+
+
+class Neighbourhood:
+    """Labelled examples in a space."""
+
+    def __init__(
+        self, space: Space, examples: np.ndarray, owner: np.ndarray, settings: Configuration
+    ) -> None:
+        self.space, self.owner, self.settings = space, owner, settings
+        self.rows = space.scaled(examples)
+
+    @cached_property
+    def _scorer(self) -> Score:
+        kind = find(self.settings.score)
+        scorer = kind(kind.resolve(None, self.settings.score_settings))
+        scorer.fit(Reference(Outputs(features=self.rows), self.owner))
+        return scorer
+
+    def novelty(self, features: np.ndarray) -> np.ndarray:
+        if not len(features):
+            return np.empty(0)
+        return self._scorer.score(Outputs(features=self.space.scaled(features)))
+
+    def label_distances(self, features: np.ndarray, labels: int) -> np.ndarray:
+        """(N, labels): distance to the nearest examples; infinite without any."""
+        far = np.full((len(features), labels), np.inf)
+        codes, starts = np.unique(self.owner, return_index=True)
+        for place, block in blocks_of_distances(self.space.scaled(features), self.rows):
+            for code, part in zip(codes, np.split(block, starts[1:], axis=1), strict=True):
+                rank = min(self.settings.neighbours, part.shape[1]) - 1
+                far[place, code] = np.partition(part, rank, axis=1)[:, rank]
+        return far
 
 
 class Space:
@@ -263,6 +308,17 @@ class Space:
     def scaled(self, features: np.ndarray) -> np.ndarray:
         rows = features - self.center
         return rows * self.matrix if self.matrix.ndim == 1 else rows @ self.matrix
+
+
+def _shares(owner: np.ndarray, folds: int, seed: Sequence[int]) -> np.ndarray:
+    """The fold of each example, drawn: each label is spread over all; -1 if it is the only one."""
+    draws = np.random.default_rng([*seed, folds])
+    share = np.full(len(owner), -1)
+    for label in np.unique(owner):
+        rows = draws.permutation(np.flatnonzero(owner == label))
+        if len(rows) > 1:
+            share[rows] = (draws.integers(folds) + np.arange(len(rows))) % folds
+    return share
 
 
 def distances(left: np.ndarray, right: np.ndarray) -> np.ndarray:

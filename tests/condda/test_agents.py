@@ -333,7 +333,7 @@ def test_misuse_is_a_sentence() -> None:
     blob = blobs(0)
     with pytest.raises(ConfigError, match="is not fitted"):
         make_agent("threshold").start(info())
-    with pytest.raises(ConfigError, match="72 samples are held out, accepted_error"):
+    with pytest.raises(ConfigError, match="240 samples are held out, accepted_error"):
         fitted("threshold", blob, accepted_error=0.001)
     with pytest.raises(ConfigError, match="test test has 5 known classes"):
         fitted("threshold", blob).start(info(known_classes=5))

@@ -273,6 +273,10 @@ def test_another_test_makes_no_run_anew_and_a_changed_one_its_own(built, tmp_pat
         ({"predictors": {"threshold": {"depth": 1}}}, "threshold: .*depth is not a setting"),
         ({"predictors": {"evm": {"agent": {"held_out": 2}}}}, "evm: agent: .*held_out.* less than"),
         ({"predictors": {"evm": {"agent": {"change": "x"}}}}, "no change rule 'x'"),
+        (
+            {"predictors": {"clustering": {"agent": {"folds": 2}}}},
+            "folds has no effect: clustering",
+        ),
         ({"predictors": {"threshold": {"score": "x"}}}, "no score 'x'"),
         ({"predictors": {"evm": {}}, "preset": "huge"}, "evm has no preset 'huge'"),
         ({"scores": {"msp": {}}}, "score msp does not fit condda: it needs logits"),

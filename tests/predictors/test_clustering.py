@@ -95,6 +95,6 @@ def test_a_feature_that_hardly_varies_does_not_count_as_much() -> None:
     labels = np.repeat(np.arange(4), 40)
     features = rows_of(labels.tolist())
     noise = np.random.default_rng(1).standard_normal((len(labels), 1))
-    assert not np.allclose(fitted(np.hstack([features, 1e4 * noise]), labels).space.matrix, 1)
+    assert not np.allclose(fitted(np.hstack([features, 1e4 * noise]), labels).whole.space.matrix, 1)
     quiet = fitted(np.hstack([features, 1e-3 * np.repeat(noise, 60, axis=1)]), labels)
-    assert quiet.space.matrix.ndim == 2 or quiet.space.matrix.max() < 10
+    assert quiet.whole.space.matrix.ndim == 2 or quiet.whole.space.matrix.max() < 10
