@@ -150,6 +150,16 @@ def test_a_damaged_record_is_said_and_mended(lake: Path, raw: Path, content, cap
     assert current_snapshot(lake, "toy").tables == tables and parquet_bytes(lake) == before
 
 
+def test_a_link_in_the_place_of_a_record_is_no_table(lake: Path, raw: Path) -> None:
+    tables = current_snapshot(lake, "toy").tables
+    path = snapshot_path(lake, "toy", current_snapshot(lake, "toy").name) / SNAPSHOT
+    path.unlink()
+    path.symlink_to("/nowhere")
+    drop(lake, verify_lake(lake).damage)
+    assert not verify_lake(lake).damage
+    assert current_snapshot(lake, "toy").tables == tables
+
+
 def test_a_flipped_bit_in_a_record_is_noticed(lake: Path) -> None:
     path = snapshot_path(lake, "toy", current_snapshot(lake, "toy").name) / SNAPSHOT
     body = path.read_bytes()
