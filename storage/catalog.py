@@ -324,7 +324,12 @@ def _search_in(connection: duckdb.DuckDBPyConnection, lake: Path) -> None:
 
 
 def _relative(lake: Path, version: TableVersion) -> list[str]:
-    return [str(place.relative_to(lake)) for place in version.places]
+    """Paths in the lake, as patterns: these DuckDB looks up in `file_search_path` alone.
+
+    A plain path it looks up first where it runs, which may be the folder of another lake.
+    """
+    paths = (str(place.relative_to(lake)) for place in version.places)
+    return [f"[{path[0]}]{path[1:]}" for path in paths]
 
 
 def _is_fetched(version: TableVersion) -> bool:
