@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from flows.engine import open_run
 from flows.hooks import note_end, note_success, write_failure
@@ -224,6 +225,10 @@ def named_address() -> str | None:
 
 def answers(address: str) -> bool:
     """Whether a Prefect server is there, by Prefect's own client: it knows keys and proxies."""
+    try:
+        urlsplit(address)
+    except ValueError:
+        return False  # Prefect would print a page about it when it is imported
     from prefect.client.orchestration import get_client
     from prefect.settings import PREFECT_API_URL, temporary_settings
 

@@ -24,6 +24,7 @@ _REASONS = {
     errno.EPERM: "not permitted; choose another lake with NOVELTY_LAKE or --lake",
     errno.EIO: "the disk failed; look at the system's log, then run the same command again",
     errno.ENOTDIR: "a file stands where a folder is needed; move it away",
+    errno.EISDIR: "a folder stands where a file is needed; move it away",
     errno.EEXIST: "a file stands where a folder is needed; move it away",
 }
 

@@ -262,7 +262,7 @@ def _all_statements(
 def refresh_catalog(lake: Path) -> Path:
     """Write the catalogue of every current table anew."""
     final = catalog_path(lake)
-    with locked(lake, "catalog", 60.0), explained(final):
+    with locked(lake, "catalog", 60.0):
         bucket = bucket_of(lake)
         current, versions, past = _state(lake) if bucket is None else _push_sql(bucket, lake)
         everything = past
@@ -270,12 +270,19 @@ def refresh_catalog(lake: Path) -> Path:
             versions = [v for v in versions if _is_fetched(v)]
             fetched = {name: v for name, v in past.versions.items() if _is_fetched(v)}
             past = Past(past.snapshots, fetched)
-        temporary = temporary_name(final)
+        schemas = [_local_schema(version) for version in versions]
+        statements = _all_statements(
+            versions, schemas, current, past, lambda version: _relative(lake, version)
+        )
+        _write(lake, final, statements)
+    follow(lake, everything.snapshots, everything.versions)
+    return final
+
+
+def _write(lake: Path, final: Path, statements: Sequence[str]) -> None:
+    temporary = temporary_name(final)
+    with explained(final):
         try:
-            schemas = [_local_schema(version) for version in versions]
-            statements = _all_statements(
-                versions, schemas, current, past, lambda version: _relative(lake, version)
-            )
             with duckdb.connect() as connection:
                 _search_in(connection, lake)
                 connection.execute(
@@ -301,8 +308,6 @@ def refresh_catalog(lake: Path) -> Path:
         finally:
             temporary.unlink(missing_ok=True)
             Path(f"{temporary}.wal").unlink(missing_ok=True)
-    follow(lake, everything.snapshots, everything.versions)
-    return final
 
 
 def open_catalog(lake: Path) -> duckdb.DuckDBPyConnection:
@@ -319,7 +324,12 @@ def _search_in(connection: duckdb.DuckDBPyConnection, lake: Path) -> None:
 
 
 def _relative(lake: Path, version: TableVersion) -> list[str]:
-    return [str(place.relative_to(lake)) for place in version.places]
+    """Paths in the lake, as patterns: these DuckDB looks up in `file_search_path` alone.
+
+    A plain path it looks up first where it runs, which may be the folder of another lake.
+    """
+    paths = (str(place.relative_to(lake)) for place in version.places)
+    return [f"[{path[0]}]{path[1:]}" for path in paths]
 
 
 def _is_fetched(version: TableVersion) -> bool:

@@ -198,7 +198,7 @@ def _verify_snapshots(lake: Path) -> list[Damage]:
     ]
     tops = top_folders(lake)
     folders = [*tops, *(folder for top in tops for folder in top.glob("[!.]*"))]
-    links = [folder / "current" for folder in folders] + [*lake.glob("[!.]*/current/*")]
+    links = [folder / "current" for folder in folders] + [*lake.glob("[!.]*/current/[!_]*")]
     return damage + [
         Damage("/".join(link.relative_to(lake).parts[:2]), link, "leads nowhere", link)
         for link in sorted(links)

@@ -130,7 +130,7 @@ def _explained(lake: Path, catalog: str | None) -> Iterator[None]:
     """Whatever pyiceberg, its database or its store raises, as a sentence."""
     try:
         yield
-    except NoveltyError:
+    except (NoveltyError, PermissionError):
         raise
     except Exception as error:
         cure = f"look at the catalogue {catalog}" if catalog else f"remove {iceberg_path(lake)}"

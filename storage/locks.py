@@ -34,7 +34,7 @@ def locked(
     path = lock_path(lake, name)
     with explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("a+")
+        file = path.open("ab", buffering=0)
     with file:
         deadline = time.monotonic() + wait_seconds
         while True:
@@ -48,10 +48,9 @@ def locked(
                         "end, or set NOVELTY_LOCK_WAIT to the seconds to wait"
                     ) from None
                 time.sleep(0.05)
-        file.seek(0)
-        file.truncate()
-        json.dump({"pid": os.getpid(), "host": socket.gethostname()}, file)
-        file.flush()
+        with contextlib.suppress(OSError):  # a full disk: `gc` makes room on it
+            file.truncate(0)
+            file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
         yield
 
 

@@ -155,7 +155,7 @@ def _mended(lake: Path, benchmark: str) -> Base:
         require_inside(bucket, *targets)
     else:
         folder = pointer_path(lake, benchmark).resolve()
-        links = [path for path in folder.glob("*") if path.is_symlink()]
+        links = [path for path in folder.glob("[!_]*") if path.is_symlink()]
         targets = {path.name: os.readlink(path) for path in links}
         digits = folder.name[1:].partition("-")[0]
         number = int(digits) if digits.isdigit() else 0

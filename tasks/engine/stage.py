@@ -19,7 +19,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -50,10 +50,10 @@ from schemas.tables import (
 )
 from storage.catalog import refresh_catalog
 from storage.filehash import HashCache
-from storage.layout import content_key, hash_cache_path, lake_root, work_path
+from storage.layout import content_key, hash_cache_path, lake_root, pieces_path, work_path
 from storage.locks import benchmark_locked
 from storage.parquet import WRITER_VERSION
-from storage.pieces import Part, Piece, find_piece, find_pieces, write_piece
+from storage.pieces import Part, Piece, find_piece, find_pieces, pieces_of_stage, write_piece
 from storage.raw import RawFile, RawSource, open_raw
 from storage.remote import at_once
 from storage.snapshots import publication_base
@@ -68,7 +68,7 @@ from storage.tables import (
     versions_of,
 )
 from storage.unchanged import read_unchanged
-from storage.upkeep import read_build_record, write_build_record
+from storage.upkeep import ancestors_of, read_build_record, write_build_record
 from tasks.engine.estimates import (
     DryRun,
     DryRunEnds,
@@ -763,12 +763,12 @@ class Build:
         register = old.runs if old is not None else {}
         names = {(piece.manifest.stage, piece.shard) for piece in made}
         addresses = {piece.manifest.address for piece in made}
-        try:
-            published = _addresses(last_versions(self.lake, self.benchmark))
-        except LakeError as error:
-            log.warning(f"{self.benchmark}: earlier runs are left out: {error}")
-            published = set()
+        versions = self._last_versions(old)
+        published = _addresses(versions)
         published |= {address for pieces in register.values() for address in pieces}
+        lost = {SPLITS.name, PROTOCOLS.name} - {version.manifest.table for version in versions}
+        if register and lost:
+            published |= self._behind(versions, lost)
         published_pieces = at_once(
             lambda address: find_piece(self.lake, *address.split("/")),
             sorted(published - addresses),
@@ -821,6 +821,36 @@ class Build:
             )
         return kept + current
 
+    def _last_versions(self, old: Snapshot | None) -> list[TableVersion]:
+        """What the last build left of each table, without those whose manifest is damaged."""
+        try:
+            return last_versions(self.lake, self.benchmark)
+        except LakeError as error:
+            log.warning(f"{self.benchmark}: {error}")
+        versions = []
+        for name in old.tables if old is not None else ():
+            with suppress(LakeError):
+                versions += versions_of(self.lake, old, [name])
+        return versions
+
+    def _behind(self, versions: Sequence[TableVersion], tables: Iterable[str]) -> set[str]:
+        """Pieces of tables whose own manifest is lost: the youngest that the versions were made
+        from, or that were made from the same as they.
+        """
+        names = set(tables)
+        origins = {manifest.address for manifest in ancestors_of(self.lake, *versions)}
+        youngest: dict[tuple[str, str], tuple[float, str]] = {}
+        for stage_folder in sorted((pieces_path(self.lake) / self.benchmark).glob("[!.]*")):
+            for age, piece in pieces_of_stage(self.lake, self.benchmark, stage_folder.name):
+                address = piece.manifest.address
+                inputs = {origin.piece for origin in piece.manifest.inputs}
+                if not any(piece.has(name) for name in names):
+                    continue
+                if address in origins or (inputs and inputs <= origins):
+                    key = (piece.manifest.stage, piece.shard)
+                    youngest[key] = max((age, address), youngest.get(key, (0.0, "")))
+        return {address for _, address in youngest.values()}
+
     def _data_keys(self, pieces: Iterable[Piece]) -> dict[str, str]:
         """The rows that each protocol has now."""
         return {
@@ -837,13 +867,10 @@ class Build:
 
         For a source that this command does not name: what is known of it stays.
         """
-        try:
-            published = [current_version(self.lake, self.benchmark, name)]
-        except LakeError:
-            return []
-        published_pieces = [
-            find_piece(self.lake, *address.split("/")) for address in _addresses(published)
-        ]
+        versions = self._last_versions(publication_base(self.lake, self.benchmark).snapshot)
+        own = [version for version in versions if version.manifest.table == name]
+        addresses = _addresses(own) if own else self._behind(versions, {name})
+        published_pieces = [find_piece(self.lake, *address.split("/")) for address in addresses]
         declared = tables_of(self.benchmark)
         pieces = [
             p

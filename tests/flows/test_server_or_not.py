@@ -155,13 +155,13 @@ def test_a_benchmark_both_ways_and_only_one_knows_prefect(tmp_path, address):
     assert len(direct) > 20 and direct == tables(tmp_path / "tracked")
 
 
-def test_an_address_where_nobody_answers_is_a_sentence_at_the_start(tmp_path):
+@pytest.mark.parametrize("address", ["http://127.0.0.1:1/api", "http://[::1"])
+def test_an_address_where_nobody_answers_is_a_sentence_at_the_start(tmp_path, address):
     write_condda(tmp_path / "tests", rows=192)
-    dead = {"PREFECT_API_URL": "http://127.0.0.1:1/api"}
-    process = python(BUILD, tmp_path / "tests", tmp_path / "lake", **dead)
+    process = python(BUILD, tmp_path / "tests", tmp_path / "lake", PREFECT_API_URL=address)
     _, errors = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 2
-    assert errors.startswith("novelty: no Prefect server answers at http://127.0.0.1:1/api; ")
+    assert errors.startswith(f"novelty: no Prefect server answers at {address}; ")
     assert errors.count("\n") == 1 and not (tmp_path / "lake").exists()
 
 

@@ -65,6 +65,19 @@ def test_without_the_setting_it_works_in_the_lake_folder_only(lake, tmp_path, mo
     assert count() == 21
 
 
+def test_a_query_in_the_folder_of_another_lake_reads_its_own(lake, tmp_path, monkeypatch) -> None:
+    """A copy has versions of the same names; what became of the original's files is no matter."""
+    shutil.copytree(lake, tmp_path / "copy", symlinks=True)
+    before = total(lake, lake)
+    first, second, _ = current_version(lake, "toy", "readings").places
+    second.unlink()
+    shutil.copyfile(first, second)
+    monkeypatch.chdir(lake)
+    assert total(tmp_path / "copy", tmp_path / "copy") == before
+    with open_catalog(tmp_path / "copy") as connection:
+        assert connection.sql("select sum(value) from toy.readings").fetchall() == [(before,)]
+
+
 def test_a_comma_in_the_path_is_a_sentence(lake: Path, tmp_path: Path) -> None:
     moved = lake.rename(tmp_path / "a,b")
     with pytest.raises(LakeError, match="DuckDB takes a comma"):

@@ -13,7 +13,7 @@ from schemas.errors import ConfigError, LakeError
 from schemas.manifest import Snapshot
 from storage import tables
 from storage.damage import drop, restore_snapshot, verify_lake
-from storage.layout import SNAPSHOT, current_path, pointer_path, snapshot_path
+from storage.layout import MANIFEST, SNAPSHOT, current_path, pointer_path, snapshot_path
 from storage.snapshots import (
     current_snapshot,
     find_snapshot,
@@ -25,6 +25,7 @@ from storage.snapshots import (
 from storage.tables import current_version, current_versions, versions_of
 from storage.tombstones import discard
 from storage.upkeep import find_garbage
+from tasks.engine.stage import Build
 from tests.evaluation.small_runs import build_small
 from tests.evaluation.small_runs import write_raw as write_samples
 from tests.toy import build_toy, parquet_bytes, write_raw
@@ -150,6 +151,16 @@ def test_a_damaged_record_is_said_and_mended(lake: Path, raw: Path, content, cap
     assert current_snapshot(lake, "toy").tables == tables and parquet_bytes(lake) == before
 
 
+def test_a_link_in_the_place_of_a_record_is_no_table(lake: Path, raw: Path) -> None:
+    tables = current_snapshot(lake, "toy").tables
+    path = snapshot_path(lake, "toy", current_snapshot(lake, "toy").name) / SNAPSHOT
+    path.unlink()
+    path.symlink_to("/nowhere")
+    drop(lake, verify_lake(lake).damage)
+    assert not verify_lake(lake).damage
+    assert current_snapshot(lake, "toy").tables == tables
+
+
 def test_a_flipped_bit_in_a_record_is_noticed(lake: Path) -> None:
     path = snapshot_path(lake, "toy", current_snapshot(lake, "toy").name) / SNAPSHOT
     body = path.read_bytes()
@@ -187,6 +198,25 @@ def test_a_damaged_part_costs_its_run_only(tmp_path: Path, capsys) -> None:
         assert kept in found and lost not in found, table
     build_small(lake, tmp_path / "raw", slopes=(4.0, 5.0), protocols=("first",))
     assert {lost, kept} < set(current_version(lake, "small", "metrics").read()["run_id"])
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+@pytest.mark.parametrize("table", ["splits", "protocols", "samples"])
+def test_a_damaged_manifest_of_a_table_costs_no_run(tmp_path: Path, table, dropped) -> None:
+    """What the runs were made from is told by the manifests of their pieces too."""
+    write_samples(tmp_path / "raw" / "samples.csv")
+    lake = tmp_path / "lake"
+    build_small(lake, tmp_path / "raw", protocols=("first",))
+    pieces = Build("small", lake).take_over(table)
+    (runs,) = current_snapshot(lake, "small").runs
+    manifest = current_version(lake, "small", table).folder / MANIFEST
+    manifest.write_bytes(manifest.read_bytes().replace(b"small", b"smalm", 1))
+    if dropped:
+        drop(lake, verify_lake(lake).damage)
+    assert [p.folder for p in Build("small", lake).take_over(table)] == [p.folder for p in pieces]
+    build_small(lake, tmp_path / "raw", protocols=("second",))
+    assert runs in set(current_version(lake, "small", "metrics").read()["run_id"])
+    assert set(current_version(lake, "small", "splits").read()["protocol"]) == {"first", "second"}
 
 
 # History
