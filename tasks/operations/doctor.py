@@ -65,6 +65,11 @@ def missing_libraries() -> dict[str, tuple[str, tuple[str, ...]]]:
     return missing
 
 
+def missing_libraries_of(user: str) -> list[str]:
+    """Those without which `BLENDER` or `OPEN3D` does not load."""
+    return [name for name, (_, users) in missing_libraries().items() if user in users]
+
+
 def install_libraries() -> None:
     """Install missing libraries with apt where we may; else print the exact command.
 
