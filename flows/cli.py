@@ -731,7 +731,8 @@ def _upgrade(parsed: argparse.Namespace) -> int:
     refresh_catalog(lake)
     left = [older for older in every if not older.can_be_upgraded]
     for older in left:
-        print(f"{older.name}: version {older.was} cannot become {older.table.version} without raw")
+        number = older.table.version
+        print(f"{older.name}: version {older.was} cannot become {number} without raw files")
     for benchmark in sorted({older.version.manifest.benchmark for older in left}):
         print(
             f"to make them anew, with the settings that you want: {build_command(lake, benchmark)}"
