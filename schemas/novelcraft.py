@@ -497,7 +497,7 @@ class Config(RunChoices):
             models={
                 "patch_memory": {"candidates": 20_000, "cpu_threads": 1},
                 "backbone": {"side": 96},
-                "colour_rarity": {},
+                "colour_rarity": {"bits": 3},
                 "symbolic_mlp": {"contexts": [5], "cpu_threads": 1},
                 "multimodal": {},
             },
