@@ -328,7 +328,7 @@ def _parser() -> Parser:
     export.add_argument("--out", required=True, help="new folder for meta/ and data/")
     export.add_argument("--only", action="append", help="only this class (may be repeated)")
     export.add_argument(
-        "--fps", type=whole_number(1), default=1, help="frames that make a second (default: 1)"
+        "--fps", type=whole_number(), default=1, help="frames that make a second (default: 1)"
     )
     drift = command("drift", _drift, "what changed between two versions of targets.csv", novelcraft)
     drift.add_argument("old", help="targets.csv before")
