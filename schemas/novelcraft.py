@@ -460,7 +460,7 @@ MODALITIES = ("image", "states", "runs")
 
 
 class Config(RunChoices):
-    """NovelCraft: episodes to masks to targets to splits to models."""
+    """NovelCraft: is there something new in this frame of a game, and how much of it?"""
 
     source: Path
     """Folder or zip with class/episode/frame.png and .json."""
