@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from flows.options import INPUTS, add_options, chosen_values, split_settings
-from flows.parser import Parser
+from flows.parser import Parser, time_in, whole_number
 from schemas.errors import ConfigError, LakeError, NoveltyError
 from schemas.extras import missing_extra
 from schemas.messages import show_messages
@@ -52,8 +52,6 @@ GROUPS = {
     "operating": ("service", "doctor", "completion", "dictionary"),
 }
 """Titles of the help and the commands under them."""
-MOST_HOURS = 1e7
-"""A thousand years; beyond it there is no date."""
 QUIET_HELP = "no progress, only results, warnings and errors (with every command)"
 MOVED = {
     ("render",): ("novelcraft", "render"),
@@ -102,13 +100,6 @@ def _leave(status: int) -> None:
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(status)
-
-
-def _hours(text: str) -> float:
-    hours = float(text)
-    if not abs(hours) < MOST_HOURS:
-        raise argparse.ArgumentTypeError(f"{text} is no number of hours")
-    return hours
 
 
 def _status_of(words: list[str]) -> int:
@@ -200,13 +191,15 @@ def _parser() -> Parser:
     command("build", None, f"build a benchmark's tables: {', '.join(benchmarks())}")
     sample = command("sample", _sample, "write small raw data sets that the project makes itself")
     sample.add_argument("--out", default="sample", help="folder to write to (default: sample)")
-    sample.add_argument("--seed", type=int, default=0, help="one seed for everything (default: 0)")
+    sample.add_argument(
+        "--seed", type=whole_number(), default=0, help="one seed for everything (default: 0)"
+    )
     sample.add_argument("--only", action="append", help="only this benchmark (may be repeated)")
     fetched = command("fetch", _fetch, "download a file, resumed and checked")
     fetched.add_argument("url", help="http(s) or file:// address, or a path to check")
     fetched.add_argument("--out", default=".", help="folder to write to (default: this one)")
     fetched.add_argument("--sha256", help="what its content must hash to")
-    fetched.add_argument("--size", type=int, help="bytes that it must have")
+    fetched.add_argument("--size", type=whole_number(), help="bytes that it must have")
     fetched.add_argument("--name", default="", help="file name, where the address has none")
     demo = with_lake(command("demo", _demo, "build every benchmark on the sample data"))
     demo.add_argument("--sample", default="sample", help="sample folder (default: sample)")
@@ -239,13 +232,16 @@ def _parser() -> Parser:
     gc.add_argument("--yes", action="store_true", help="remove without asking")
     gc.add_argument(
         "--grace",
-        type=_hours,
+        type=time_in("hours"),
         default=24.0,
         help="hours that replaced snapshots and dropped things stay, and objects in a bucket for "
         "builds elsewhere (default: 24)",
     )
     gc.add_argument(
-        "--keep", type=int, default=5, help="snapshots that stay however old (default: 5)"
+        "--keep",
+        type=whole_number(1),
+        default=5,
+        help="snapshots that stay however old (default: 5)",
     )
     iceberg = with_lake(
         command("iceberg", _iceberg, "register the tables in an Iceberg catalogue, without a copy")
@@ -271,7 +267,7 @@ def _parser() -> Parser:
     intake.add_argument("--benchmark", required=True, help=", ".join(benchmarks()))
     intake.add_argument("--protocol", required=True, help="protocol that its samples are of")
     intake.add_argument("--name", required=True, help="what the model is called from now on")
-    intake.add_argument("--seed", type=int, help="of the model, where there are several")
+    intake.add_argument("--seed", type=whole_number(), help="of the model, where there are several")
     intake.add_argument("--partial", action="store_true", help="it may lack test samples")
     intake.add_argument("--head", help="its last layer, for scores that need it (safetensors)")
     put = with_lake(command("export", _export_run, "what a run put out, as a file to import"))
@@ -301,7 +297,9 @@ def _parser() -> Parser:
     diff.add_argument("before", help="benchmark/table[@key], lake:benchmark/table, or Parquet path")
     diff.add_argument("after", nargs="?", help="the same (default: previous against current)")
     diff.add_argument("--key", help="columns that name a row, as a,b (default: the declared key)")
-    diff.add_argument("--examples", type=int, default=5, help="shown of each kind (default: 5)")
+    diff.add_argument(
+        "--examples", type=whole_number(), default=5, help="shown of each kind (default: 5)"
+    )
     diff.add_argument("--out", help="Parquet file for every change, one value a row")
     novelcraft = commands_of("novelcraft", "render world states, export masks, compare labels")
     render = command("render", _render, "masks and novel fractions of world states", novelcraft)
@@ -310,7 +308,9 @@ def _parser() -> Parser:
     render.add_argument("--renderer", choices=("raycast", "blender"), default="raycast")
     render.add_argument("--rotation", choices=("published", "corrected"), default="corrected")
     render.add_argument("--coverage", choices=("published", "half"), default="published")
-    render.add_argument("--resolution", type=int, default=256, help="pixels (default: 256)")
+    render.add_argument(
+        "--resolution", type=whole_number(1), default=256, help="pixels (default: 256)"
+    )
     render.add_argument("--out", required=True, help="folder for targets.parquet and targets.csv")
     render.add_argument("--masks", action="store_true", help="also write each mask as PNG")
     score = command("evaluate", _evaluate, "metrics of any CSV or Parquet file of scores")
@@ -327,7 +327,9 @@ def _parser() -> Parser:
     with_lake(export)
     export.add_argument("--out", required=True, help="new folder for meta/ and data/")
     export.add_argument("--only", action="append", help="only this class (may be repeated)")
-    export.add_argument("--fps", type=int, default=1, help="frames that make a second (default: 1)")
+    export.add_argument(
+        "--fps", type=whole_number(), default=1, help="frames that make a second (default: 1)"
+    )
     drift = command("drift", _drift, "what changed between two versions of targets.csv", novelcraft)
     drift.add_argument("old", help="targets.csv before")
     drift.add_argument("new", help="targets.csv now")
@@ -345,7 +347,9 @@ def _parser() -> Parser:
     serve.add_argument("--tests", required=True, help="folder of PROTOCOL/domain/ test files")
     serve.add_argument("--state", default="condda-state", help="folder for the sessions")
     serve.add_argument("--host", default="127.0.0.1", help="other than loopback needs --tokens")
-    serve.add_argument("--port", type=int, default=3307, help="0 takes any free one")
+    serve.add_argument(
+        "--port", type=whole_number(0, 65535), default=3307, help="0 takes any free one"
+    )
     serve.add_argument("--tokens", help="file of lines: agent or operator, owner's name, token")
     serve.add_argument(
         "--policy",
@@ -354,19 +358,25 @@ def _parser() -> Parser:
     )
     serve.add_argument(
         "--retain-days",
-        type=float,
+        type=time_in("days"),
         help="retire sessions that ended so many days ago, at the start and daily (default: never)",
     )
     fixed = serve.add_argument_group("what the operator decides in an evaluation")
     fixed.add_argument("--red-light", action="store_true", help="agents may ask for the red light")
-    fixed.add_argument("--round-size", type=int, help="instead of the tests' own")
-    fixed.add_argument("--feedback-max-ids", type=int, help="a round, instead of the tests' own")
-    fixed.add_argument("--attempts", type=int, help="sessions of an owner with a test (default: 1)")
+    fixed.add_argument("--round-size", type=whole_number(), help="instead of the tests' own")
+    fixed.add_argument(
+        "--feedback-max-ids", type=whole_number(), help="a round, instead of the tests' own"
+    )
+    fixed.add_argument(
+        "--attempts", type=whole_number(), help="sessions of an owner with a test (default: 1)"
+    )
     retire = command(
         "retire", _retire, "move sessions that ended long ago to another folder", condda
     )
     retire.add_argument("--state", default="condda-state", help="folder of the server's sessions")
-    retire.add_argument("--days", type=float, required=True, help="days since the session's end")
+    retire.add_argument(
+        "--days", type=time_in("days"), required=True, help="days since the session's end"
+    )
     run = with_lake(command("run", _run, "run an agent over tests and measure it", condda))
     run.add_argument("--detector", required=True, help="agent: threshold, clustering")
     run.add_argument("--tests", required=True, help="folder of tests with their features")
@@ -721,7 +731,8 @@ def _upgrade(parsed: argparse.Namespace) -> int:
     refresh_catalog(lake)
     left = [older for older in every if not older.can_be_upgraded]
     for older in left:
-        print(f"{older.name}: version {older.was} cannot become {older.table.version} without raw")
+        number = older.table.version
+        print(f"{older.name}: version {older.was} cannot become {number} without raw files")
     for benchmark in sorted({older.version.manifest.benchmark for older in left}):
         print(
             f"to make them anew, with the settings that you want: {build_command(lake, benchmark)}"

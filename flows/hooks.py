@@ -171,7 +171,8 @@ def end_trouble(benchmark: str, parameters: dict[str, Any], run: str) -> None:
         write_bytes(note, f"{message}\n\n{note.read_text()}".encode())
         push_file(lake, note)
     trouble_path(lake, benchmark).unlink(missing_ok=True)
-    failed = f"It failed {trouble.times} times since {trouble.since} UTC"
+    times = "once" if trouble.times == 1 else f"{trouble.times} times"
+    failed = f"It failed {times} since {trouble.since} UTC"
     notify(f"novelty: {benchmark} works again", f"{message}\n{failed}; the note of it: {note}")
 
 

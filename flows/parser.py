@@ -4,13 +4,41 @@ A mistake is one sentence on stderr and exit code 2, as everywhere in the progra
 """
 
 import argparse
+import contextlib
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from schemas.similar import did_you_mean
 
 OTHERS = "more"
+MOST_TIME = 1e7
+"""Of hours a thousand years; beyond it there is no date."""
+
+
+def time_in(unit: str) -> Callable[[str], float]:
+    """The type of an option of so many hours or days."""
+
+    def read(text: str) -> float:
+        with contextlib.suppress(ValueError):
+            if abs(number := float(text)) < (MOST_TIME if unit == "hours" else MOST_TIME / 24):
+                return number
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of {unit}")
+
+    return read
+
+
+def whole_number(least: int = 0, most: int | None = None) -> Callable[[str], int]:
+    """The type of an option of a whole number within these bounds."""
+    bounds = f"from {least} on" if most is None else f"from {least} to {most}"
+
+    def read(text: str) -> int:
+        with contextlib.suppress(ValueError):
+            if least <= (number := int(text)) and (most is None or number <= most):
+                return number
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number {bounds}")
+
+    return read
 
 
 class Parser(argparse.ArgumentParser):

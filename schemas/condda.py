@@ -276,7 +276,7 @@ MODALITIES = ()
 
 
 class Config(RunChoices):
-    """CONDDA and OND: agents run over test files, sessions of a server exported, both measured."""
+    """CONDDA and OND: when did the world change, and into what? Agents run over streams."""
 
     tests: Path
     """Folder of PROTOCOL/domain/ test files, with features/<test>.npz for the agents."""

@@ -597,7 +597,7 @@ MODALITIES = ("clip",)
 
 
 class Config(RunChoices):
-    """KOWL-718: Kinetics lists to open-world increments, predictors led through them."""
+    """KOWL-718: which actions are new as the years go by, and can they be learned on the way?"""
 
     unasked: ClassVar[dict[str, list[str]]] = {"models": [DEFAULT_MODEL]}
     """Plug-ins that are used, and can be set up, where none is named."""

@@ -460,7 +460,7 @@ MODALITIES = ("image", "states", "runs")
 
 
 class Config(RunChoices):
-    """NovelCraft: episodes to masks to targets to splits to models."""
+    """NovelCraft: is there something new in this frame of a game, and how much of it?"""
 
     source: Path
     """Folder or zip with class/episode/frame.png and .json."""
@@ -497,7 +497,7 @@ class Config(RunChoices):
             models={
                 "patch_memory": {"candidates": 20_000, "cpu_threads": 1},
                 "backbone": {"side": 96},
-                "colour_rarity": {},
+                "colour_rarity": {"bits": 3},
                 "symbolic_mlp": {"contexts": [5], "cpu_threads": 1},
                 "multimodal": {},
             },

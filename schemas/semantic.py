@@ -140,7 +140,7 @@ MODALITIES = ("image",)
 
 
 class Config(RunChoices):
-    """Semantic anomalies: image sets to hold-out-class trials, baseline and networks on them."""
+    """Semantic anomalies: is this picture of the class that was left out?"""
 
     source: dict[str, Path] = Field(min_length=1)
     """NAME=folder or archive, repeatable: cifar10, stl10, imagenet, NAME.PART, or a new NAME."""

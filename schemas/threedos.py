@@ -216,7 +216,7 @@ MODALITIES = ("cloud",)
 
 
 class Config(RunChoices):
-    """3DOS: meshes and scans to point clouds to open-set tracks."""
+    """3DOS: is this shape of a kind that was never trained?"""
 
     source: dict[str, Path] = Field({})
     """KIND=folder or archive, repeatable: shapenet, modelnet40, scanobjectnn, ... or a new NAME."""

@@ -7,6 +7,8 @@ import pytest
 from hypothesis import settings
 
 from schemas.messages import PACKAGES, QUIET, show_messages
+from tasks.operations.doctor import BLENDER
+from tests.shared import need_libraries
 
 # A busy machine is no defect, and the same examples are tried in every run.
 settings.register_profile("busy", deadline=None, derandomize=True)
@@ -33,4 +35,5 @@ def loud_afterwards():
 @pytest.fixture
 def with_blender(monkeypatch):
     """For tests that render with Blender."""
+    need_libraries(BLENDER)
     monkeypatch.delenv("NOVELTY_BLENDER_PYTHON")

@@ -1,9 +1,12 @@
-"""Where the shared real data is: NOVELTY_SHARED, else the folder beside the repository."""
+"""What a machine may lack: the shared real data (NOVELTY_SHARED, else the folder beside the
+repository) and system libraries. Tests that need it are skipped with the reason."""
 
 import os
 from pathlib import Path
 
 import pytest
+
+from tasks.operations.doctor import missing_libraries_of
 
 SHARED = Path(os.environ.get("NOVELTY_SHARED", Path(__file__).parents[1].parent / "shared"))
 
@@ -14,3 +17,9 @@ def shared_path(name: str) -> Path:
     if not path.exists():
         pytest.skip(f"shared data not found: {path} (set NOVELTY_SHARED)")
     return path
+
+
+def need_libraries(user: str) -> None:
+    """Skip the test where the system lacks libraries of `BLENDER` or `OPEN3D`."""
+    if lacking := missing_libraries_of(user):
+        pytest.skip(f"{user} needs {', '.join(lacking)} of the system (make doctor)")

@@ -117,15 +117,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     groups = wanted if parsed.without_base else wanted | {BASE}
     (here / "requirements.txt").write_text("\n".join(chosen_lines(groups, parsed.dev)) + "\n")
     (here / "constraints.txt").write_text("\n".join(constraints()) + "\n")
-    told = ", ".join(sorted(wanted)) or "none"
-    print(f"installing the locked packages (extras: {told})", flush=True)
+    listed = ", ".join(sorted(wanted)) or "none"
+    print(f"installing the locked packages (extras: {listed}); some minutes", flush=True)
     locked = ["install", "--require-hashes", "--no-deps", "-r", str(here / "requirements.txt")]
     if code := _pip(locked):
         return code
     if "learn" in wanted:
         words = torch_command(parsed.torch, here / "constraints.txt")
         shown = re.sub(r"//[^/@ ]*@", "//", " ".join(words))  # an index may want a password
-        print(f"installing torch and its libraries: pip {shown}", flush=True)
+        print(f"installing torch and its libraries, some minutes: pip {shown}", flush=True)
         if "://" in parsed.torch:  # the one that is installed would do, whatever its build
             _pip(["uninstall", "--yes", "torch"])
         if code := _pip(words):

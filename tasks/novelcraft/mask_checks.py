@@ -2,7 +2,7 @@
 
 Enters: frames, blocks and entities of some episodes and the masks that `raycast` made of them.
 Leaves: `mask_checks`, pixels that differ and the agreement of each sampled frame. Where there is no
-Blender one sentence says so, and no frame is checked.
+Blender, or it lacks libraries of the system, one sentence says so, and no frame is checked.
 """
 
 import contextlib
@@ -24,6 +24,7 @@ from tasks.engine.stage import Build, Produced, Reject, Shard, stage
 from tasks.novelcraft.label import FRAME_COLUMNS, PLACE, novel_names, states_of
 from tasks.novelcraft.masks import decode_runs, encode_runs, mask_iou
 from tasks.novelcraft.render import blender_python, render_all
+from tasks.operations.doctor import BLENDER, missing_libraries_of
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +64,12 @@ def check_masks(
         log.info(
             "novelcraft: masks are not checked against Blender, which is not here; "
             "`make setup EXTRAS=blender` brings it"
+        )
+        return
+    if lacking := missing_libraries_of(BLENDER):
+        log.warning(
+            "WARNING: novelcraft: masks are not checked against Blender, which needs "
+            f"{', '.join(lacking)} of the system; `make doctor` says how to get them"
         )
         return
     shards = plan_checks(rendered, ingested, checks, render, blender)

@@ -65,17 +65,28 @@ def missing_libraries() -> dict[str, tuple[str, tuple[str, ...]]]:
     return missing
 
 
+def missing_libraries_of(user: str) -> list[str]:
+    """Those without which `BLENDER` or `OPEN3D` does not load."""
+    return [name for name, (_, users) in missing_libraries().items() if user in users]
+
+
 def install_libraries() -> None:
     """Install missing libraries with apt where we may; else print the exact command.
 
     Never a reason to stop: what does not work without them is said by `examine`.
     """
-    packages = sorted({package for package, _ in missing_libraries().values()})
+    missing = missing_libraries()
+    packages = sorted({package for package, _ in missing.values()})
     if not packages:
         return
     command = ["apt-get", "install", "-y", "--no-install-recommends", *packages]
     if not (shutil.which("apt-get") and os.geteuid() == 0):
-        print(f"missing system libraries; install them with: sudo {' '.join(command)}", flush=True)
+        users = " and ".join(sorted({user for _, needs in missing.values() for user in needs}))
+        print(
+            f"system libraries are missing, which only {users} need; the rest works without. To "
+            f"install them: sudo {' '.join(command)}",
+            flush=True,
+        )
         return
     print(f"installing missing system libraries as root: {' '.join(command)}", flush=True)
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}

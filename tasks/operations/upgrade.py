@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
@@ -22,6 +23,8 @@ from storage.tables import TableVersion, commit_table, current_versions
 from storage.upkeep import read_build_record
 
 STAGE, STAGE_VERSION = "upgrade_table", 1
+RAW = ("source", "lists", "videos", "tests")
+"""Settings that name raw files."""
 
 
 @dataclass(frozen=True)
@@ -103,9 +106,28 @@ def _converted(older: Older) -> pl.DataFrame:
 
 def build_command(lake: Path, benchmark: str) -> str:
     """What makes a benchmark's tables anew, as far as its last build tells."""
-    record = read_build_record(lake, benchmark)
-    sources = [source.root for source in record.sources] if record else []
     words = ["novelty", "build", benchmark, "--lake", str(lake)]
-    for source in sources:
-        words += ["--source", source]
+    if record := read_build_record(lake, benchmark):
+        roots = [source.root for source in record.sources]
+        words += _raw_options(record.settings, roots) or [
+            word for root in roots for word in ("--source", root)
+        ]
     return shlex.join(words)
+
+
+def _raw_options(settings: dict[str, Any], roots: list[str]) -> list[str]:
+    """The options that name raw files, with the folders that a relative path stood for."""
+
+    def whole(path: str) -> str:
+        end = Path(path).parts
+        return next((root for root in roots if Path(root).parts[-len(end) :] == end), path)
+
+    words: list[str] = []
+    for name in RAW:
+        value = settings.get(name)
+        if isinstance(value, dict):
+            for kind, path in value.items():
+                words += [f"--{name}", f"{kind}={whole(str(path))}"]
+        elif value:
+            words += [f"--{name}", whole(str(value))]
+    return words

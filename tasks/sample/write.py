@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from schemas.errors import ConfigError
+from schemas.similar import did_you_mean
 from storage.atomic import write_bytes
 from storage.filehash import sha256_file
 from storage.layout import content_key
@@ -26,8 +27,15 @@ def write_sample(out: Path, seed: int = 0, only: Sequence[str] | None = None) ->
     """
     unknown = set(only or ()) - set(sample_names())
     if unknown:
-        names = ", ".join(sample_names())
-        raise ConfigError(f"no sample data for {', '.join(sorted(unknown))}; there are: {names}")
+        names, wrong = ", ".join(sample_names()), ", ".join(sorted(unknown))
+        meant = did_you_mean(min(unknown), sample_names())
+        raise ConfigError(f"no sample data for {wrong}; there are: {names}{meant}")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except PermissionError:
+        raise
+    except OSError:
+        raise ConfigError(f"{out} is no folder; name another with --out") from None
     for name in sorted(only or sample_names()):
         marker, made_by = out / f".{name}.made-by", _maker(name, seed)
         if (out / name).is_dir() and marker.is_file() and marker.read_text() == made_by:

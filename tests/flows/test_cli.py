@@ -80,6 +80,10 @@ def test_help_imports_nothing_heavy():
         (["build", "kowl", "--source", "x"], "of another benchmark; kowl has --lists, --videos"),
         (["models", "ndc"], "did you mean ndcc?"),
         (["scores", "neares"], "did you mean nearest?"),
+        (["sample", "--only", "novelcarft"], "did you mean novelcraft?"),
+        (["sample", "--out", "/dev/null"], "/dev/null is no folder; name another with --out"),
+        (["sample", "--out", "/dev/null/x"], "/dev/null/x is no folder; name another with --out"),
+        (["sample", "--out", "/proc/x"], "/proc/x is no folder; name another with --out"),
     ],
 )
 def test_mistakes_are_one_sentence(capsys, words, said):
@@ -117,6 +121,12 @@ def test_unreadable_config_and_unknown_key(tmp_path, capsys):
         (["service", "strat"], "unknown action 'strat'; did you mean start?"),
         (["completion", "powershell"], "there are: bash, zsh, fish"),
         (["diff"], "the following arguments are required: before"),
+        (["gc", "--grace", "day"], "argument --grace: 'day' is no number of hours; see"),
+        (["gc", "--keep", "0"], "argument --keep: '0' is no whole number from 1 on; see"),
+        (["sample", "--seed", "x"], "argument --seed: 'x' is no whole number from 0 on; see"),
+        (["diff", "a/b", "--examples", "-1"], "argument --examples: '-1' is no whole number from"),
+        (["condda", "serve", "--tests", ".", "--port", "70000"], "argument --port: '70000' is no"),
+        (["condda", "retire", "--days", "soon"], "argument --days: 'soon' is no number of days"),
         (
             ["leaderboard", "--metric", "auroc", "--metric", "fpr95"],
             "novelty: --metric is given twice; it takes one value; see `novelty leaderboard",
@@ -351,7 +361,7 @@ def test_a_grace_time_without_end_is_one_sentence(capsys, hours):
     with pytest.raises(SystemExit) as stop:
         main(["gc", f"--grace={hours}"])
     assert stop.value.code == 2
-    assert f"argument --grace: {hours} is no number of hours" in capsys.readouterr().err
+    assert f"argument --grace: '{hours}' is no number of hours" in capsys.readouterr().err
 
 
 def test_a_file_that_may_not_be_read_is_one_sentence(tmp_path, capsys, monkeypatch):

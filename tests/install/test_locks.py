@@ -1,5 +1,6 @@
 """The lock files, and the commands that write and install them, on an index of toy packages."""
 
+import importlib.metadata
 import importlib.util
 import re
 import shutil
@@ -9,6 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from schemas.extras import EXTRAS
 from tests.install.wheels import Index
@@ -47,6 +49,23 @@ def test_every_locked_package_has_hashes_and_one_version():
 def test_torch_is_not_locked():
     assert not [pin for pin in [*RUN_TIME, *DEV] if TORCH_ONLY.fullmatch(canonical(pin))]
     assert packages.torch_requirement() == "torch==2.13.0"
+
+
+def test_what_some_python_3_11_alone_asks_for_is_locked():
+    """`make lock` sees one of them; Debian 12 has 3.11.2, whose asyncio lacks a part."""
+    locked = {canonical(pin) for pin in [*RUN_TIME, *DEV]}
+    asked = {}
+    for installed in importlib.metadata.distributions():
+        for line in installed.requires or []:
+            needs = Requirement(line)
+            patches = [
+                needs.marker is None
+                or needs.marker.evaluate({"python_full_version": f"3.11.{n}", "extra": ""})
+                for n in range(20)
+            ]
+            if any(patches) and not all(patches):
+                asked[canonical(needs.name)] = installed.metadata["Name"]
+    assert asked and set(asked) <= locked, asked
 
 
 def test_numpy_stays():

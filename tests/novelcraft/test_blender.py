@@ -17,6 +17,7 @@ from tasks.novelcraft.masks import mask_iou
 from tasks.novelcraft.raycast import SAMPLES, render
 from tasks.novelcraft.scene import View, build_scene
 from tasks.novelcraft.worldstate import world_state
+from tasks.operations.doctor import BLENDER
 from tests.novelcraft.test_raycast import (
     BEDROCK,
     BLENDER_COUNTS,
@@ -27,13 +28,14 @@ from tests.novelcraft.test_raycast import (
     random_room,
 )
 from tests.novelcraft.test_scene import small_document
-from tests.shared import shared_path
+from tests.shared import need_libraries, shared_path
 
 LIMITS = Limits(seconds_per_item=240, seconds_start=180)
 Case = tuple[dict[str, Any], Sequence[str]]
 
 
 def blender(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    need_libraries(BLENDER)
     outcomes = list(
         run_batch(
             "tasks.novelcraft.blender:render_states", items, limits=LIMITS, imports=("bpy", "cv2")

@@ -11,6 +11,7 @@ from schemas.novelcraft import CheckSettings, Config
 from storage.tables import current_version
 from tasks.novelcraft import mask_checks
 from tasks.novelcraft.mask_checks import sampled
+from tasks.operations.doctor import BLENDER, LIBRARIES
 from tasks.report.write import write_report
 from tasks.sample.novelcraft import write_novelcraft
 
@@ -45,6 +46,17 @@ def checks(root):
 def test_without_blender_one_sentence_and_no_rows(built, capfd):
     build(built)
     assert "masks are not checked against Blender, which is not here" in capfd.readouterr().err
+    assert "mask_checks" not in {path.name for path in (built / "lake" / "novelcraft").iterdir()}
+
+
+def test_without_libraries_of_the_system_one_sentence_and_no_rows(built, capfd, monkeypatch):
+    monkeypatch.delenv("NOVELTY_BLENDER_PYTHON")
+    monkeypatch.setattr(mask_checks, "blender_version", lambda: "4.5.0")
+    monkeypatch.setitem(LIBRARIES, "libabsent.so.1", ("libabsent1", (BLENDER,)))
+    build(built)
+    said = capfd.readouterr().err
+    assert "masks are not checked against Blender, which needs " in said
+    assert "libabsent.so.1 of the system; `make doctor` says how to get them" in said
     assert "mask_checks" not in {path.name for path in (built / "lake" / "novelcraft").iterdir()}
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from schemas.errors import RecordError
+from tasks.operations.doctor import OPEN3D
 from tasks.threedos.formats import (
     OPEN3D_READERS,
     Mesh,
@@ -30,7 +31,7 @@ from tasks.threedos.scans import (
 )
 from tasks.threedos.text_meshes import fan, read_obj, read_off
 from tasks.threedos.whole_files import check_whole
-from tests.shared import shared_path
+from tests.shared import need_libraries, shared_path
 
 CUBE = np.array([[x, y, z] for x in (0, 1) for y in (0, 1) for z in (0, 1)], float)
 CUBE_QUADS = np.array(
@@ -262,8 +263,15 @@ def glb(vertices: np.ndarray, faces: np.ndarray, moves: tuple[int, ...] = (0,)) 
     return struct.pack("<III", 0x46546C67, 2, 12 + len(body)) + body
 
 
+@pytest.fixture
+def with_open3d() -> None:
+    """For tests of files that Open3D reads."""
+    need_libraries(OPEN3D)
+
+
 @pytest.fixture(scope="module")
 def written(tmp_path_factory) -> Path:
+    need_libraries(OPEN3D)
     import open3d
 
     folder = tmp_path_factory.mktemp("open3d")
@@ -296,6 +304,7 @@ def test_a_cube_in_every_format(written, reader, tmp_path):
         )
 
 
+@pytest.mark.usefixtures("with_open3d")
 def test_the_parts_of_a_scene_stand_where_they_belong(tmp_path):
     triangles = fan(CUBE_QUADS.reshape(-1), np.full(6, 4))[0]
     (tmp_path / "two.glb").write_bytes(glb(CUBE, triangles, moves=(0, 5)))
@@ -310,6 +319,7 @@ def test_a_ply_without_faces_is_a_scan(written, tmp_path):
     assert isinstance(scan, Scan) and sorted(scan.points.tolist()) == sorted(CUBE.tolist())
 
 
+@pytest.mark.usefixtures("with_open3d")
 @pytest.mark.parametrize("reader", ["stl", "glb"])
 def test_noise_is_no_mesh(reader, tmp_path):
     path = tmp_path / f"noise.{reader}"
@@ -332,6 +342,7 @@ def ball(folder: Path, reader: str, text: bool = False) -> bytes:
     return path.read_bytes()
 
 
+@pytest.mark.usefixtures("with_open3d")
 @pytest.mark.parametrize("how", ["cut", "zeros"])
 @pytest.mark.parametrize(
     ("reader", "text"), [("ply", False), ("ply", True), ("stl", False), ("glb", False)]
@@ -350,6 +361,7 @@ def test_a_file_without_its_end_is_refused(tmp_path, reader, text, how):
         assert caught.value.rule == "truncated", share
 
 
+@pytest.mark.usefixtures("with_open3d")
 @pytest.mark.parametrize("zeros", [13, 20, 27, 40, 63])
 def test_a_few_zeros_at_the_end_of_a_mesh_are_refused(tmp_path, zeros):
     """A face of zeros is none: each has 13 bytes, a count and three corners."""
@@ -361,6 +373,7 @@ def test_a_few_zeros_at_the_end_of_a_mesh_are_refused(tmp_path, zeros):
     assert caught.value.rule == "truncated"
 
 
+@pytest.mark.usefixtures("with_open3d")
 @pytest.mark.parametrize("how", ["cut", "zeros"])
 def test_a_scan_without_its_end_is_refused(tmp_path, how):
     points = np.random.default_rng(0).random((500, 3)).astype("<f4")
@@ -561,6 +574,7 @@ def test_bad_npz(tmp_path):
 # ---------------------------------------------------------------- real files
 
 
+@pytest.mark.usefixtures("with_open3d")
 def test_real_off_files_against_a_plain_reader_and_open3d(tmp_path):
     import open3d
 
@@ -582,6 +596,7 @@ def test_real_off_files_against_a_plain_reader_and_open3d(tmp_path):
     assert glued == 3
 
 
+@pytest.mark.usefixtures("with_open3d")
 def test_a_real_shapenet_mesh_against_open3d():
     import open3d
 

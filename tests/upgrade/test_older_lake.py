@@ -2,6 +2,7 @@
 
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import polars as pl
 import pytest
@@ -11,6 +12,7 @@ from schemas.tables import QUARANTINE
 from storage.catalog import open_catalog, refresh_catalog
 from storage.damage import verify_lake
 from storage.tables import current_version
+from tasks.operations import upgrade as operation
 from tests.toy import build_toy, write_raw
 
 ARCHIVE = Path(__file__).parent / "lake_of_version_1.tar.xz"
@@ -47,7 +49,7 @@ def test_what_needs_no_raw_files_is_upgraded_and_the_rest_is_named(lake: Path, c
     assert main(["upgrade", "--lake", str(lake)]) == 1
     said = capsys.readouterr().out
     assert "toy/quarantine: version 1 became 2" in said
-    assert "novelcraft/scores: version 1 cannot become 2 without raw" in said
+    assert "novelcraft/scores: version 1 cannot become 2 without raw files" in said
     assert f"novelty build novelcraft --lake {lake} --source /" in said
     after = current_version(lake, "toy", "quarantine")
     assert after.manifest.schema_version == 2
@@ -64,6 +66,35 @@ def test_what_needs_no_raw_files_is_upgraded_and_the_rest_is_named(lake: Path, c
     assert "became" not in capsys.readouterr().out
     assert main(["gc", "--yes", "--grace", "0", "--keep", "1", "--lake", str(lake)]) == 0
     assert not verify_lake(lake).damage
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "settings", "roots", "options"),
+    [
+        ("kowl", {"lists": "s/lists", "videos": None}, ["/a/s/lists"], "--lists /a/s/lists"),
+        (
+            "kowl",
+            {"lists": "s/lists", "videos": "s/v"},
+            ["/a/s/lists", "/a/s/v"],
+            "--lists /a/s/lists --videos /a/s/v",
+        ),
+        ("condda", {"tests": "/b c"}, ["/b c"], "--tests '/b c'"),
+        (
+            "semantic",
+            {"source": {"cifar10": "c10", "stl10": "/d/s.zip"}},
+            ["/d/c10", "/d/s.zip"],
+            "--source cifar10=/d/c10 --source stl10=/d/s.zip",
+        ),
+        ("toy", {}, ["/e"], "--source /e"),
+    ],
+)
+def test_the_build_that_makes_tables_anew_has_the_options_of_its_benchmark(
+    monkeypatch, benchmark, settings, roots, options
+):
+    record = SimpleNamespace(settings=settings, sources=[SimpleNamespace(root=r) for r in roots])
+    monkeypatch.setattr(operation, "read_build_record", lambda lake, name: record)
+    command = operation.build_command(Path("lake"), benchmark)
+    assert command == f"novelty build {benchmark} --lake lake {options}"
 
 
 @pytest.mark.parametrize(
