@@ -973,7 +973,7 @@ def _list_drift(parsed: argparse.Namespace) -> None:
 
 def _serve(parsed: argparse.Namespace) -> None:
     from schemas.config import make_config
-    from tasks.condda.rules import PUBLISHED, Policy
+    from tasks.condda.commands import PUBLISHED, Policy
     from tasks.condda.server.serve import read_tokens, serve
 
     options = ("round_size", "feedback_max_ids", "attempts")
@@ -997,7 +997,7 @@ def _serve(parsed: argparse.Namespace) -> None:
 
 
 def _retire(parsed: argparse.Namespace) -> None:
-    from tasks.condda.retention import RETIRED, retire
+    from tasks.condda.store import RETIRED, retire
 
     retired = retire(Path(parsed.state), parsed.days)
     print(f"{len(retired)} sessions moved to {Path(parsed.state) / RETIRED}; running ones stay")

@@ -39,29 +39,26 @@ from storage.raw import RawFile, RawSource, open_raw
 from tasks import scores as score_files
 from tasks.condda.agent import AGENT_VERSION, Agent, AgentSettings, FeatureLookup, Training
 from tasks.condda.changes import find_change
+from tasks.condda.commands import Policy, ProtocolRefusal
 from tasks.condda.domains import DOMAINS, RED_LIGHT, domain_named
 from tasks.condda.export import (
     NO_TIME,
     P_UNKNOWN,
     SESSION_TABLES,
     describe_test,
-    session_frames,
-)
-from tasks.condda.harness import Harness
-from tasks.condda.instances import (
     example_ids,
-    features_file,
     instance_rows,
     protocol_name,
     sample_frames,
+    session_frames,
 )
+from tasks.condda.harness import Harness
 from tasks.condda.measures import measured_tests, program_of
-from tasks.condda.mirror import Mirrored
-from tasks.condda.rules import Policy, ProtocolRefusal
 from tasks.condda.run import LOOP_VERSION, run_session
+from tasks.condda.server.client import Mirrored
 from tasks.condda.session import open_state
 from tasks.condda.store import EVENTS, EventStore
-from tasks.condda.test_files import METADATA, TRUTH, TestLibrary
+from tasks.condda.test_files import METADATA, TRUTH, TestLibrary, features_file
 from tasks.engine.stage import Build, Produced, Reject, Shard, stage
 from tasks.evaluation.protocols import plan_protocols, protocol_keys
 from tasks.evaluation.runs import run_id, run_mark, run_row

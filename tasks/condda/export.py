@@ -1,10 +1,13 @@
-"""Tests of sessions as frames for the lake: what happened, what was predicted, what was measured.
+"""Tests and sessions as frames for the lake: what there is, what happened, what was measured.
 
-Enters: a harness over tests and a store. Leaves: frames of `schemas.condda` and, of a completed
-test, a run with `predictions` and `scores`, one test of one session at a time, so that an export
-costs what is new: a test that has not changed since is not read again.
+Enters: a test file and, where there are, its training examples; or a harness over tests and a
+store. Leaves: rows of `samples` and `splits`; frames of `schemas.condda`; of a completed test, a
+run with `predictions` and `scores`, one test of one session at a time, so that an export costs what
+is new: a test that has not changed since is not read again. The truth is for those who measure;
+nothing of it is served to an agent.
 """
 
+import hashlib
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
@@ -25,19 +28,115 @@ from schemas.condda import (
 from schemas.errors import NoveltyError, RecordError
 from schemas.runs import RunFacts
 from schemas.table import Table
-from schemas.tables import PLAIN, PREDICTIONS, RUNS, SCORES
+from schemas.tables import PLAIN, PREDICTIONS, RUNS, SAMPLES, SCORES, SPLITS
+from tasks.condda.agent import FeatureLookup, Training
+from tasks.condda.commands import Event
 from tasks.condda.domains import RED_LIGHT
-from tasks.condda.evaluation import aligned
 from tasks.condda.harness import Harness
-from tasks.condda.instances import class_text, count_known, instance_rows
-from tasks.condda.lookup import round_count, round_size
-from tasks.condda.measures import as_wide_as_the_last, columns_of, measure_test
+from tasks.condda.measures import aligned, as_wide_as_the_last, columns_of, measure_test
 from tasks.condda.metrics import Columns
-from tasks.condda.session import Event, SessionState
-from tasks.condda.test_files import TestFile
+from tasks.condda.session import SessionState, count_known, round_count, round_size
+from tasks.condda.test_files import TRUTH, TestFile, features_file
 from tasks.engine.stage import Reject
 from tasks.evaluation.runs import run_id, run_row
 from tasks.evaluation.stages import ScoreChoice
+
+EXAMPLE = "example"
+
+
+def protocol_name(protocol: str, domain: str, test: str) -> str:
+    """A test as a protocol of the shared tables."""
+    return f"{protocol}/{domain}/{test}"
+
+
+def name_of(test: TestFile) -> str:
+    return protocol_name(test.protocol, test.domain.name, test.test_id)
+
+
+def class_text(test: TestFile, label: int) -> str:
+    """The class of a label: its name where the metadata has names, else the label itself."""
+    place = label - test.domain.first_label
+    known = test.metadata.get("known_class_names")
+    if isinstance(known, list) and 0 <= place < len(known):
+        return str(known[place])
+    novel = test.metadata.get("novel_class_names")
+    if isinstance(novel, dict) and str(label) in novel:
+        return str(novel[str(label)])
+    return str(label)
+
+
+def instance_rows(test: TestFile) -> pl.DataFrame:
+    """sample_id, position, step, class, label and role of each instance, in the test's order.
+
+    An instance is novel where the truth says so of the instance; a domain whose truth tells only
+    whether the world has changed says so by the class, which is then not among the known ones.
+    """
+    place = test.labels - test.domain.first_label
+    is_known = (place >= 0) & (place < count_known(test))
+    novel = ~is_known
+    if test.domain.novel != test.domain.changed:
+        novel = test.truth[test.domain.novel].to_numpy() != 0
+    position = np.arange(len(test.names), dtype=np.int32)
+    texts = {label: class_text(test, label) for label in np.unique(test.labels).tolist()}
+    return pl.DataFrame(
+        {
+            "sample_id": [f"{name_of(test)}/{name}" for name in test.names],
+            "position": position,
+            "step": position // round_size(test.metadata, test.test_id),
+            "class": [texts[label] for label in test.labels.tolist()],
+            "label": pl.Series(np.where(is_known & ~novel, place, -1), dtype=pl.Int32),
+            "role": np.where(novel, "novel", "known").astype(np.str_).tolist(),
+        },
+        schema_overrides={"class": pl.String, "sample_id": pl.String, "role": pl.String},
+    ).with_columns(pl.col("label").replace(-1, None))
+
+
+def example_ids(test: TestFile, count: int) -> list[str]:
+    """Sample ids of the training examples of a test."""
+    return [f"{name_of(test)}/{EXAMPLE}/{number:08d}" for number in range(count)]
+
+
+def sample_frames(
+    test: TestFile, given: tuple[Training, FeatureLookup] | None
+) -> dict[str, pl.DataFrame]:
+    """`samples` and `splits` of the instances and, where there are features, of the examples."""
+    digests = [None] * len(test.names) if given is None else row_digests(given[1].of(test.names))
+    rows = instance_rows(test).with_columns(
+        split=pl.lit("test"),
+        sequence=pl.lit(name_of(test)),
+        source=pl.lit(f"{name_of(test)}{TRUTH}"),
+        digest=pl.Series(digests, dtype=pl.String),
+    )
+    if given is not None:
+        training, shift = given[0], test.domain.first_label
+        examples = pl.DataFrame(
+            {
+                "sample_id": example_ids(test, len(training.labels)),
+                "class": [class_text(test, label + shift) for label in training.labels.tolist()],
+                "label": pl.Series(training.labels, dtype=pl.Int32),
+                "digest": row_digests(training.features),
+            }
+        ).with_columns(
+            step=pl.lit(0, pl.Int32),
+            role=pl.lit("known"),
+            split=pl.lit("train"),
+            source=pl.lit(features_file(test.test_id)),
+        )
+        rows = pl.concat([rows, examples], how="diagonal")
+    rows = rows.with_columns(
+        modality=pl.lit("features"),
+        protocol=pl.lit(name_of(test)),
+        subset=pl.lit(None, pl.String),
+    )
+    tables = (SAMPLES, SPLITS)
+    return {table.name: table.conform(rows.select(*table.polars_schema)) for table in tables}
+
+
+def row_digests(features: np.ndarray) -> list[str]:
+    """A digest of each row as an agent gets it."""
+    kind = features.dtype.str.encode()
+    return [hashlib.sha256(kind + row.tobytes()).hexdigest()[:32] for row in features]
+
 
 SESSION_TABLES = (
     *(SESSIONS, RUNS, PREDICTIONS, SCORES),

@@ -2,34 +2,156 @@
 
 Calls and commands are those of `commands.py`; an HTTP layer only translates. States of sessions
 are kept in memory and brought up to date from the store before each command, so a restarted
-process, or another one on the same store, answers the same. Whoever calls (`rules.CALLER`) sees its
+process, or another one on the same store, answers the same. Whoever calls (`CALLER`) sees its
 own sessions only, an operator all.
 """
 
+import io
+import json
 import threading
 import uuid
+import zipfile
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from schemas.errors import NoveltyError
-from tasks.condda import commands, session_files
-from tasks.condda.commands import Calls, Command, Decision
+from schemas.errors import LakeError, NoveltyError, SourceError
+from tasks.condda import commands
+from tasks.condda.commands import (
+    CALLER,
+    EVALUATION,
+    Calls,
+    Command,
+    Decision,
+    Event,
+    Limits,
+    Policy,
+    ProtocolRefusal,
+    refused,
+)
 from tasks.condda.domains import RED_LIGHT
-from tasks.condda.evaluation import evaluate_test, measurable, round_accuracy
-from tasks.condda.lookup import check_text, check_texts, find_test, whole_round
+from tasks.condda.measures import evaluate_test, measurable, round_accuracy
+from tasks.condda.posts import posted_lines
 from tasks.condda.protocol import decide
-from tasks.condda.rules import CALLER, EVALUATION, Limits, Policy, ProtocolRefusal, refused
-from tasks.condda.session import SessionState
-from tasks.condda.store import EventStore, SessionStates, lake_refusals
+from tasks.condda.session import (
+    SessionState,
+    check_text,
+    check_texts,
+    evolve,
+    find_test,
+    is_name,
+    open_state,
+    whole_round,
+)
+from tasks.condda.store import Conflict, EventStore, StoredEvent
 from tasks.condda.test_files import TestFile, TestLibrary
 
 if TYPE_CHECKING:
     from tasks.condda.measures import Measured
+
+_TRIES = 100
+
+
+@dataclass
+class _Entry:
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    state: SessionState | None = None
+
+
+class SessionStates:
+    """The sessions of one store. The least used states are dropped when there are too many."""
+
+    def __init__(self, store: EventStore, limits: Limits):
+        self.store = store
+        self.limits = limits
+        self._lock = threading.Lock()
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+
+    def run(self, session: str, decide: Callable[[SessionState | None], Decision]) -> Any:
+        """Decide on the newest state, and store what happens before answering.
+
+        If another writer was faster, its events are read and the decision is made again.
+        """
+        for _ in range(_TRIES):
+            with self._entry(session) as entry:
+                decision = decide(entry.state)
+                if not decision.events:
+                    return decision.answer
+                assert entry.state is not None
+                try:
+                    self.store.append(session, entry.state.seq, decision.events)
+                except Conflict:
+                    continue
+                self._take_in(entry, decision)
+                return decision.answer
+        raise refused("Conflict", "others write to this session all the time; wait")
+
+    @staticmethod
+    def _take_in(entry: _Entry, decision: Decision) -> None:
+        assert entry.state is not None
+        try:
+            for event in decision.events:
+                evolve(entry.state, event)
+        except BaseException:
+            entry.state = None  # half taken in: to be read again
+            raise
+
+    @contextmanager
+    def get(self, session: str) -> Iterator[SessionState]:
+        """Newest state of a session that must exist, under its lock."""
+        with self._entry(session) as entry:
+            if entry.state is None:
+                raise refused("session_id_invalid", "there is no session with this id")
+            yield entry.state
+
+    @contextmanager
+    def _entry(self, session: str) -> Iterator[_Entry]:
+        """A session under its lock, brought up to date from the store.
+
+        An entry may be dropped while a thread uses it; another thread then builds its own, and the
+        store's numbering lets only one of them write.
+        """
+        if not is_name(session, self.limits):
+            yield _Entry()
+            return
+        with self._lock:
+            entry = self._entries.setdefault(session, _Entry())
+            self._entries.move_to_end(session)
+            while len(self._entries) > self.limits.cached_sessions:
+                self._entries.popitem(last=False)
+        try:
+            with entry.lock, lake_refusals():
+                self._catch_up(session, entry)
+                yield entry
+        finally:
+            if entry.state is None:
+                with self._lock:
+                    self._entries.pop(session, None)
+
+    def _catch_up(self, session: str, entry: _Entry) -> None:
+        state = entry.state
+        if state is not None and state.terminated and not self.store.load(session, state.seq - 1):
+            entry.state = None  # it has left the store
+        seq = 0 if entry.state is None else entry.state.seq
+        for stored in self.store.load(session, seq):
+            if entry.state is None:
+                entry.state = open_state(session, stored.event)
+            else:
+                evolve(entry.state, stored.event)
+
+
+@contextmanager
+def lake_refusals() -> Iterator[None]:
+    """Damaged files and full disks refuse the one request; the sentence says what to do."""
+    try:
+        yield
+    except (LakeError, SourceError) as error:
+        raise refused(type(error).__name__, str(error), 500) from error
 
 
 class Harness(Calls):
@@ -59,7 +181,7 @@ class Harness(Calls):
             commands.OpenSession: self._open,
             commands.Evaluate: self._evaluate,
             commands.EvaluateRound: self._evaluate_round,
-            commands.ListSessions: lambda _, command: session_files.status(store, command),
+            commands.ListSessions: lambda _, command: status(store, command),
             commands.Archive: self._archive,
             commands.PostedLines: self._posted_lines,
         }
@@ -196,12 +318,12 @@ class Harness(Calls):
 
     def _archive(self, session: str, command: commands.Archive) -> bytes:
         with self.state(session) as state:
-            return session_files.archive(state, self.store, command.tests)
+            return archive(state, self.store, command.tests)
 
     def _posted_lines(self, session: str, command: commands.PostedLines) -> pl.DataFrame:
         with self.state(session) as state:
             place = (command.test, command.type, state.test(command.test).attempt)
-        return session_files.results(self.store, session, *place, self.limits)
+        return posted_lines(self.store, session, *place, self.limits)
 
     def _evaluable(self, session: str, test: str, devmode: bool) -> TestFile:
         """The test, if it may be evaluated in this session."""
@@ -235,3 +357,143 @@ def _threshold(value: float) -> float:
         raise refused(
             "InvalidThreshold", f"detection_threshold {str(value)[:80]!r} is no number"
         ) from error
+
+
+def status(store: EventStore, asked: commands.ListSessions) -> str:
+    """`session,detector[,test],start,end` lines, sorted by detector and session.
+
+    `after` keeps sessions that ended at that time or later and those still open. The start of a
+    test is the first result of its round 0; a session without completed tests has the test NA.
+    Sessions of others than the caller are left out.
+    """
+    bound = None if asked.after is None else _moment(asked.after)
+    ended, completed = _ends_and_completions(store)
+    starts = _starts(store) if asked.include_tests else {}
+    lines = []
+    for stored in store.of_kinds(["opened"]):
+        name, version = stored.session, stored.event.detail["detector"]
+        end = ended.get(name, "Incomplete")
+        if not CALLER.get().has(stored.event.detail.get("owner", "")):
+            continue
+        if asked.session not in (None, name) or asked.detector not in (None, version):
+            continue
+        if asked.session is None and bound is not None and name in ended and _moment(end) < bound:
+            continue
+        if not asked.include_tests:
+            lines.append((version, name, f"{name},{version},{stored.event.time},{end}"))
+            continue
+        kept = asked.tests
+        finished = [test for test in completed.get(name, []) if kept is None or test in kept]
+        for test in finished or [" NA"]:
+            start = starts.get((name, test), "N/A") if finished else stored.event.time
+            lines.append((version, name, f"{name},{version},{test},{start},{end}"))
+    return "\n".join(line for _, _, line in sorted(lines, key=lambda line: line[:2]))
+
+
+def _moment(text: str) -> datetime:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise refused(
+            "ValueError", f"{text[:80]!r} is not a time such as 2024-05-01T12:00:00", 400
+        ) from error
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def _ends_and_completions(store: EventStore) -> tuple[dict[str, str], dict[str, list[str]]]:
+    ended: dict[str, str] = {}
+    completed: dict[str, list[str]] = {}
+    for stored in store.of_kinds(["completed", "terminated"]):
+        if stored.event.kind == "terminated":
+            ended[stored.session] = stored.event.time
+        elif stored.event.test is not None:
+            completed.setdefault(stored.session, []).append(stored.event.test)
+    return ended, completed
+
+
+def _starts(store: EventStore) -> dict[tuple[str, str], str]:
+    """Time of the first post of round 0 in the newest attempt of each test."""
+    starts: dict[tuple[str, str], tuple[int, str]] = {}
+    for stored in store.of_kinds(["posted"], round=0):
+        key, event = (stored.session, stored.event.test or ""), stored.event
+        if key not in starts or starts[key][0] < event.attempt:
+            starts[key] = (event.attempt, event.time)
+    return {key: time for key, (_, time) in starts.items()}
+
+
+def archive(state: SessionState, store: EventStore, tests: Sequence[str] | None = None) -> bytes:
+    """A bzip2 zip of the session's logs and result files, of some tests if asked."""
+    events = store.load(state.session, bodies=True)
+    newest = {test: progress.attempt for test, progress in state.progress.items()}
+    members: dict[str, bytes] = {f"{state.session}.json": _json(_session_log(state, events))}
+    for test in newest if tests is None else [test for test in newest if test in tests]:
+        kept = [
+            stored.event
+            for stored in events
+            if stored.event.test == test and stored.event.attempt == newest[test]
+        ]
+        members[f"{state.session}.{test}.json"] = _json(_test_log(state, test, kept))
+        for event in kept:
+            if event.kind == "posted" and event.body is not None:
+                name = _result_name(state, test, event.type or "")
+                members[name] = members.get(name, b"") + _ended(event.body)
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", compression=zipfile.ZIP_BZIP2) as file:
+        for name, content in members.items():
+            file.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_BZIP2)
+    return buffer.getvalue()
+
+
+def _json(content: dict[str, Any]) -> bytes:
+    return json.dumps(content, indent=2).encode()
+
+
+def _ended(body: bytes) -> bytes:
+    """A file whose last line ends, so that the next one does not run into it."""
+    return body if body.endswith(b"\n") or not body else body + b"\n"
+
+
+def _result_name(state: SessionState, test: str, kind: str) -> str:
+    return f"{state.protocol}/{state.domain}/{state.session}.{test}_{kind}.csv"
+
+
+def _session_log(state: SessionState, events: list[StoredEvent]) -> dict[str, Any]:
+    log: dict[str, Any] = {
+        "created": {
+            "time": [state.opened],
+            "protocol": state.protocol,
+            "domain": state.domain,
+            "detector": state.detector,
+            "detection_threshold": state.threshold,
+            "hints": list(state.hints),
+            "test_ids": list(state.tests),
+        }
+    }
+    if state.finished:
+        log["tests"] = {"completed_tests": list(state.finished)}
+    if state.terminated:
+        log["termination"] = {"time": [state.terminated]}
+    return log
+
+
+_ACTIVITY = {"served": "data_request", "posted": "post_results", "feedback": "get_feedback"}
+
+
+def _test_log(state: SessionState, test: str, events: list[Event]) -> dict[str, Any]:
+    log: dict[str, Any] = {}
+    for event in events:
+        if event.kind == "completed":
+            log["completion"] = {"time": [event.time]}
+        if event.kind not in _ACTIVITY:
+            continue
+        activity = log.setdefault(_ACTIVITY[event.kind], {"time": [], "rounds": {}})
+        activity["time"].append(event.time)
+        activity["last round"] = str(event.round)
+        entry = activity["rounds"].setdefault(str(event.round), {"time": []})
+        entry["time"].append(event.time)
+        if event.kind == "posted":
+            activity[f"{event.type} file path"] = _result_name(state, test, event.type or "")
+            entry.setdefault("types", []).append(event.type)
+        elif event.kind == "feedback" and event.type is not None:
+            entry[event.type] = entry.get(event.type, 0) + event.detail["count"]
+    return log

@@ -26,10 +26,9 @@ import polars as pl
 from schemas.errors import SourceError
 from storage.layout import file_slug
 from tasks.condda.agent import Agent, FeatureLookup, TestInfo
-from tasks.condda.commands import Calls
+from tasks.condda.commands import Calls, ProtocolRefusal
 from tasks.condda.domains import RED_LIGHT, Domain, domain_named
-from tasks.condda.lookup import known_classes, whole
-from tasks.condda.rules import ProtocolRefusal
+from tasks.condda.session import known_classes, whole
 from tasks.condda.test_files import CELL_EDGES
 from tasks.engine.progress import progress
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -27,11 +27,17 @@ from tasks.condda.domains import DOMAINS, PROTOCOLS, RED_LIGHT, Domain, domain_n
 
 TRUTH = "_single_df.csv"
 METADATA = "_metadata.json"
+FEATURES = "features"
 # Characters that do not make an instance id: a row of nothing else is dropped, as published.
 _BLANK = "\n\t\"',."
 # Characters that may stand around a value and are no part of it.
 CELL_EDGES = " \"'"
 _Content = TypeVar("_Content")
+
+
+def features_file(test: str) -> str:
+    """Where the features of a test are, below the folder of tests."""
+    return str(PurePosixPath(FEATURES) / f"{test}.npz")
 
 
 def _is_whole(value: object) -> bool:

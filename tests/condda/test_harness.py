@@ -16,8 +16,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from tasks.condda.commands import EVALUATION, PUBLISHED, Limits, Policy, ProtocolRefusal
 from tasks.condda.harness import Harness
-from tasks.condda.rules import EVALUATION, PUBLISHED, Limits, Policy, ProtocolRefusal
 from tasks.condda.store import EventStore
 from tasks.condda.test_files import TestLibrary
 from tests.condda.recorded import replay
@@ -411,7 +411,7 @@ CHILD = """
 import sys
 from pathlib import Path
 from tasks.condda.harness import Harness
-from tasks.condda.rules import PUBLISHED
+from tasks.condda.commands import PUBLISHED
 from tasks.condda.store import EventStore
 from tasks.condda.test_files import TestLibrary
 

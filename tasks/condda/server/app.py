@@ -1,20 +1,24 @@
-"""The web application: published wire API, /v1, operators' page, and the guard before them.
+"""The web application: published REST API, /v1, operators' page, and the guard before them.
 
-One harness answers all of it. The published paths have their own policy and few status codes
-(CONDDA rules 9 and 10); they are answered without a framework, for speed. /v1 is
-our own and always `evaluation`, so that reading a round is never a restart. `Guard` lets a request
-in: token and role, host, origin, size of the body. A refusal says the same everywhere; its status
-code is looked up here.
+One harness answers all of it. `Guard` lets a request in: token and role, host, origin, size of the
+body. The published paths (`ROUTES`) have their own policy and few status codes (CONDDA rules 9 and
+10); they are answered without a framework, for speed: `read_sent` takes a request apart, a handler
+gets what it carries, calls one method of the harness and answers as the public server. /v1 is
+our own and always `evaluation`, so that reading a round is never a restart. A refusal says the same
+everywhere; its status code is looked up here.
 """
 
 import asyncio
 import base64
 import binascii
 import hmac
+import io
 import json
 import logging
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -25,14 +29,20 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from urllib3.filepost import encode_multipart_formdata
+from werkzeug.exceptions import HTTPException as WerkzeugError
+from werkzeug.http import parse_options_header
+from werkzeug.sansio.multipart import Data, Epilogue, Field, File, MultipartDecoder
 
+from tasks.condda import commands
+from tasks.condda.commands import CALLER, Caller, HttpStatus, ProtocolRefusal, refused
 from tasks.condda.harness import Harness
-from tasks.condda.rules import CALLER, Caller, ProtocolRefusal
 from tasks.condda.server.api import API, api_router
 from tasks.condda.server.connection import BODY
 from tasks.condda.server.page import OPERATOR, docs_router, page_router
 from tasks.condda.server.serve import Token
-from tasks.condda.server.wire import ROUTES, read_sent
+from tasks.condda.session import check_text, check_texts
+from tasks.condda.test_files import CELL_EDGES
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 # Room for names and headers of parts around the files themselves.
@@ -59,9 +69,6 @@ _OUR_STATUS = {name: status for status, names in _REASONS.items() for name in na
 """Status of a refusal outside of the published paths; 422 of all others."""
 # On the published paths the harness's own, but for what the agent can mend.
 _WIRE_STATUS = dict.fromkeys(("UnicodeDecodeError", "InvalidResults", "IncompleteResults"), 400)
-_WIRE: dict[str, dict[str, Any]] = {}
-for _method, _path, _handler in ROUTES:
-    _WIRE.setdefault(_path, {})[_method] = _handler
 
 
 def make_app(harness: Harness, *, tokens: Sequence[Token] = ()) -> ASGIApp:
@@ -98,7 +105,7 @@ def _is_ours(path: str) -> bool:
     return path == "/" or path.startswith((API, OPERATOR, "/docs", "/openapi.json"))
 
 
-def refused(
+def error_response(
     path: str, status: int, reason: str, message: str, headers: Mapping[str, str] | None = None
 ) -> Response:
     """A refusal as the part of the server that was asked says it.
@@ -126,8 +133,8 @@ def _protocol_refused(path: str, refusal: ProtocolRefusal) -> Response:
         _log.error("%s", message)
         message = "a file of the server cannot be read or written; its log says which one and why"
     if _is_ours(path):
-        return refused(path, _OUR_STATUS.get(reason, 422), reason, message)
-    return refused(path, _WIRE_STATUS.get(reason, refusal.status), reason, message)
+        return error_response(path, _OUR_STATUS.get(reason, 422), reason, message)
+    return error_response(path, _WIRE_STATUS.get(reason, refusal.status), reason, message)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -136,7 +143,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     status = 422 if error.status_code == 400 else error.status_code
     reason = {404: "NotFound", 405: "MethodNotAllowed"}.get(status, "InvalidRequest")
     headers = {"allow": ", ".join(_methods(request))} if status == 405 else {}
-    return refused(request.url.path, status, reason, str(error.detail), headers)
+    return error_response(request.url.path, status, reason, str(error.detail), headers)
 
 
 def _methods(request: Request) -> list[str]:
@@ -156,7 +163,7 @@ async def _invalid(request: Request, error: Exception) -> Response:
         f"{'.'.join(str(part) for part in wrong['loc'])}: {wrong['msg']}"
         for wrong in error.errors()[:5]
     ]
-    return refused(request.url.path, 422, "InvalidRequest", "; ".join(places))
+    return error_response(request.url.path, 422, "InvalidRequest", "; ".join(places))
 
 
 async def _refusal(request: Request, error: Exception) -> Response:
@@ -166,7 +173,7 @@ async def _refusal(request: Request, error: Exception) -> Response:
 
 async def _defect(request: Request, error: Exception) -> Response:
     # The trace goes to the server's log, not to the client.
-    return refused(request.url.path, *_DEFECT)
+    return error_response(request.url.path, *_DEFECT)
 
 
 class _Refused(Exception):
@@ -202,7 +209,7 @@ class Guard:
                 body = await self._body(headers, receive)
         except _Refused as refusal:
             status, reason, message = refusal.args
-            response = refused(path, status, reason, message, {"connection": "close"})
+            response = error_response(path, status, reason, message, {"connection": "close"})
         else:
             if body is None:
                 return  # the client has gone
@@ -221,7 +228,7 @@ class Guard:
         path, handlers = scope["path"], _WIRE[scope["path"]]
         if scope["method"] not in handlers:
             allowed = {"allow": ", ".join(sorted(handlers))}
-            return refused(path, 405, "MethodNotAllowed", "Method Not Allowed", allowed)
+            return error_response(path, 405, "MethodNotAllowed", "Method Not Allowed", allowed)
         # The first of a name counts.
         pairs = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         try:
@@ -231,7 +238,7 @@ class Guard:
             return _protocol_refused(path, refusal)
         except Exception:
             _log.exception("a defect in the answer to %s", path)
-            return refused(path, *_DEFECT)
+            return error_response(path, *_DEFECT)
 
     def _caller(self, headers: Headers, path: str) -> Caller:
         """Who asks, if it may."""
@@ -313,3 +320,331 @@ def _replay(body: bytes, receive: Receive) -> Receive:
         return {"type": "http.request", "body": body, "more_body": False}
 
     return replayed
+
+
+# Literally so on the public server, whatever the encoding of the body.
+DATASET_TYPE = "Content-Type: text/csv; charset=utf-16"
+_DEFAULT_DOMAIN = "image_classification"
+_MOST_PARTS = 100
+_PLAIN_MULTIPART = re.compile(r"multipart/form-data; boundary=([0-9A-Za-z_-]{1,70})")
+_PLAIN_PART = re.compile(
+    rb'\r\nContent-Disposition: form-data; name="([\w.-]+)"(?:; filename="[\w.-]*")?\r\n'
+    rb"(?:Content-Type: [0-9A-Za-z/+.-]+\r\n)?\r\n"
+)
+
+
+Handler = Callable[[Harness, "Sent"], Response]
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What a request carries. An item is looked up in parts, then query, then JSON body."""
+
+    parts: Mapping[str, bytes]
+    query: Mapping[str, str]
+    document: Mapping[str, Any]
+
+    def find(self, name: str) -> Any:
+        """Bytes of a part, text of a query parameter, or any JSON; None if there is none."""
+        if name in self.parts:
+            return self.parts[name]
+        return self.query.get(name, self.document.get(name))
+
+    def text(self, name: str) -> str | None:
+        """The same as text."""
+        found = self.find(name)
+        if isinstance(found, bytes):
+            try:
+                return found.decode("utf-8-sig")
+            except UnicodeDecodeError as error:
+                raise refused("UnicodeDecodeError", f"{name} is not UTF-8 text") from error
+        return None if found is None else check_text(found, name)
+
+    def settings(self, name: str, invalid: HttpStatus = 400) -> dict[str, Any] | None:
+        """The same as a JSON object; `invalid` is the status if it is none."""
+        found = self.find(name)
+        if isinstance(found, Mapping):
+            return dict(found)
+        content = self.text(name)
+        return None if content is None else json_object(content, name, invalid)
+
+    def need(self, *names: str) -> list[str]:
+        """Query parameters that must be there."""
+        return list(needed(self.query, *names).values())
+
+
+def read_sent(content_type: str, query: Mapping[str, str], body: bytes) -> Sent:
+    """Take a request's body apart as its content type says."""
+    plain = _PLAIN_MULTIPART.fullmatch(content_type)
+    if plain and (parts := _plain_parts(body, plain[1].encode())) is not None:
+        return Sent(parts, query, {})
+    kind, options = parse_options_header(content_type)
+    if kind == "multipart/form-data":
+        return Sent(_parts(body, options.get("boundary", "")), query, {})
+    if kind == "application/x-www-form-urlencoded":
+        pairs = parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True)
+        return Sent({name: value.encode() for name, value in pairs}, query, {})
+    if kind == "application/json" and body:
+        return Sent({}, query, json_object(body, "the body"))
+    return Sent({}, query, {})
+
+
+def _plain_parts(body: bytes, boundary: bytes) -> dict[str, bytes] | None:
+    """Parts as clients send them, a name and maybe a filename; None for any other body."""
+    first, *pieces = (b"\r\n" + body).split(b"\r\n--" + boundary)
+    if first or len(pieces) > _MOST_PARTS or pieces[-1:] not in ([b"--"], [b"--\r\n"]):
+        return None
+    if body.count(b"--" + boundary) != len(pieces):
+        return None  # a boundary after another line end
+    parts: dict[str, bytes] = {}
+    for piece in pieces[:-1]:
+        head = _PLAIN_PART.match(piece)
+        if head is None:
+            return None
+        parts.setdefault(head[1].decode(), piece[head.end() :])
+    return parts
+
+
+def _parts(body: bytes, boundary: str) -> dict[str, bytes]:
+    """Parts by name, the first one of each; whether a part has a filename does not matter."""
+    parts: dict[str, bytes] = {}
+    name, chunks = "", io.BytesIO()
+    try:
+        decoder = MultipartDecoder(boundary.encode("ascii"), max_parts=_MOST_PARTS)
+        decoder.receive_data(body)
+        decoder.receive_data(None)
+        while not isinstance(event := decoder.next_event(), Epilogue):
+            if isinstance(event, Field | File):
+                name, chunks = event.name, io.BytesIO()
+            elif isinstance(event, Data):
+                chunks.write(event.data)
+                if not event.more_data:
+                    parts.setdefault(name, chunks.getvalue())
+    except (ValueError, KeyError, WerkzeugError) as error:
+        raise refused("InvalidMultipart", "the body is not multipart/form-data") from error
+    return parts
+
+
+def json_object(content: str | bytes, name: str, invalid: HttpStatus = 400) -> dict[str, Any]:
+    """A JSON object out of text."""
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise refused("JSONDecodeError", f"{name} is not JSON", invalid) from error
+    if not isinstance(found, dict):
+        raise refused("InvalidParams", f"{name} is no JSON object")
+    return found
+
+
+def needed(values: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """Those values, all of which must be there."""
+    lacking = [name for name in names if name not in values]
+    if lacking:
+        raise refused("MissingParamsError", f"the request lacks {', '.join(lacking)}")
+    return {name: values[name] for name in names}
+
+
+def json_response(content: Any, status: int = 200) -> Response:
+    """JSON in the public server's form: sorted, without blanks, with a line end."""
+    text = json.dumps(content, sort_keys=True, separators=(",", ":")) + "\n"
+    return Response(text, status, media_type="application/json")
+
+
+def _csv(body: bytes) -> Response:
+    return Response(body, media_type="text/csv; charset=utf-8")
+
+
+def _page(text: str) -> Response:
+    return Response(text, media_type="text/html; charset=utf-8")
+
+
+def list_tests(harness: Harness, sent: Sent) -> Response:
+    """GET /test/ids."""
+    wanted = sent.settings("test_requirements")
+    if wanted is None:
+        protocol = sent.text("protocol")
+        if protocol is None:
+            raise refused("MissingRequestValue", "test_requirements or protocol is missing")
+        domain = sent.text("domain")
+        wanted = {"protocol": protocol, "domain": _DEFAULT_DOMAIN if domain is None else domain}
+    else:
+        needed(wanted, "protocol", "domain", "detector_seed")
+    return _csv(harness.test_ids_request(protocol=wanted["protocol"], domain=wanted["domain"]))
+
+
+def open_session(harness: Harness, sent: Sent) -> Response:
+    """POST /session."""
+    settings = sent.settings("configuration", invalid=500) or {}
+    named = needed(settings, "protocol", "novelty_detector_version", "detection_threshold")
+    if "test_ids" in settings:
+        tests = settings["test_ids"]
+    else:
+        listed = sent.text("test_ids")
+        if listed is None:
+            raise refused("MissingParamsError", "the request lacks test_ids")
+        tests = [line.strip(CELL_EDGES + ",\r\t") for line in listed.split("\n") if line.strip()]
+    session = harness.session_request(
+        test_ids=tests,
+        domain=settings.get("domain", _DEFAULT_DOMAIN),
+        hints=settings.get("hints", []),
+        **named,
+    )
+    return json_response({"session_id": session})
+
+
+def _by_query(answered: Callable[[Any], Response], command: Any, *names: str) -> Handler:
+    """A call whose command is made of the query."""
+
+    def handler(harness: Harness, sent: Sent) -> Response:
+        session, *values = sent.need("session_id", *names)
+        return answered(harness.run(session, command(*values)))
+
+    return handler
+
+
+def _dataset(body: bytes) -> Response:
+    return Response(body, headers={"content-type": DATASET_TYPE})
+
+
+def _done(_: None) -> Response:
+    return _page("OK")
+
+
+def results(harness: Harness, sent: Sent) -> Response:
+    """POST /session/results."""
+    about = sent.settings("test_identification") or {}
+    types = needed(about, "result_types")["result_types"]
+    _post(harness, sent, about, check_text(types, "result_types").split("|"))
+    return _page("OK")
+
+
+def _post(harness: Harness, sent: Sent, about: dict[str, Any], types: Sequence[str]) -> None:
+    place = needed(about, "session_id", "test_id", "round_id")
+    files = {}
+    for kind in types:
+        body = sent.find(f"{kind}_file")
+        if body is None:
+            raise refused("MissingParamsError", f"the request lacks the file {kind[:80]}_file")
+        files[kind] = body if isinstance(body, bytes) else check_text(body, kind).encode()
+    harness.post_results(result_files=files, **place)
+
+
+def feedback(harness: Harness, sent: Sent) -> Response:
+    """GET /session/feedback."""
+    session, test, types = sent.need("session_id", "test_id", "feedback_type")
+    ids = sent.query.get("feedback_ids", "")
+    number = sent.query.get("round_id", "last")
+    if not harness.policy.strict and not number.isdecimal():
+        number = "last"  # the public server only puts it into a file's name
+    about = {"feedback_ids": ids.split("|") if ids else None, "round_id": number}
+    return _feedback(harness, session, test, types.split("|"), about)
+
+
+def results_feedback(harness: Harness, sent: Sent) -> Response:
+    """POST /session/resultsfeedback: types and ids are JSON lists here."""
+    about = sent.settings("test_identification") or {}
+    needed(about, "session_id", "test_id", "round_id", "result_types")
+    kinds = check_texts(about.get("feedback_types", []), "feedback_types")
+    ids = about.get("feedback_ids")
+    ids = None if ids is None else check_texts(ids, "feedback_ids")
+    types = check_texts(about["result_types"], "result_types")
+    if not types:
+        raise refused("MissingParamsError", "the request names no result type")
+    _post(harness, sent, about, types)
+    if not kinds:
+        return _csv(b"")
+    asked = {"feedback_ids": ids, "round_id": "last"}
+    return _feedback(
+        harness, about["session_id"], about["test_id"], kinds, asked, about["round_id"]
+    )
+
+
+def _feedback(
+    harness: Harness,
+    session: str,
+    test: str,
+    kinds: Sequence[str],
+    asked: dict[str, Any],
+    number: Any = None,
+) -> Response:
+    """Lines of one type as CSV; of several as multipart, one part each (docs/condda.md, rule 9)."""
+    told = {
+        kind: harness.get_feedback_request(
+            feedback_type=kind, test_id=test, session_id=session, **asked
+        )
+        for kind in kinds
+    }
+    if len(kinds) == 1:
+        return _csv(told[kinds[0]])
+    name = asked["round_id"] if number is None else number
+    # What the harness took for a number is one; only then may it stand in a header.
+    name = "last" if name in ("", "last") else int(name)
+    body, content_type = encode_multipart_formdata(
+        {
+            kind: (f"{session}.{test}.{name}_{kind}.csv", lines, "text/csv")
+            for kind, lines in told.items()
+        }
+    )
+    return Response(body, headers={"content-type": content_type})
+
+
+def evaluations(harness: Harness, sent: Sent) -> Response:
+    """GET /session/evaluations; `baseline_session_id` is ours and adds m_nrp.
+
+    Published: devmode evaluates a test that goes on, so it tells about ground truth; not if strict.
+    """
+    session, test = sent.need("session_id", "test_id")
+    metrics = harness.evaluate(
+        test_id=test,
+        session_id=session,
+        baseline_session_id=sent.query.get("baseline_session_id"),
+        devmode=not harness.policy.strict and _is_true(sent.query.get("devmode", "")),
+    )
+    return json_response(metrics)
+
+
+def status(harness: Harness, sent: Sent) -> Response:
+    """GET /session/status."""
+    tests, of = sent.query.get("test_ids"), sent.query.get
+    lines = harness.session_status(
+        after=of("after"),
+        session_id=of("session_id"),
+        test_ids=tests.split("|") if tests else None,
+        detector=of("detector"),
+        include_tests=_is_true(of("include_tests", "")),
+    )
+    return _page(lines)
+
+
+def archive(harness: Harness, sent: Sent) -> Response:
+    """GET /session/zip."""
+    [session] = sent.need("session_id")
+    tests = sent.query.get("test_id")
+    content = harness.session_zip(session_id=session, test_ids=tests.split("|") if tests else None)
+    # The session exists, so its id is a name without quotes or line ends.
+    headers = {"content-disposition": f'attachment; filename="{session}.zip"'}
+    return Response(content, headers=headers, media_type="application/zip")
+
+
+def _is_true(value: str) -> bool:
+    return value.lower() not in ("", "0", "false")
+
+
+ROUTES: tuple[tuple[str, str, Handler], ...] = (
+    ("GET", "/test/ids", list_tests),
+    ("GET", "/test/metadata", _by_query(json_response, commands.Metadata, "test_id")),
+    ("DELETE", "/test", _by_query(_done, commands.CompleteTest, "test_id")),
+    ("POST", "/session", open_session),
+    ("DELETE", "/session", _by_query(_done, commands.Terminate)),
+    ("GET", "/session/latest", _by_query(json_response, commands.Latest)),
+    ("GET", "/session/dataset", _by_query(_dataset, commands.Dataset, "test_id", "round_id")),
+    ("POST", "/session/results", results),
+    ("GET", "/session/feedback", feedback),
+    ("POST", "/session/resultsfeedback", results_feedback),
+    ("GET", "/session/evaluations", evaluations),
+    ("GET", "/session/status", status),
+    ("GET", "/session/zip", archive),
+)
+_WIRE: dict[str, dict[str, Any]] = {}
+for _method, _path, _handler in ROUTES:
+    _WIRE.setdefault(_path, {})[_method] = _handler

@@ -22,12 +22,11 @@ import numpy as np
 from fastapi import APIRouter, Query, Response
 
 from schemas.errors import NoveltyError
+from tasks.condda.commands import Event, ProtocolRefusal, refused
 from tasks.condda.harness import Harness
-from tasks.condda.lookup import lenient_metadata, round_count
-from tasks.condda.posts import is_name, parse
-from tasks.condda.rules import ProtocolRefusal, refused
+from tasks.condda.posts import parse
 from tasks.condda.server.api import finite
-from tasks.condda.session import Event
+from tasks.condda.session import is_name, lenient_metadata, round_count
 from tasks.condda.test_files import TestFile
 
 OPERATOR = "/operator"

@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from schemas.errors import ConfigError
+from tasks.condda.commands import EVALUATION, PUBLISHED, Caller, Limits, Policy, Role
 from tasks.condda.harness import Harness
-from tasks.condda.retention import retire_daily
-from tasks.condda.rules import EVALUATION, PUBLISHED, Caller, Limits, Policy, Role
-from tasks.condda.store import EVENTS, EventStore
+from tasks.condda.store import EVENTS, EventStore, retire_daily
 from tasks.condda.test_files import TestLibrary
 
 PORT = 3307
