@@ -997,7 +997,7 @@ def _serve(parsed: argparse.Namespace) -> None:
 
 
 def _retire(parsed: argparse.Namespace) -> None:
-    from tasks.condda.store import RETIRED, retire
+    from tasks.condda.retention import RETIRED, retire
 
     retired = retire(Path(parsed.state), parsed.days)
     print(f"{len(retired)} sessions moved to {Path(parsed.state) / RETIRED}; running ones stay")

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import polars as pl
 
@@ -31,12 +31,18 @@ from tasks.condda.commands import (
     Event,
     Limits,
     Policy,
-    ProtocolRefusal,
     refused,
 )
 from tasks.condda.domains import RED_LIGHT
-from tasks.condda.measures import evaluate_test, measurable, round_accuracy
-from tasks.condda.posts import posted_lines
+from tasks.condda.measures import (
+    DISCOVERED,
+    Measured,
+    corrected_measures,
+    evaluate_test,
+    measurable,
+    round_accuracy,
+)
+from tasks.condda.posts import RESULTS, read_lines
 from tasks.condda.protocol import decide
 from tasks.condda.session import (
     SessionState,
@@ -48,11 +54,8 @@ from tasks.condda.session import (
     open_state,
     whole_round,
 )
-from tasks.condda.store import Conflict, EventStore, StoredEvent
+from tasks.condda.store import Conflict, EventStore
 from tasks.condda.test_files import TestFile, TestLibrary
-
-if TYPE_CHECKING:
-    from tasks.condda.measures import Measured
 
 _TRIES = 100
 
@@ -61,88 +64,6 @@ _TRIES = 100
 class _Entry:
     lock: threading.Lock = field(default_factory=threading.Lock)
     state: SessionState | None = None
-
-
-class SessionStates:
-    """The sessions of one store. The least used states are dropped when there are too many."""
-
-    def __init__(self, store: EventStore, limits: Limits):
-        self.store = store
-        self.limits = limits
-        self._lock = threading.Lock()
-        self._entries: OrderedDict[str, _Entry] = OrderedDict()
-
-    def run(self, session: str, decide: Callable[[SessionState | None], Decision]) -> Any:
-        """Decide on the newest state, and store what happens before answering.
-
-        If another writer was faster, its events are read and the decision is made again.
-        """
-        for _ in range(_TRIES):
-            with self._entry(session) as entry:
-                decision = decide(entry.state)
-                if not decision.events:
-                    return decision.answer
-                assert entry.state is not None
-                try:
-                    self.store.append(session, entry.state.seq, decision.events)
-                except Conflict:
-                    continue
-                self._take_in(entry, decision)
-                return decision.answer
-        raise refused("Conflict", "others write to this session all the time; wait")
-
-    @staticmethod
-    def _take_in(entry: _Entry, decision: Decision) -> None:
-        assert entry.state is not None
-        try:
-            for event in decision.events:
-                evolve(entry.state, event)
-        except BaseException:
-            entry.state = None  # half taken in: to be read again
-            raise
-
-    @contextmanager
-    def get(self, session: str) -> Iterator[SessionState]:
-        """Newest state of a session that must exist, under its lock."""
-        with self._entry(session) as entry:
-            if entry.state is None:
-                raise refused("session_id_invalid", "there is no session with this id")
-            yield entry.state
-
-    @contextmanager
-    def _entry(self, session: str) -> Iterator[_Entry]:
-        """A session under its lock, brought up to date from the store.
-
-        An entry may be dropped while a thread uses it; another thread then builds its own, and the
-        store's numbering lets only one of them write.
-        """
-        if not is_name(session, self.limits):
-            yield _Entry()
-            return
-        with self._lock:
-            entry = self._entries.setdefault(session, _Entry())
-            self._entries.move_to_end(session)
-            while len(self._entries) > self.limits.cached_sessions:
-                self._entries.popitem(last=False)
-        try:
-            with entry.lock, lake_refusals():
-                self._catch_up(session, entry)
-                yield entry
-        finally:
-            if entry.state is None:
-                with self._lock:
-                    self._entries.pop(session, None)
-
-    def _catch_up(self, session: str, entry: _Entry) -> None:
-        state = entry.state
-        if state is not None and state.terminated and not self.store.load(session, state.seq - 1):
-            entry.state = None  # it has left the store
-        seq = 0 if entry.state is None else entry.state.seq
-        for stored in self.store.load(session, seq):
-            if entry.state is None:
-                entry.state = open_state(session, stored.event)
-            else:
-                evolve(entry.state, stored.event)
 
 
 @contextmanager
@@ -171,7 +92,9 @@ class Harness(Calls):
         self.store = store
         self.policy = policy
         self.limits = limits or Limits()
-        self.states = SessionStates(store, self.limits)
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        """States of sessions; the least used are dropped when there are too many."""
+        self._entries_lock = threading.Lock()
         self._clock = clock
         self._new_id = new_id
         self._opening = threading.Lock()
@@ -181,22 +104,91 @@ class Harness(Calls):
             commands.OpenSession: self._open,
             commands.Evaluate: self._evaluate,
             commands.EvaluateRound: self._evaluate_round,
-            commands.ListSessions: lambda _, command: status(store, command),
+            commands.ListSessions: self._list_sessions,
             commands.Archive: self._archive,
             commands.PostedLines: self._posted_lines,
         }
         """Of commands that no state of a session decides."""
 
     def run(self, session: str | None, command: Command) -> Any:
-        """Answer a command: by the state of its session, or out of tests and store."""
+        """Answer a command: by the newest state of its session, or out of tests and store.
+
+        What happens is stored before it is answered. If another writer was faster, its events are
+        read and the decision is made again.
+        """
         answer = self._answers.get(type(command))
         for name, value in (("session_id", session), ("test_id", getattr(command, "test", ""))):
             if not isinstance(value, str) and (value is not None or answer is None):
                 raise refused("InvalidParams", f"{name} must be text")
-        if answer is None:
-            return self.states.run(str(session), lambda state: self._decide(state, command))
-        with lake_refusals():
-            return answer(session, command)
+        if answer is not None:
+            with lake_refusals():
+                return answer(session, command)
+        for _ in range(_TRIES):
+            with self._entry(str(session)) as entry:
+                decision = self._decide(entry.state, command)
+                if not decision.events:
+                    return decision.answer
+                assert entry.state is not None
+                try:
+                    self.store.append(entry.state.session, entry.state.seq, decision.events)
+                except Conflict:
+                    continue
+                try:
+                    for event in decision.events:
+                        evolve(entry.state, event)
+                except BaseException:
+                    entry.state = None  # half taken in: to be read again
+                    raise
+                return decision.answer
+        raise refused("Conflict", "others write to this session all the time; wait")
+
+    def _decide(self, state: SessionState | None, command: Command) -> Decision:
+        if state is not None and not CALLER.get().has(state.owner):
+            state = None  # of another: as if there were none
+        return decide(state, command, self.library, self.policy, self._clock(), limits=self.limits)
+
+    @contextmanager
+    def state(self, session: str) -> Iterator[SessionState]:
+        """Newest state of a session of the caller's, under its lock."""
+        with self._entry(session) as entry:
+            if entry.state is None or not CALLER.get().has(entry.state.owner):
+                raise refused("session_id_invalid", "there is no session with this id")
+            yield entry.state
+
+    @contextmanager
+    def _entry(self, session: str) -> Iterator[_Entry]:
+        """A session under its lock, brought up to date from the store.
+
+        An entry may be dropped while a thread uses it; another thread then builds its own, and the
+        store's numbering lets only one of them write.
+        """
+        if not is_name(session, self.limits):
+            yield _Entry()
+            return
+        with self._entries_lock:
+            entry = self._entries.setdefault(session, _Entry())
+            self._entries.move_to_end(session)
+            while len(self._entries) > self.limits.cached_sessions:
+                self._entries.popitem(last=False)
+        try:
+            with entry.lock, lake_refusals():
+                self._catch_up(session, entry)
+                yield entry
+        finally:
+            if entry.state is None:
+                with self._entries_lock:
+                    self._entries.pop(session, None)
+
+    def _catch_up(self, session: str, entry: _Entry) -> None:
+        state = entry.state
+        if state is not None and state.terminated and not self.store.load(session, state.seq - 1):
+            entry.state = None  # it has left the store
+        seq = 0 if entry.state is None else entry.state.seq
+        for stored in self.store.load(session, seq):
+            if entry.state is None:
+                entry.state = open_state(session, stored.event)
+            else:
+                evolve(entry.state, stored.event)
 
     def offered_tests(self, *, protocol: str, domain: str) -> list[str]:
         """Ids of the tests on offer as a list."""
@@ -247,8 +239,7 @@ class Harness(Calls):
         opened = self.store.opened_tests(caller.owner)
         for test in tests:
             if sum(test in named for named in opened) >= most:
-                raise ProtocolRefusal(
-                    400,
+                raise refused(
                     "AttemptsExceeded",
                     f"test {test} was opened {most} times by {caller.owner}, as often as the "
                     "operator allows; go on in that session",
@@ -275,8 +266,6 @@ class Harness(Calls):
         return evaluate_test(test, detection, classification, baseline)
 
     def _corrected(self, session: str, test: TestFile) -> dict[str, dict[str, Any]]:
-        from tasks.condda.measures import corrected_measures
-
         with self.state(session) as state:
             types = sorted(state.test(test.test_id).columns)
         found = {kind: self.results(session, test.test_id, kind) for kind in types}
@@ -295,10 +284,8 @@ class Harness(Calls):
             self._measured[session, test] = self._corrected(session, file)
         return self._measured[session, test]
 
-    def measured(self) -> Iterator["Measured"]:
+    def measured(self) -> Iterator[Measured]:
         """Completed tests of the caller's sessions, oldest first, but those without measures."""
-        from tasks.condda.measures import DISCOVERED, Measured
-
         for session in self.sessions():
             with self.state(session) as state:
                 place = (state.protocol, state.domain)
@@ -316,14 +303,76 @@ class Harness(Calls):
         test = self._evaluable(session, command.test, devmode=not self.policy.strict)
         return round_accuracy(test, self.results(session, command.test, "classification"), number)
 
+    def _list_sessions(self, session: None, asked: commands.ListSessions) -> str:
+        """`session,detector[,test],start,end` lines, sorted by detector and session.
+
+        `after` keeps sessions that ended at that time or later and those still open. The start of a
+        test is the first result of its round 0; a session without completed tests has the test NA.
+        Sessions of others than the caller are left out.
+        """
+        bound = None if asked.after is None else _moment(asked.after)
+        times = {end.session: end.event.time for end in self.store.of_kinds(["terminated"])}
+        completed: dict[str, list[str | None]] = {}
+        starts: dict[tuple[str, str | None, int], str] = {}
+        if asked.include_tests:
+            for stored in self.store.of_kinds(["completed"]):
+                if asked.tests is None or stored.event.test in asked.tests:
+                    completed.setdefault(stored.session, []).append(stored.event.test)
+            for stored in self.store.of_kinds(["posted"], round=0):
+                place = (stored.session, stored.event.test, stored.event.attempt)
+                starts.setdefault(place, stored.event.time)
+        newest = {(session, test): time for (session, test, _), time in starts.items()}
+        lines = []
+        for stored in self.store.of_kinds(["opened"]):
+            name, opened, detail = stored.session, stored.event.time, stored.event.detail
+            version, ended = detail["detector"], times.get(name)
+            wanted = asked.session in (None, name) and asked.detector in (None, version)
+            if asked.session is None and bound is not None and ended is not None:
+                wanted = wanted and _moment(ended) >= bound
+            if not wanted or not CALLER.get().has(detail.get("owner", "")):
+                continue
+            starting = [opened]
+            if asked.include_tests:
+                tests = completed.get(name, [])
+                starting = [f"{test},{newest.get((name, test), 'N/A')}" for test in tests]
+            for start in starting or [f" NA,{opened}"]:
+                line = f"{name},{version},{start},{ended or 'Incomplete'}"
+                lines.append((version, name, line))
+        return "\n".join(line for _, _, line in sorted(lines, key=lambda line: line[:2]))
+
     def _archive(self, session: str, command: commands.Archive) -> bytes:
+        """A bzip2 zip of the session's logs and result files, of some tests if asked.
+
+        Its members are those of the public server's result folder (docs/condda.md, rule 8).
+        """
         with self.state(session) as state:
-            return archive(state, self.store, command.tests)
+            events = [stored.event for stored in self.store.load(state.session, bodies=True)]
+            members: dict[str, bytes] = {f"{state.session}.json": _json(_session_log(state))}
+            for test, progress in state.progress.items():
+                if command.tests is not None and test not in command.tests:
+                    continue
+                newest = (test, progress.attempt)
+                kept = [event for event in events if (event.test, event.attempt) == newest]
+                members[f"{state.session}.{test}.json"] = _json(_test_log(state, test, kept))
+                for event in kept:
+                    if event.kind == "posted" and event.body is not None:
+                        name = _result_name(state, test, event.type or "")
+                        # A last line is ended, so that the next one does not run into it.
+                        open_end = event.body and not event.body.endswith(b"\n")
+                        members[name] = members.get(name, b"") + event.body + b"\n" * bool(open_end)
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w") as file:
+            for name, content in members.items():
+                file.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_BZIP2)
+        return buffer.getvalue()
 
     def _posted_lines(self, session: str, command: commands.PostedLines) -> pl.DataFrame:
         with self.state(session) as state:
-            place = (command.test, command.type, state.test(command.test).attempt)
-        return posted_lines(self.store, session, *place, self.limits)
+            attempt = state.test(command.test).attempt
+        place: dict[str, Any] = {"test": command.test, "type": command.type, "attempt": attempt}
+        posts = self.store.load(session, bodies=True, kind="posted", **place)
+        frames = [read_lines(post.event, self.limits) for post in posts]
+        return pl.concat([pl.DataFrame(schema=RESULTS), *frames])
 
     def _evaluable(self, session: str, test: str, devmode: bool) -> TestFile:
         """The test, if it may be evaluated in this session."""
@@ -333,19 +382,6 @@ class Harness(Calls):
             if self.policy.strict and not state.terminated and CALLER.get().role == "agent":
                 raise refused("SessionOpen", "end the session to see its measures")
             return find_test(state, test, self.library)
-
-    def _decide(self, state: SessionState | None, command: Command) -> Decision:
-        if state is not None and not CALLER.get().has(state.owner):
-            state = None  # of another: as if there were none
-        return decide(state, command, self.library, self.policy, self._clock(), limits=self.limits)
-
-    @contextmanager
-    def state(self, session: str) -> Iterator[SessionState]:
-        """Newest state of a session of the caller's, under its lock."""
-        with self.states.get(session) as state:
-            if not CALLER.get().has(state.owner):
-                raise refused("session_id_invalid", "there is no session with this id")
-            yield state
 
 
 def _threshold(value: float) -> float:
@@ -359,37 +395,6 @@ def _threshold(value: float) -> float:
         ) from error
 
 
-def status(store: EventStore, asked: commands.ListSessions) -> str:
-    """`session,detector[,test],start,end` lines, sorted by detector and session.
-
-    `after` keeps sessions that ended at that time or later and those still open. The start of a
-    test is the first result of its round 0; a session without completed tests has the test NA.
-    Sessions of others than the caller are left out.
-    """
-    bound = None if asked.after is None else _moment(asked.after)
-    ended, completed = _ends_and_completions(store)
-    starts = _starts(store) if asked.include_tests else {}
-    lines = []
-    for stored in store.of_kinds(["opened"]):
-        name, version = stored.session, stored.event.detail["detector"]
-        end = ended.get(name, "Incomplete")
-        if not CALLER.get().has(stored.event.detail.get("owner", "")):
-            continue
-        if asked.session not in (None, name) or asked.detector not in (None, version):
-            continue
-        if asked.session is None and bound is not None and name in ended and _moment(end) < bound:
-            continue
-        if not asked.include_tests:
-            lines.append((version, name, f"{name},{version},{stored.event.time},{end}"))
-            continue
-        kept = asked.tests
-        finished = [test for test in completed.get(name, []) if kept is None or test in kept]
-        for test in finished or [" NA"]:
-            start = starts.get((name, test), "N/A") if finished else stored.event.time
-            lines.append((version, name, f"{name},{version},{test},{start},{end}"))
-    return "\n".join(line for _, _, line in sorted(lines, key=lambda line: line[:2]))
-
-
 def _moment(text: str) -> datetime:
     try:
         moment = datetime.fromisoformat(text)
@@ -400,64 +405,15 @@ def _moment(text: str) -> datetime:
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
-def _ends_and_completions(store: EventStore) -> tuple[dict[str, str], dict[str, list[str]]]:
-    ended: dict[str, str] = {}
-    completed: dict[str, list[str]] = {}
-    for stored in store.of_kinds(["completed", "terminated"]):
-        if stored.event.kind == "terminated":
-            ended[stored.session] = stored.event.time
-        elif stored.event.test is not None:
-            completed.setdefault(stored.session, []).append(stored.event.test)
-    return ended, completed
-
-
-def _starts(store: EventStore) -> dict[tuple[str, str], str]:
-    """Time of the first post of round 0 in the newest attempt of each test."""
-    starts: dict[tuple[str, str], tuple[int, str]] = {}
-    for stored in store.of_kinds(["posted"], round=0):
-        key, event = (stored.session, stored.event.test or ""), stored.event
-        if key not in starts or starts[key][0] < event.attempt:
-            starts[key] = (event.attempt, event.time)
-    return {key: time for key, (_, time) in starts.items()}
-
-
-def archive(state: SessionState, store: EventStore, tests: Sequence[str] | None = None) -> bytes:
-    """A bzip2 zip of the session's logs and result files, of some tests if asked."""
-    events = store.load(state.session, bodies=True)
-    newest = {test: progress.attempt for test, progress in state.progress.items()}
-    members: dict[str, bytes] = {f"{state.session}.json": _json(_session_log(state, events))}
-    for test in newest if tests is None else [test for test in newest if test in tests]:
-        kept = [
-            stored.event
-            for stored in events
-            if stored.event.test == test and stored.event.attempt == newest[test]
-        ]
-        members[f"{state.session}.{test}.json"] = _json(_test_log(state, test, kept))
-        for event in kept:
-            if event.kind == "posted" and event.body is not None:
-                name = _result_name(state, test, event.type or "")
-                members[name] = members.get(name, b"") + _ended(event.body)
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", compression=zipfile.ZIP_BZIP2) as file:
-        for name, content in members.items():
-            file.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_BZIP2)
-    return buffer.getvalue()
-
-
 def _json(content: dict[str, Any]) -> bytes:
     return json.dumps(content, indent=2).encode()
-
-
-def _ended(body: bytes) -> bytes:
-    """A file whose last line ends, so that the next one does not run into it."""
-    return body if body.endswith(b"\n") or not body else body + b"\n"
 
 
 def _result_name(state: SessionState, test: str, kind: str) -> str:
     return f"{state.protocol}/{state.domain}/{state.session}.{test}_{kind}.csv"
 
 
-def _session_log(state: SessionState, events: list[StoredEvent]) -> dict[str, Any]:
+def _session_log(state: SessionState) -> dict[str, Any]:
     log: dict[str, Any] = {
         "created": {
             "time": [state.opened],

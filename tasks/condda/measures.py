@@ -56,18 +56,14 @@ def measured_tests(
 ) -> list[Measured]:
     """The tests of the tables sessions, session_measures and characterization, oldest first."""
     key = ["session_id", "test_id"]
-    parts = {
-        "metrics": measures.filter(form="corrected").select(*key, "metric", "name", "value"),
-        "discovered": discovered.select(
-            *key, pl.concat_str("part", pl.lit("_"), "metric").alias("name"), "value"
-        ).filter(pl.col("name").is_in([f"post_{name}" for name in DISCOVERED])),
-    }
     groups: dict[tuple, dict[str, Metric]] = {}
     shapes: dict[tuple, Metric] = {}
-    for session, test, metric, name, value in parts["metrics"].iter_rows():
+    corrected = measures.filter(form="corrected").select(*key, "metric", "name", "value")
+    for session, test, metric, name, value in corrected.iter_rows():
         groups.setdefault((session, test), {}).setdefault(metric, {})[name] = value
-    for session, test, name, value in parts["discovered"].iter_rows():
-        shapes.setdefault((session, test), {})[name] = value
+    after = discovered.filter(pl.col("metric").is_in(DISCOVERED), part="post")
+    for session, test, metric, value in after.select(*key, "metric", "value").iter_rows():
+        shapes.setdefault((session, test), {})[f"post_{metric}"] = value
     rows = sessions.sort("opened", *key).select(*key, "agent", "protocol", "domain", "red_light")
     return [
         Measured(
@@ -128,16 +124,15 @@ def lake_scoreboard(lake: Path, baseline: str) -> list[pl.DataFrame]:
     rows = scoreboard(measured_tests(*tables), baseline)
     if not rows:
         return []
-    sides = [
-        (row["agent"], row["protocol"], row["domain"], name, *(row[f"{name}_{s}"] for s in SIDES))
-        for name in MEANS
-        for row in rows
-        if any(row[f"{name}_{side}"] is not None for side in SIDES)
-    ]
-    schema: dict[str, Any] = dict.fromkeys(("agent", "protocol", "domain", "measure"), pl.String)
-    schema |= dict.fromkeys(("without red light", "with red light"), pl.Float64)
-    both = pl.DataFrame(sides, schema=schema, orient="row")
     board = pl.DataFrame(rows, infer_schema_length=None)
+    both = pl.concat(
+        board.select(
+            *("agent", "protocol", "domain", pl.lit(name).alias("measure")),
+            pl.col(f"{name}_system").cast(pl.Float64).alias("without red light"),
+            pl.col(f"{name}_given").cast(pl.Float64).alias("with red light"),
+        )
+        for name in MEANS
+    ).filter(~pl.all_horizontal(pl.col("^with.*$").is_null()))
     return [board.drop(f"{name}_{side}" for name in MEANS for side in SIDES), both]
 
 
@@ -163,18 +158,15 @@ def measure_test(
     A CONDDA test is measured as one of K + 1 classes by its characterization, whose discovered
     columns count as unknown. A reaction baseline posts no detection: it has its accuracy alone.
     """
-    kind = "classification" if "classification" in results else "characterization"
+    kind = class_kind(results)
     clusters = CHARACTERIZATION.empty().drop("session_id", "test_id")
-    if kind not in results:
+    if kind is None:
         return metrics.long_form({}, {}), clusters
     novel = (test.truth[test.domain.novel].to_numpy() != 0).astype(np.int64)
     chances = None
     if "detection" in results:
         chances = aligned(test, results["detection"], "detection")[:, 0]
-    columns = columns_of(test, results[kind])
-    if kind == "characterization":
-        results = results | {kind: as_wide_as_the_last(results[kind], columns)}
-    chosen = aligned(test, results[kind], kind)
+    chosen, columns = posted_classes(test, results[kind], kind)
     upstream: dict[str, Any] = {}
     size = round_size(test.metadata, test.test_id)
     if kind == "characterization":
@@ -198,25 +190,25 @@ def measure_test(
     return metrics.long_form(upstream, corrected), clusters
 
 
-def columns_of(test: TestFile, results: pl.DataFrame) -> Columns:
-    """Which columns of posted vectors are known classes, and where the unknown one is."""
-    known = count_known(test)
-    if results["values"].list.len().max() == known:
-        return Columns(known, "none")
-    return Columns(known, test.domain.unknown)
+def class_kind(results: Mapping[str, pl.DataFrame]) -> str | None:
+    """The type of results that tells classes; None where none was posted."""
+    return next((kind for kind in ("classification", "characterization") if kind in results), None)
 
 
-def as_wide_as_the_last(results: pl.DataFrame, columns: Columns) -> pl.DataFrame:
-    """Lines as wide as the widest: what was discovered later had probability 0 before."""
-    wide = pad_blocks(list(_blocks(results["values"])), columns)
-    return results.with_columns(pl.Series("values", wide.tolist(), pl.List(pl.Float64)))
+def posted_classes(test: TestFile, results: pl.DataFrame, kind: str) -> tuple[np.ndarray, Columns]:
+    """Vectors of a test's instances, and which of their columns are which classes.
 
-
-def _blocks(values: pl.Series) -> Iterator[np.ndarray]:
-    """Neighbouring lines of one width, as matrices."""
-    runs = pl.DataFrame({"values": values, "run": values.list.len().rle_id()})
-    for _, rows in runs.group_by("run", maintain_order=True):
-        yield matrix(rows["values"], "characterization")
+    Lines of characterization become as wide as the widest: what was discovered later had
+    probability 0 before, and stands before an unknown column that is the last.
+    """
+    known, widths = count_known(test), results["values"].list.len()
+    columns = Columns(known, "none" if widths.max() == known else test.domain.unknown)
+    if kind == "characterization":
+        runs = results.with_columns(run=pl.col("values").list.len().rle_id())
+        blocks = [matrix(run["values"], kind) for run in runs.partition_by("run")]
+        wide = pad_blocks(blocks, columns).tolist()
+        results = results.with_columns(values=pl.Series(wide, dtype=pl.List(pl.Float64)))
+    return aligned(test, results, kind), columns
 
 
 def evaluate_test(
@@ -279,8 +271,7 @@ def aligned(test: TestFile, results: pl.DataFrame, kind: str) -> np.ndarray:
     found = wanted.join(last, on="instance_id", how="left", maintain_order="left")
     lacking = found["round"].null_count()
     if lacking:
-        raise ProtocolRefusal(
-            500,
+        raise refused(
             "IncompleteResults",
             f"{kind} lacks {lacking} of the {len(test.ids)} instances of test {test.test_id}",
         )

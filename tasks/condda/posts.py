@@ -2,7 +2,7 @@
 
 A result file has no header; the instance id comes first, then values. `parse` reduces it to what is
 asked of its lines, `remember` to what later decisions need, so that a session can be rebuilt
-without its files; `results` gives all that was posted as a frame.
+without its files; `read_lines` gives all of it as a frame.
 
 Small files of plain numbers, which is what agents post, are read by hand; `read_cells` reads all.
 """
@@ -21,7 +21,6 @@ import polars as pl
 
 from tasks.condda.commands import Event, Limits, ProtocolRefusal, refused
 from tasks.condda.domains import Values
-from tasks.condda.store import EventStore
 from tasks.condda.test_files import CELL_EDGES, TestFile
 
 # A second value of detection above it calls the instance novel, as published.
@@ -241,17 +240,8 @@ RESULTS: dict[str, pl.DataType | type[pl.DataType]] = {
 }
 
 
-def posted_lines(
-    store: EventStore, session: str, test: str, kind: str, attempt: int, limits: Limits
-) -> pl.DataFrame:
-    """Lines of one type in the order of posting."""
-    found = store.load(session, bodies=True, kind="posted", test=test, type=kind, attempt=attempt)
-    return pl.concat(
-        [pl.DataFrame(schema=RESULTS), *(_lines(stored.event, limits) for stored in found)]
-    )
-
-
-def _lines(event: Event, limits: Limits) -> pl.DataFrame:
+def read_lines(event: Event, limits: Limits) -> pl.DataFrame:
+    """All lines of a posted file, as `RESULTS`."""
     assert event.body is not None
     ids, cells, numbers = read_cells(event.body, limits)
     numeric = numbers.list.eval(pl.element().is_not_null()).list.all()

@@ -245,16 +245,11 @@ def _resume(state: SessionState, command: commands.Resume, rules: Rules) -> Deci
 
 
 def _status(state: SessionState, command: commands.Status, rules: Rules) -> Decision:
-    names = dict.fromkeys((*state.tests, *state.progress))
     tests = {}
-    for name in names:
+    for name in dict.fromkeys((*state.tests, *state.progress)):
         progress = state.test(name)
-        tests[name] = {
-            "served": len(progress.served),
-            "posted": len(progress.posted),
-            "attempt": progress.attempt,
-            "completed": progress.completed,
-        }
+        counts = {"served": len(progress.served), "posted": len(progress.posted)}
+        tests[name] = {**counts, "attempt": progress.attempt, "completed": progress.completed}
     return Decision(
         answer={
             "session_id": state.session,
@@ -436,21 +431,13 @@ def give_feedback(state: SessionState, command: commands.Feedback, rules: Rules)
         raise refused("DetectionPostRequired", "post detection results before asking for feedback")
     if not asked.declared and (rules.strict or not kind.undeclared):
         return Decision(answer=b"")
-    told = asked.answer(asked.rows_asked() if command.ids else asked.rows_without_ids(), left)
+    rows = asked.rows_asked() if command.ids else asked.rows_without_ids()
+    text, count, score = asked.answer(rows, left)
     event = Event(
         *("feedback", rules.now, command.test, progress.attempt, current, command.type),
-        detail={"count": told.count, "score": told.score, "asked": len(command.ids)},
+        detail={"count": count, "score": score, "asked": len(command.ids)},
     )
-    return Decision((event,), told.text.encode())
-
-
-@dataclass(frozen=True)
-class _Told:
-    """Answer lines, what they cost of the round's budget, and what the score gains by asking."""
-
-    text: str
-    count: int
-    score: int = 0
+    return Decision((event,), text.encode())
 
 
 @dataclass(frozen=True)
@@ -510,12 +497,9 @@ class _Question:
 
     def rows_without_ids(self) -> list[int]:
         """Rows told of when no ids are asked."""
-        marks, wrong_only = self.marks, self.kind.wrong_only
-        return [
-            row
-            for row in self.last_rows()
-            if not wrong_only or marks[row] < 0 or not marks[row] & 1
-        ]
+        if not self.kind.wrong_only:
+            return self.last_rows()
+        return [row for row in self.last_rows() if self.marks[row] < 0 or not self.marks[row] & 1]
 
     def rows_asked(self) -> list[int]:
         """Rows of the ids that are asked and were seen in the session."""
@@ -523,12 +507,9 @@ class _Question:
         size = round_size(self.metadata, self.command.test)
 
         def seen(row: int) -> bool:
-            if row < 0:
-                return False
-            posted = not self.rules.strict and any(
-                row in marks for marks in self.posted.marks.values()
-            )
-            return row // size in self.posted.served or posted
+            marked = any(row in marks for marks in self.posted.marks.values())
+            in_round = row // size in self.posted.served
+            return row >= 0 and (in_round or (marked and not self.rules.strict))
 
         hidden = [name for name, row in zip(self.command.ids, asked, strict=True) if not seen(row)]
         if hidden and self.rules.strict:
@@ -537,20 +518,21 @@ class _Question:
             )
         return [row for row in asked if seen(row)]
 
-    def answer(self, rows: Sequence[int], left: int | None) -> _Told:
-        """Lines about `rows`, cut to the `left` ids of the budget."""
+    def answer(self, rows: Sequence[int], left: int | None) -> tuple[str, int, int]:
+        """Lines about `rows`, cut to the `left` ids of the budget; what they cost of it; what the
+        score gains by asking."""
         if self.kind.answer == "accuracy":
-            return _Told(f"accuracy,{self._accuracy()}\n", 1)
+            return f"accuracy,{self._accuracy()}\n", 1, 0
         if self.kind.answer == "points":
             gain = self._gain()
-            return _Told(f"current_score,{self.posted.score + gain}\n", 1, gain)
+            return f"current_score,{self.posted.score + gain}\n", 1, gain
         if self.kind.answer == "distance":
             last = self.last_rows()
             rows = [row for row in rows if row in last]
         rows = sorted(set(rows))[:left]
         values = zip(rows, self._values(rows), strict=True)
         lines = (f"{self.test.names[row]},{value}\n" for row, value in values)
-        return _Told("".join(lines), len(rows), -self.kind.points * len(rows))
+        return "".join(lines), len(rows), -self.kind.points * len(rows)
 
     def _gain(self) -> int:
         """Points of the last lines posted: one for a right flag, one for a right writer."""
@@ -576,10 +558,8 @@ class _Question:
             return [str(label if known is None else min(label, known)) for label in labels]
         # Older activity tests have no names: then nothing stands after the id, as published.
         present = [name for name in self.kind.columns if name in self.test.truth.columns]
-        told = self.test.truth.select("instance_id", *present)[rows]
-        return [
-            ",".join("" if cell is None else str(cell) for cell in row[1:]) for row in told.rows()
-        ]
+        cells = self.test.truth.select(present)[rows].rows() if present else [()] * len(rows)
+        return [",".join("" if cell is None else str(cell) for cell in row) for row in cells]
 
 
 _HANDLERS: dict[type, Callable[[SessionState, Any, Rules], Decision]] = {

@@ -9,11 +9,9 @@ One connection writes. Appends that come while a commit is under way wait for it
 one: one sync of the disk for all of them, each answered after it. Readers have connections of their
 own, which wait for no writer.
 
-Nothing is changed here, and nothing leaves but whole sessions that ended long ago (`retire`). They
-are in the other store, on the disk, before they are taken away here; what was killed in between is
-finished by the next run. Which tests their owners opened stays in `retired`: leaving gives no one
-another attempt. Two unique indexes make a doubled result impossible: the same file for the same
-test, attempt, round and type, and any second detection for a round.
+Nothing is changed here, and nothing leaves but whole sessions (`retention.py`), whose names stay in
+`retired`. Two unique indexes make a doubled result impossible: the same file for the same test,
+attempt, round and type, and any second detection for a round.
 """
 
 import hashlib
@@ -24,17 +22,14 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import cast
 
-from schemas.errors import ConfigError, LakeError
+from schemas.errors import LakeError
 from tasks.condda.commands import Event, Kind
 
 EVENTS = "events.sqlite"
 """The store's file in a state folder."""
-RETIRED = "retired"
-"""The state folder, inside a state folder, of sessions that have left it."""
 _SCHEMA = """
 create table if not exists events (
     id integer primary key autoincrement,
@@ -70,7 +65,6 @@ _INSERT = (
 )
 _FILTERS = {"kind", "test", "attempt", "round", "type"}
 _BUSY_SECONDS = 60.0
-_DAY_SECONDS = 86_400.0
 
 
 class Conflict(Exception):
@@ -291,56 +285,3 @@ class EventStore:
                 if self._connection.in_transaction:
                     self._connection.execute("rollback")
                 raise
-
-
-def retire(state: Path, days: float, now: datetime | None = None) -> list[str]:
-    """Move sessions that ended more than `days` ago; gives their ids."""
-    if days < 0:
-        raise ConfigError(f"sessions are kept for 0 days or more, not {days:g}")
-    if not (state / EVENTS).exists():
-        raise ConfigError(f"{state} is no state folder of a server: it has no {EVENTS}")
-    before = (now or datetime.now(UTC)) - timedelta(days=days)
-    with closing(EventStore(state / EVENTS)) as store:
-        sessions = [
-            stored.session
-            for stored in store.of_kinds(["terminated"])
-            if datetime.fromisoformat(stored.event.time) < before
-        ]
-        if sessions:
-            (state / RETIRED).mkdir(exist_ok=True)
-            with closing(EventStore(state / RETIRED / EVENTS)) as kept:
-                for session in sessions:
-                    _move(session, store, kept)
-    return sessions
-
-
-def _move(session: str, store: EventStore, kept: EventStore) -> None:
-    events = [stored.event for stored in store.load(session, bodies=True)]
-    try:
-        kept.append(session, 0, events)
-    except Conflict:
-        if [stored.event for stored in kept.load(session, bodies=True)] != events:
-            raise LakeError(
-                f"{kept.path} holds another session {session}; move that file away and try again"
-            ) from None
-    opened = events[0].detail
-    with store.writing() as connection:
-        connection.execute(
-            "insert into retired (session, owner, tests) values (?, ?, ?)",
-            (session, opened.get("owner", ""), json.dumps(opened["tests"])),
-        )
-        connection.execute("delete from events where session = ?", (session,))
-
-
-def retire_daily(state: Path, days: float, stopped: threading.Event) -> threading.Thread:
-    """The same now and every day, in a thread, until `stopped`."""
-
-    def work() -> None:
-        while True:
-            retire(state, days)
-            if stopped.wait(_DAY_SECONDS):
-                return
-
-    thread = threading.Thread(target=work, name="condda retention", daemon=True)
-    thread.start()
-    return thread

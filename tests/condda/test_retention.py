@@ -10,8 +10,9 @@ from flows.cli import main
 from schemas.errors import ConfigError, LakeError
 from tasks.condda.commands import CALLER, EVALUATION, Caller, OpenSession, ProtocolRefusal
 from tasks.condda.harness import Harness
+from tasks.condda.retention import RETIRED, retire
 from tasks.condda.server.serve import make_harness
-from tasks.condda.store import EVENTS, RETIRED, EventStore, retire
+from tasks.condda.store import EVENTS, EventStore
 from tests.condda.small import DOMAIN, IDS, TEST, detection, write_test
 
 NOW = datetime(2026, 5, 1, tzinfo=UTC)

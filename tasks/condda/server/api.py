@@ -206,21 +206,6 @@ def _open(harness: Harness, wanted: NewSession, session_id: str | None = None) -
     return harness.run(session_id, commands.OpenSession(wanted.test_ids, *named, *asked))
 
 
-def _put(harness: Harness, session_id: str, wanted: NewSession) -> bool:
-    """Open a session under an id of the client's choice; False if just this one was open."""
-    try:
-        _open(harness, wanted, session_id)
-    except Conflict:
-        found = _session(harness, session_id)
-        opened = {**found.model_dump(), "test_ids": list(found.tests)}
-        if wanted.model_dump() != {key: opened[key] for key in NewSession.model_fields}:
-            raise refused(
-                "SessionExists", "this id belongs to a session that was opened otherwise"
-            ) from None
-        return False
-    return True
-
-
 def _session(harness: Harness, session_id: str) -> Session:
     return Session(**harness.session_progress(session_id=session_id))
 
@@ -228,16 +213,14 @@ def _session(harness: Harness, session_id: str) -> Session:
 def api_router(harness: Harness) -> APIRouter:
     """Routes of /v1 over a harness with the policy `evaluation`."""
     described: dict[int | str, dict[str, Any]] = {
-        code: {"model": Problem, "description": text}
-        for code, text in (
-            (401, "No token"),
-            (403, "The operator does not allow it"),
-            (404, "No such session, test, round or type"),
-            (409, "Not now: out of order, done before otherwise, completed or ended"),
-            (413, "Too large"),
-            (422, "Not understood"),
-        )
+        401: {"description": "No token"},
+        403: {"description": "The operator does not allow it"},
+        404: {"description": "No such session, test, round or type"},
+        409: {"description": "Not now: out of order, done before otherwise, completed or ended"},
+        413: {"description": "Too large"},
+        422: {"description": "Not understood"},
     }
+    described = {code: {"model": Problem, **about} for code, about in described.items()}
     router = APIRouter(prefix=API, responses=described)
     _add_sessions(router, harness)
     _add_tests(router, harness)
@@ -276,7 +259,14 @@ def _add_sessions(router: APIRouter, harness: Harness) -> None:
         wanted: NewSession,
         response: Response,
     ) -> Session:
-        if not _put(harness, session_id, wanted):
+        try:
+            _open(harness, wanted, session_id)
+        except Conflict:
+            session = _session(harness, session_id)
+            opened = {**session.model_dump(), "test_ids": list(session.tests)}
+            if wanted.model_dump() != {key: opened[key] for key in NewSession.model_fields}:
+                said = "this id belongs to a session that was opened otherwise"
+                raise refused("SessionExists", said) from None
             response.status_code = 200
         return _session(harness, session_id)
 
@@ -407,11 +397,11 @@ def _add_media(router: APIRouter, harness: Harness) -> None:
 
     @router.get(place, tags=["media"], summary="Links to the media of served instances, in order")
     def links(session_id: SessionId, test_id: test) -> dict[str, Any]:
-        found = media.links(session_id, test_id)
+        answer = media.links(session_id, test_id)
         base = f"{API}{place.format(session_id=session_id, test_id=test_id)}"
-        for link in found["links"]:
+        for link in answer["links"]:
             link["url"] = f"{base}/{link.pop('path')}"
-        return found
+        return answer
 
     @router.get(
         place + "/{instance_id}",

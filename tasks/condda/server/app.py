@@ -52,7 +52,7 @@ _CHUNK_SECONDS = 60.0
 _BODY_SECONDS = 600.0
 _WORKERS = 32
 _log = logging.getLogger(__name__)
-_DEFECT = (500, "InternalError", "a defect of the server; see its log")
+_UNREADABLE = "a file of the server cannot be read or written; its log says which one and why"
 
 _REASONS = {
     403: "HintNotAllowed InvalidThreshold",
@@ -82,14 +82,11 @@ def make_app(harness: Harness, *, tokens: Sequence[Token] = ()) -> ASGIApp:
         redirect_slashes=False,
     )
     # A further part of the server is a router more: of agents below /v1, by the same harness.
-    evaluating = _evaluating(harness)
-    app.include_router(api_router(evaluating))
+    app.include_router(api_router(_evaluating(harness)))
     app.include_router(page_router(harness))
     app.include_router(docs_router(app.openapi))
-    app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(ProtocolRefusal, _refusal)
-    app.add_exception_handler(Exception, _defect)
+    for kind in (HTTPException, RequestValidationError, ProtocolRefusal, Exception):
+        app.add_exception_handler(kind, _refusal)
     return Guard(app, harness, tokens)
 
 
@@ -126,24 +123,36 @@ def error_response(
     return response
 
 
-def _protocol_refused(path: str, refusal: ProtocolRefusal) -> Response:
-    reason, message = refusal.reason, refusal.message
-    if reason in ("SourceError", "LakeError"):
-        # What is wrong with a file may be ground truth.
-        _log.error("%s", message)
-        message = "a file of the server cannot be read or written; its log says which one and why"
-    if _is_ours(path):
-        return error_response(path, _OUR_STATUS.get(reason, 422), reason, message)
-    return error_response(path, _WIRE_STATUS.get(reason, refusal.status), reason, message)
+def response_to(path: str, error: Exception, headers: Mapping[str, str] | None = None) -> Response:
+    """What is answered instead of an answer; a trace goes to the server's log only."""
+    match error:
+        case _Refused():
+            status, reason, message = error.args
+            return error_response(path, status, reason, message, {"connection": "close"})
+        case ProtocolRefusal(reason=reason, message=message):
+            if reason in ("SourceError", "LakeError"):
+                # What is wrong with a file may be ground truth.
+                _log.error("%s", message)
+                message = _UNREADABLE
+            ours, wire = _OUR_STATUS.get(reason, 422), _WIRE_STATUS.get(reason, error.status)
+            return error_response(path, ours if _is_ours(path) else wire, reason, message)
+        case RequestValidationError():
+            # What was sent is not sent back: it may be large, or no JSON (NaN).
+            wrong = [(".".join(map(str, one["loc"])), one["msg"]) for one in error.errors()[:5]]
+            message = "; ".join(f"{place}: {text}" for place, text in wrong)
+            return error_response(path, 422, "InvalidRequest", message)
+        case HTTPException(status_code=status, detail=message):
+            reason = {404: "NotFound", 405: "MethodNotAllowed"}.get(status, "InvalidRequest")
+            # The framework's 400 is a body that it cannot read.
+            status = 422 if status == 400 else status
+            return error_response(path, status, reason, str(message), headers)
+    return error_response(path, 500, "InternalError", "a defect of the server; see its log")
 
 
-async def _http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    # The framework's 400 is a body that it cannot read.
-    status = 422 if error.status_code == 400 else error.status_code
-    reason = {404: "NotFound", 405: "MethodNotAllowed"}.get(status, "InvalidRequest")
-    headers = {"allow": ", ".join(_methods(request))} if status == 405 else {}
-    return error_response(request.url.path, status, reason, str(error.detail), headers)
+async def _refusal(request: Request, error: Exception) -> Response:
+    wrong_method = isinstance(error, HTTPException) and error.status_code == 405
+    headers = {"allow": ", ".join(_methods(request))} if wrong_method else {}
+    return response_to(request.url.path, error, headers)
 
 
 def _methods(request: Request) -> list[str]:
@@ -154,26 +163,6 @@ def _methods(request: Request) -> list[str]:
         return any(route.matches(scope)[0] is Match.FULL for route in request.app.routes)
 
     return [method for method in ("DELETE", "GET", "POST", "PUT") if has(method)]
-
-
-async def _invalid(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    # What was sent is not sent back: it may be large, or no JSON (NaN).
-    places = [
-        f"{'.'.join(str(part) for part in wrong['loc'])}: {wrong['msg']}"
-        for wrong in error.errors()[:5]
-    ]
-    return error_response(request.url.path, 422, "InvalidRequest", "; ".join(places))
-
-
-async def _refusal(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ProtocolRefusal)
-    return _protocol_refused(request.url.path, error)
-
-
-async def _defect(request: Request, error: Exception) -> Response:
-    # The trace goes to the server's log, not to the client.
-    return error_response(request.url.path, *_DEFECT)
 
 
 class _Refused(Exception):
@@ -207,9 +196,8 @@ class Guard:
             caller, body = self._caller(headers, path), scope["state"].get(BODY)
             if body is None:
                 body = await self._body(headers, receive)
-        except _Refused as refusal:
-            status, reason, message = refusal.args
-            response = error_response(path, status, reason, message, {"connection": "close"})
+        except _Refused as error:
+            response = response_to(path, error)
         else:
             if body is None:
                 return  # the client has gone
@@ -234,11 +222,10 @@ class Guard:
         try:
             sent = read_sent(content_type, dict(reversed(pairs)), body)
             return handlers[scope["method"]](self.harness, sent)
-        except ProtocolRefusal as refusal:
-            return _protocol_refused(path, refusal)
-        except Exception:
-            _log.exception("a defect in the answer to %s", path)
-            return error_response(path, *_DEFECT)
+        except Exception as error:
+            if not isinstance(error, ProtocolRefusal):
+                _log.exception("a defect in the answer to %s", path)
+            return response_to(path, error)
 
     def _caller(self, headers: Headers, path: str) -> Caller:
         """Who asks, if it may."""
@@ -273,33 +260,26 @@ class Guard:
 
     async def _body(self, headers: Headers, receive: Receive) -> bytes | None:
         """The whole body; None if the client went away."""
-        chunks: list[bytes] = []
-        size = 0
+        body, size, more = bytearray(), 0, True
         declared = headers.get("content-length", "0")
         too_large = declared.isdigit() and int(declared) > self.body_bytes
-        more, end = True, asyncio.get_running_loop().time() + _BODY_SECONDS
-        while more:
-            try:
-                left = end - asyncio.get_running_loop().time()
-                message = await asyncio.wait_for(receive(), min(left, _CHUNK_SECONDS))
-            except TimeoutError:
-                raise _Refused(408, "Timeout", "the body took too long") from None
-            if message["type"] == "http.disconnect":
-                return None
-            chunk = message.get("body", b"")
-            size += len(chunk)
-            too_large = too_large or size > self.body_bytes
-            if too_large:
-                chunks.clear()
+        try:
+            async with asyncio.timeout(_BODY_SECONDS):
                 # A client reads the answer when it has sent all; twice the limit is enough.
-                if size > 2 * self.body_bytes:
-                    break
-            else:
-                chunks.append(chunk)
-            more = message.get("more_body", False)
+                while more and size <= 2 * self.body_bytes:
+                    message = await asyncio.wait_for(receive(), _CHUNK_SECONDS)
+                    if message["type"] == "http.disconnect":
+                        return None
+                    chunk, more = message.get("body", b""), message.get("more_body", False)
+                    size += len(chunk)
+                    too_large = too_large or size > self.body_bytes
+                    if not too_large:
+                        body += chunk
+        except TimeoutError:
+            raise _Refused(408, "Timeout", "the body took too long") from None
         if too_large:
             raise _Refused(413, "TooLarge", f"a request has at most {self.body_bytes} bytes")
-        return b"".join(chunks)
+        return bytes(body)
 
 
 @lru_cache(256)
@@ -310,14 +290,10 @@ def _host_name(host: str) -> str:
 
 def _replay(body: bytes, receive: Receive) -> Receive:
     """The body in one message, then whatever comes."""
-    given = False
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replayed() -> Message:
-        nonlocal given
-        if given:
-            return await receive()
-        given = True
-        return {"type": "http.request", "body": body, "more_body": False}
+        return messages.pop() if messages else await receive()
 
     return replayed
 
@@ -478,10 +454,9 @@ def open_session(harness: Harness, sent: Sent) -> Response:
     named = needed(settings, "protocol", "novelty_detector_version", "detection_threshold")
     if "test_ids" in settings:
         tests = settings["test_ids"]
+    elif (listed := sent.text("test_ids")) is None:
+        raise refused("MissingParamsError", "the request lacks test_ids")
     else:
-        listed = sent.text("test_ids")
-        if listed is None:
-            raise refused("MissingParamsError", "the request lacks test_ids")
         tests = [line.strip(CELL_EDGES + ",\r\t") for line in listed.split("\n") if line.strip()]
     session = harness.session_request(
         test_ids=tests,
@@ -519,14 +494,14 @@ def results(harness: Harness, sent: Sent) -> Response:
 
 
 def _post(harness: Harness, sent: Sent, about: dict[str, Any], types: Sequence[str]) -> None:
-    place = needed(about, "session_id", "test_id", "round_id")
+    session, test, number = needed(about, "session_id", "test_id", "round_id").values()
     files = {}
     for kind in types:
         body = sent.find(f"{kind}_file")
         if body is None:
             raise refused("MissingParamsError", f"the request lacks the file {kind[:80]}_file")
         files[kind] = body if isinstance(body, bytes) else check_text(body, kind).encode()
-    harness.post_results(result_files=files, **place)
+    harness.run(session, commands.Post(test, number, files))
 
 
 def feedback(harness: Harness, sent: Sent) -> Response:
@@ -536,55 +511,41 @@ def feedback(harness: Harness, sent: Sent) -> Response:
     number = sent.query.get("round_id", "last")
     if not harness.policy.strict and not number.isdecimal():
         number = "last"  # the public server only puts it into a file's name
-    about = {"feedback_ids": ids.split("|") if ids else None, "round_id": number}
-    return _feedback(harness, session, test, types.split("|"), about)
+    asked = {"feedback_ids": ids.split("|") if ids else None, "round_id": number}
+    return _feedback(harness, session, test, types.split("|"), number, asked)
 
 
 def results_feedback(harness: Harness, sent: Sent) -> Response:
     """POST /session/resultsfeedback: types and ids are JSON lists here."""
     about = sent.settings("test_identification") or {}
-    needed(about, "session_id", "test_id", "round_id", "result_types")
+    session, test, number, types = needed(
+        about, "session_id", "test_id", "round_id", "result_types"
+    ).values()
     kinds = check_texts(about.get("feedback_types", []), "feedback_types")
     ids = about.get("feedback_ids")
     ids = None if ids is None else check_texts(ids, "feedback_ids")
-    types = check_texts(about["result_types"], "result_types")
+    types = check_texts(types, "result_types")
     if not types:
         raise refused("MissingParamsError", "the request names no result type")
     _post(harness, sent, about, types)
     if not kinds:
         return _csv(b"")
     asked = {"feedback_ids": ids, "round_id": "last"}
-    return _feedback(
-        harness, about["session_id"], about["test_id"], kinds, asked, about["round_id"]
-    )
+    return _feedback(harness, session, test, kinds, number, asked)
 
 
 def _feedback(
-    harness: Harness,
-    session: str,
-    test: str,
-    kinds: Sequence[str],
-    asked: dict[str, Any],
-    number: Any = None,
+    harness: Harness, session: str, test: str, kinds: Sequence[str], number: Any, asked: Any
 ) -> Response:
     """Lines of one type as CSV; of several as multipart, one part each (docs/condda.md, rule 9)."""
-    told = {
-        kind: harness.get_feedback_request(
-            feedback_type=kind, test_id=test, session_id=session, **asked
-        )
-        for kind in kinds
-    }
+    place = {"session_id": session, "test_id": test, **asked}
+    answers = {kind: harness.get_feedback_request(feedback_type=kind, **place) for kind in kinds}
     if len(kinds) == 1:
-        return _csv(told[kinds[0]])
-    name = asked["round_id"] if number is None else number
+        return _csv(answers[kinds[0]])
     # What the harness took for a number is one; only then may it stand in a header.
-    name = "last" if name in ("", "last") else int(name)
-    body, content_type = encode_multipart_formdata(
-        {
-            kind: (f"{session}.{test}.{name}_{kind}.csv", lines, "text/csv")
-            for kind, lines in told.items()
-        }
-    )
+    name = f"{session}.{test}.{'last' if number in ('', 'last') else int(number)}"
+    parts = {kind: (f"{name}_{kind}.csv", lines, "text/csv") for kind, lines in answers.items()}
+    body, content_type = encode_multipart_formdata(parts)
     return Response(body, headers={"content-type": content_type})
 
 
