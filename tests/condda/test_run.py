@@ -110,7 +110,7 @@ def test_condda_with_and_without_the_red_light(world: World, agent: Agent, tmp_p
     for hint, run in runs.items():
         status = harness.session_progress(session_id=run.session_id)
         assert status["terminated"] and all(t["completed"] for t in status["tests"].values())
-        assert status["detector"] == "clustering-1"
+        assert status["detector"] == agent.detector
         assert status["hints"] == (["red_light"] if hint else [])
         for done, test in zip(run.tests, world.tests["CONDDA"], strict=True):
             truth = harness.library.load(test, "CONDDA", "novelty")

@@ -15,12 +15,16 @@ from storage.tables import current_version
 from tasks.condda.commands import Policy
 from tasks.condda.server.serve import make_harness, running
 from tasks.condda.test_files import TestLibrary
+from tasks.predictors import find_predictor
 from tasks.sample.condda import bad_condda_records, write_condda
 
 SESSION_TABLES = (
     *("rounds", "results", "feedback", "instances", "session_measures", "characterization"),
 )
 RUN_TABLES = ("predictions", "scores")
+CLUSTERING, THRESHOLD = (
+    f"{name}-{find_predictor(name).version}" for name in ("clustering", "threshold")
+)
 APART = (0.0, 0.0, 0.0)
 """Novel classes far from known ones, so that agents surely notice them."""
 FEW = {
@@ -79,7 +83,7 @@ def test_agents_notice_the_change_and_discover_classes(built):
         .agg(pl.col("value").mean())
     )
     scores = dict(found.iter_rows())
-    assert scores["clustering-1"] > 0.5 > scores["threshold-1"]
+    assert scores[CLUSTERING] > 0.5 > scores[THRESHOLD]
 
 
 def test_a_second_run_does_nothing(built, capsys):
@@ -143,7 +147,7 @@ def test_every_run_predicts_and_scores_each_instance_of_its_test(built):
 def test_predictions_are_the_posted_lines(built):
     """Column by column: unknown first in image tests, last in activity tests."""
     lake = built[0] / "lake"
-    sessions = table(lake, "sessions").filter(protocol="CONDDA", agent="clustering-1")
+    sessions = table(lake, "sessions").filter(protocol="CONDDA", agent=CLUSTERING)
     for domain, first in (("image_classification", True), ("activity_recognition", False)):
         session = sessions.filter(domain=domain, red_light=False).row(0, named=True)
         lines = table(lake, "results").filter(
@@ -224,7 +228,7 @@ def test_a_setting_a_seed_and_a_version_make_their_own_runs_only(built, tmp_path
     assert agent.changed == {"agent": rule}
     assert agent.settings["agent"]["change_settings"]["alarm_rows"] == 5000
     for kind in (Threshold, Martingale, Nearest):
-        monkeypatch.setattr(kind, "version", 2)
+        monkeypatch.setattr(kind, "version", kind.version + 1)
         assert keys(config) & plain == set()  # clustering has them all, too
         monkeypatch.undo()
 
@@ -305,17 +309,17 @@ def test_the_scoreboard_has_all_measures_and_both_ways_side_by_side(built):
     from tasks.condda.measures import lake_scoreboard
 
     program, sides = lake_scoreboard(built[0] / "lake", "threshold")
-    row = program.filter(agent="clustering-1", protocol="CONDDA", domain="image_classification")
+    row = program.filter(agent=CLUSTERING, protocol="CONDDA", domain="image_classification")
     alarms = ("M1", "M2", "M2.1", "no_cdt", "false_alarms", "nuisance_alarms")
     named = (*alarms, "M3", "M4", "M5", "M6_docs", "M6_balanced")
     # All sample tests change, so there is no false alarm to count.
     lacking = [name for name in named if row[name][0] is None]
     assert row.height == 1 and lacking == ["false_alarms", "nuisance_alarms"]
     stored = table(built[0] / "lake", "program").filter(
-        agent="clustering-1", protocol="CONDDA", domain="image_classification"
+        agent=CLUSTERING, protocol="CONDDA", domain="image_classification"
     )
     assert dict(stored.select("metric", "value").rows()) == row.select(named).row(0, named=True)
-    both = sides.filter(agent="clustering-1", protocol="CONDDA", domain="image_classification")
+    both = sides.filter(agent=CLUSTERING, protocol="CONDDA", domain="image_classification")
     assert set(both["measure"]) >= {"post_top1", "nmi", "discovery_accuracy", "column_stability"}
     assert both.null_count().sum_horizontal().item() == 0
 
@@ -355,7 +359,7 @@ def served(built, tmp_path_factory):
 def alike(lake, name: str) -> pl.DataFrame:
     """Rows of one agent without the red light, with ids of sessions left out."""
     sessions = table(lake, "sessions").filter(
-        (pl.col("agent") == "clustering-1") & ~pl.col("red_light")
+        (pl.col("agent") == CLUSTERING) & ~pl.col("red_light")
     )
     key = "run_id" if name in RUN_TABLES else "session_id"
     rows = table(lake, name).join(sessions.select(key), on=key, how="semi")
@@ -374,9 +378,9 @@ def test_sessions_of_a_server_are_imported_runs(built, served):
     lake = served[0] / "exported"
     runs, sessions = table(lake, "runs"), table(lake, "sessions")
     imported = runs.filter(origin="imported")
-    assert set(imported["model"]) == {"clustering-1"} and imported.height == sessions.height == 8
+    assert set(imported["model"]) == {CLUSTERING} and imported.height == sessions.height == 8
     assert set(sessions["run_id"]) == set(imported["run_id"])
-    areas = table(lake, "metrics").filter(metric="auroc", step=-1, model="clustering-1")
+    areas = table(lake, "metrics").filter(metric="auroc", step=-1, model=CLUSTERING)
     trained = table(built[0] / "lake", "metrics").filter(metric="auroc", step=-1)
     assert set(areas["value"]) <= set(trained["value"]) and areas.height == 8
     mirrored = table(served[0] / "lake", "sessions")["session_id"]
@@ -535,7 +539,7 @@ def test_an_agent_that_cannot_run_a_test_is_a_failed_run(built, tmp_path):
         build(built[1].model_copy(update=update))
     runs = table(tmp_path / "lake", "runs")
     assert set(runs.filter(state="failed")["model"]) == {"threshold"}
-    assert set(table(tmp_path / "lake", "sessions")["agent"]) == {"clustering-1"}
+    assert set(table(tmp_path / "lake", "sessions")["agent"]) == {CLUSTERING}
 
 
 def test_a_file_of_features_that_does_not_fit_is_quarantined(built, tmp_path, capsys):
