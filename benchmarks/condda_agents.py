@@ -30,9 +30,8 @@ from tasks.condda.agent import Agent, TestInfo, Training
 from tasks.condda.build import read_features
 from tasks.condda.characterization import characterize
 from tasks.condda.from_lake import tests_of_lake
-from tasks.condda.instances import features_file
 from tasks.condda.metrics import Columns
-from tasks.condda.test_files import TestLibrary
+from tasks.condda.test_files import TestLibrary, features_file
 from tasks.predictors import find_predictor
 
 BENCHMARKS = ("kowl", "novelcraft", "semantic", "threedos")

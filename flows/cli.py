@@ -984,7 +984,7 @@ def _list_drift(parsed: argparse.Namespace) -> None:
 
 def _serve(parsed: argparse.Namespace) -> None:
     from schemas.config import make_config
-    from tasks.condda.rules import PUBLISHED, Policy
+    from tasks.condda.commands import PUBLISHED, Policy
     from tasks.condda.server.serve import read_tokens, serve
 
     options = ("round_size", "feedback_max_ids", "attempts")

@@ -39,29 +39,25 @@ from storage.raw import RawFile, RawSource, open_raw
 from tasks import scores as score_files
 from tasks.condda.agent import AGENT_VERSION, Agent, AgentSettings, FeatureLookup, Training
 from tasks.condda.changes import find_change
+from tasks.condda.commands import Policy, ProtocolRefusal
 from tasks.condda.domains import DOMAINS, RED_LIGHT, domain_named
 from tasks.condda.export import (
     NO_TIME,
     P_UNKNOWN,
     SESSION_TABLES,
     describe_test,
+    example_ids,
+    instance_rows,
+    sample_frames,
     session_frames,
 )
 from tasks.condda.harness import Harness
-from tasks.condda.instances import (
-    example_ids,
-    features_file,
-    instance_rows,
-    protocol_name,
-    sample_frames,
-)
 from tasks.condda.measures import measured_tests, program_of
-from tasks.condda.mirror import Mirrored
-from tasks.condda.rules import Policy, ProtocolRefusal
 from tasks.condda.run import LOOP_VERSION, run_session
+from tasks.condda.server.client import Mirrored
 from tasks.condda.session import open_state
 from tasks.condda.store import EVENTS, EventStore
-from tasks.condda.test_files import METADATA, TRUTH, TestLibrary
+from tasks.condda.test_files import METADATA, TRUTH, TestLibrary, features_file, protocol_name
 from tasks.engine.stage import Build, Produced, Reject, Shard, stage
 from tasks.evaluation.protocols import plan_protocols, protocol_keys
 from tasks.evaluation.runs import run_id, run_mark, run_row
@@ -400,52 +396,45 @@ class Access(Settings):
 def run_agent(shard: Shard, settings: Access) -> Produced:
     """Lead one agent through one test, in this process or against a server, and measure it."""
     facts, root = RunFacts.model_validate(shard.about), Path(shard.source or "")
-    place, way = shard.read(TESTS.name).row(0, named=True), facts.settings["session"]
-    training, features = read_features(root, shard.files[-1], domain_named(place["domain"]).unknown)
+    test, way = shard.read(TESTS.name).row(0, named=True), facts.settings["session"]
+    training, features = read_features(root, shard.files[-1], domain_named(test["domain"]).unknown)
     kind = find_predictor(facts.model)
     predictor = kind(kind.resolve(None, facts.settings["predictor"]), device=settings.device)
     agent = Agent(predictor, AgentSettings(**facts.settings[AGENT]), facts.seed or 0)
     if shard.work is None:
         raise ValueError("a run needs a folder of work")
     shard.work.mkdir(parents=True, exist_ok=True)
-    store = EventStore(shard.work / EVENTS)
+    # The same run must give the same bytes: no clock, and an id out of what was run.
+    session = str(uuid.uuid5(uuid.NAMESPACE_URL, f"novelty:{run_id(facts)}"))
+    never = datetime.fromisoformat(NO_TIME).astimezone(UTC)
+    # What a remote agent would see: the red light if it is the condition, no count of classes.
+    condition = {name: way[name] for name in ("red_light", "detection_threshold")}
+    library, policy = TestLibrary(root), Policy(**condition)
     try:
         agent.fit(training)
-        library = TestLibrary(root)
-        # The same run must give the same bytes: no clock, and an id out of what was run.
-        session = str(uuid.uuid5(uuid.NAMESPACE_URL, f"novelty:{run_id(facts)}"))
-        never = datetime.fromisoformat(NO_TIME).astimezone(UTC)
-        # What a remote agent would see: the red light if it is the condition, no count of classes.
-        policy = Policy(red_light=way["red_light"], detection_threshold=way["detection_threshold"])
-        harness = Harness(library, store, policy, clock=lambda: never, new_id=lambda: session)
-        target: Any = harness
-        if way["url"]:
-            from tasks.condda.server.client import HttpHarness
+        with closing(EventStore(shard.work / EVENTS)) as store:
+            harness = Harness(library, store, policy, clock=lambda: never, new_id=lambda: session)
+            target: Any = harness
+            if way["url"]:
+                from tasks.condda.server.client import HttpHarness
 
-            target = Mirrored(HttpHarness(way["url"], token=settings.token), library, store)
-            harness = target.local
-        started = store.sessions()
-        found = run_session(
-            target,
-            [place["test_id"]],
-            agent,
-            features,
-            protocol=place["protocol"],
-            domain=place["domain"],
-            red_light=way["red_light"],
-            detection_threshold=way["detection_threshold"],
-            resume=started[0] if started else None,
-            journal=shard.work,
-        )
-        frames, rejects = session_frames(harness, found.session_id, place["test_id"], facts)
+                target = Mirrored(HttpHarness(way["url"], token=settings.token), library, store)
+                harness = target.local
+            run = run_session(
+                *(target, [test["test_id"]], agent, features),
+                protocol=test["protocol"],
+                domain=test["domain"],
+                **condition,
+                resume=next(iter(store.sessions()), None),
+                journal=shard.work,
+            )
+            frames, rejects = session_frames(harness, run.session_id, test["test_id"], facts)
     except ConfigError as error:
         raise TrainingError(f"{facts.model} cannot run {facts.protocol}: {error}") from error
     except ProtocolRefusal as refusal:
         raise SourceError(
             f"{shard.name}: the protocol refused the run: {refusal.reason}, {refusal.message}"
         ) from refusal
-    finally:
-        store.close()
     if way["url"]:
         # The server's own account of the session may be exported, too.
         mirrored = pl.format("{}/mirror", pl.col("session_id")).alias("session_id")

@@ -24,8 +24,8 @@ of several equally good ones is taken depends on the order in which columns and 
 in the test, never on column numbers. Ties in probability go to the earlier column.
 """
 
+from collections import Counter
 from collections.abc import Sequence
-from itertools import pairwise
 
 import numpy as np
 import polars as pl
@@ -47,7 +47,6 @@ MEASURES = {
     "novel_class": pl.Int64,
     "value": pl.Float64,
 }
-NOT_MATCHED = -1
 
 
 def characterize(
@@ -62,21 +61,29 @@ def characterize(
     truth = checked_labels(labels)
     require_same_rows(len(posted), len(truth))
     start = first_row(checked_flags(novel, len(posted))) - 1
-    chosen = posted.argmax(1)
-    matched = match_clusters(chosen, truth, columns, posted.shape[1])
-    rows: list[tuple[str, str, int | None, float | None]] = []
-    for part, kept in (("all", slice(None)), ("post", slice(start, None))):
-        found = _measures(chosen[kept], truth[kept], columns, posted.shape[1], matched)
-        rounds = None if round_size is None else np.arange(len(truth))[kept] // round_size
-        found["column_stability"] = _stability(
-            chosen[kept], truth[kept], rounds, columns, posted.shape[1]
+    chosen, width = posted.argmax(1), posted.shape[1]
+    matched = match_clusters(chosen, truth, columns, width)
+    rows = pl.DataFrame(
+        {
+            "label": truth,
+            "chosen": chosen,
+            "match": pl.Series([matched.get(label) for label in truth.tolist()], dtype=pl.Int64),
+            "novel": ~columns.is_known(truth),
+            "known": columns.is_known(chosen),
+            "discovered": _is_discovered(chosen, columns, width),
+        }
+    ).with_row_index("row")
+    measures: list[tuple[str, str, int | None, float | None]] = []
+    for part, kept in (("all", rows), ("post", rows[start:])):
+        values = (
+            _agreement(kept) | _accuracy(kept) | {"column_stability": _stability(kept, round_size)}
         )
-        rows += [(part, metric, None, value) for metric, value in found.items()]
-    rows += [
-        ("all", "discovery_delay", label, _delay(chosen, truth, label, column))
-        for label, column in matched.items()
-    ]
-    return pl.DataFrame(rows, schema=MEASURES, orient="row")
+        measures += [(part, metric, None, value) for metric, value in values.items()]
+    for label, column in matched.items():
+        since = chosen[(truth == label).argmax() :]
+        delay = None if column is None else int((since == column).argmax())
+        measures.append(("all", "discovery_delay", label, delay))
+    return pl.DataFrame(measures, schema=MEASURES, orient="row")
 
 
 def pad_blocks(blocks: NDArray | Sequence[NDArray], columns: Columns) -> NDArray[np.float64]:
@@ -91,7 +98,13 @@ def pad_blocks(blocks: NDArray | Sequence[NDArray], columns: Columns) -> NDArray
         raise RecordError("characterization", "there is no block of characterization to measure")
     checked = [checked_probabilities(block) for block in blocks]
     clusters = max(columns.discovered(block.shape[1]) for block in checked)
-    return np.concatenate([_padded(block, columns, clusters) for block in checked])
+    padded = []
+    for block in checked:
+        width = block.shape[1]
+        missing = np.zeros((len(block), clusters - columns.discovered(width)))
+        end = width - 1 if columns.unknown == "last" else width
+        padded.append(np.hstack([block[:, :end], missing, block[:, end:]]))
+    return np.concatenate(padded)
 
 
 def match_clusters(
@@ -103,43 +116,36 @@ def match_clusters(
     """
     from scipy.optimize import linear_sum_assignment
 
-    is_novel = ~columns.is_known(labels)
-    classes = _by_first_use(labels[is_novel])
-    clusters = _by_first_use(chosen[_is_discovered(chosen, columns, width)])
-    inside = is_novel & np.isin(chosen, clusters)
-    table = np.zeros((classes.size, clusters.size), np.int64)
-    np.add.at(table, (_place(labels[inside], classes), _place(chosen[inside], clusters)), 1)
-    matched: dict[int, int | None] = dict.fromkeys(sorted(classes.tolist()))
+    classes = list(dict.fromkeys(labels[~columns.is_known(labels)].tolist()))
+    clusters = list(dict.fromkeys(chosen[_is_discovered(chosen, columns, width)].tolist()))
+    table = np.zeros((len(classes), len(clusters)), np.int64)
+    for row, label in enumerate(classes):
+        counts = Counter(chosen[labels == label].tolist())
+        table[row] = [counts[column] for column in clusters]
+    matched: dict[int, int | None] = dict.fromkeys(sorted(classes))
     for row, column in zip(*linear_sum_assignment(table, maximize=True), strict=True):
         if table[row, column]:
-            matched[int(classes[row])] = int(clusters[column])
+            matched[classes[row]] = clusters[column]
     return matched
 
 
-def _measures(
-    chosen: NDArray[np.int64],
-    labels: NDArray[np.int64],
-    columns: Columns,
-    width: int,
-    matched: dict[int, int | None],
-) -> dict[str, float | None]:
-    """Every measure of one part that is not per class; null without rows."""
-    is_novel = ~columns.is_known(labels)
-    discovered = _is_discovered(chosen, columns, width)
-    own = chosen == labels
-    in_match = is_novel & (chosen == _matched_column(labels, matched))
-    not_known = ~columns.is_known(chosen)
-    found = _agreement(chosen, labels)
-    found["discovery_accuracy"] = _share(in_match[is_novel])
-    found["full_accuracy"] = _share(np.where(is_novel, in_match, own))
-    found["k_plus_1_accuracy"] = _share(np.where(is_novel, not_known, own))
-    found["clusters_used"] = np.unique(chosen[discovered]).size
-    found["novel_classes"] = np.unique(labels[is_novel]).size
-    found["rows"] = labels.size
-    return found
+def _accuracy(rows: pl.DataFrame) -> dict[str, float | None]:
+    """How many of the rows are right, and what there is in them; null without rows."""
+    label, chosen, novel = pl.col("label"), pl.col("chosen"), pl.col("novel")
+    in_match = chosen.eq_missing(pl.col("match"))
+    right = pl.when(novel)
+    return rows.select(
+        discovery_accuracy=in_match.filter(novel).mean(),
+        full_accuracy=right.then(in_match).otherwise(chosen == label).mean(),
+        k_plus_1_accuracy=right.then(~pl.col("known")).otherwise(chosen == label).mean(),
+        clusters_used=chosen.filter("discovered").n_unique(),
+        novel_classes=label.filter(novel).n_unique(),
+        rows=pl.len(),
+    ).row(0, named=True)
 
 
-def _agreement(chosen: NDArray[np.int64], labels: NDArray[np.int64]) -> dict[str, float | None]:
+def _agreement(rows: pl.DataFrame) -> dict[str, float | None]:
+    """How alike chosen columns and labels are."""
     from sklearn.metrics import (
         adjusted_rand_score,
         homogeneity_completeness_v_measure,
@@ -147,6 +153,7 @@ def _agreement(chosen: NDArray[np.int64], labels: NDArray[np.int64]) -> dict[str
     )
     from sklearn.metrics.cluster import contingency_matrix
 
+    labels, chosen = rows["label"].to_numpy(), rows["chosen"].to_numpy()
     if labels.size == 0:
         return dict.fromkeys(("nmi", "ari", "homogeneity", "completeness", "purity"))
     homogeneity, completeness, _ = homogeneity_completeness_v_measure(labels, chosen)
@@ -160,64 +167,20 @@ def _agreement(chosen: NDArray[np.int64], labels: NDArray[np.int64]) -> dict[str
     }
 
 
-def _stability(
-    chosen: NDArray[np.int64],
-    labels: NDArray[np.int64],
-    rounds: NDArray[np.int64] | None,
-    columns: Columns,
-    width: int,
-) -> float | None:
-    if rounds is None:
+def _stability(rows: pl.DataFrame, round_size: int | None) -> float | None:
+    """Share of neighbouring rounds in which most rows of a class are in the same column."""
+    if round_size is None:
         return None
-    kept = ~columns.is_known(labels) & _is_discovered(chosen, columns, width)
-    same = []
-    for label in np.unique(labels[kept]):
-        mine = kept & (labels == label)
-        most = [np.bincount(chosen[mine & (rounds == r)]).argmax() for r in np.unique(rounds[mine])]
-        same += [before == after for before, after in pairwise(most)]
-    return float(np.mean(same)) if same else None
-
-
-def _delay(
-    chosen: NDArray[np.int64], labels: NDArray[np.int64], label: int, column: int | None
-) -> int | None:
-    if column is None:
-        return None
-    start = int((labels == label).argmax())
-    return int((chosen[start:] == column).argmax())
-
-
-def _padded(block: NDArray[np.float64], columns: Columns, clusters: int) -> NDArray[np.float64]:
-    width = block.shape[1]
-    missing = np.zeros((len(block), clusters - columns.discovered(width)))
-    end = width - 1 if columns.unknown == "last" else width
-    return np.hstack([block[:, :end], missing, block[:, end:]])
+    most = (
+        rows.filter("novel", "discovered")
+        .group_by("label", round=pl.col("row") // round_size)
+        .agg(pl.col("chosen").mode().min())
+        .sort("label", "round")
+    )
+    before = pl.col("chosen").shift().over("label")
+    return most.select((pl.col("chosen") == before).mean()).item()
 
 
 def _is_discovered(chosen: NDArray, columns: Columns, width: int) -> NDArray[np.bool_]:
     unknown = columns.unknown_column(width)
     return ~columns.is_known(chosen) & (chosen != (-1 if unknown is None else unknown))
-
-
-def _matched_column(labels: NDArray[np.int64], matched: dict[int, int | None]) -> NDArray[np.int64]:
-    """The matched column of each row's class; -1 for known classes and classes without one."""
-    pairs = [(label, column) for label, column in matched.items() if column is not None]
-    result = np.full(labels.size, NOT_MATCHED)
-    for label, column in pairs:
-        result[labels == label] = column
-    return result
-
-
-def _by_first_use(values: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The distinct values in the order in which they first occur."""
-    distinct, first = np.unique(values, return_index=True)
-    return distinct[np.argsort(first)]
-
-
-def _place(values: NDArray[np.int64], among: NDArray[np.int64]) -> NDArray[np.intp]:
-    order = np.argsort(among)
-    return order[np.searchsorted(among, values, sorter=order)]
-
-
-def _share(right: NDArray[np.bool_]) -> float | None:
-    return float(right.mean()) if right.size else None

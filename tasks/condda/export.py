@@ -1,11 +1,13 @@
-"""Tests of sessions as frames for the lake: what happened, what was predicted, what was measured.
+"""Tests and sessions as frames for the lake: what there is, what happened, what was measured.
 
-Enters: a harness over tests and a store. Leaves: frames of `schemas.condda` and, of a completed
-test, a run with `predictions` and `scores`, one test of one session at a time, so that an export
-costs what is new: a test that has not changed since is not read again.
+Enters: a test file and, where there are, its training examples; or a harness over tests and a
+store. Leaves: rows of `samples` and `splits`; frames of `schemas.condda`; of a completed test, a
+run with `predictions` and `scores`, one test of one session at a time, so that an export costs what
+is new: a test that has not changed since is not read again. The truth is for those who measure;
+nothing of it is served to an agent.
 """
 
-from collections import defaultdict
+import hashlib
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -25,19 +27,106 @@ from schemas.condda import (
 from schemas.errors import NoveltyError, RecordError
 from schemas.runs import RunFacts
 from schemas.table import Table
-from schemas.tables import PLAIN, PREDICTIONS, RUNS, SCORES
+from schemas.tables import PLAIN, PREDICTIONS, RUNS, SAMPLES, SCORES, SPLITS
+from tasks.condda.agent import FeatureLookup, Training
+from tasks.condda.commands import Event
 from tasks.condda.domains import RED_LIGHT
-from tasks.condda.evaluation import aligned
 from tasks.condda.harness import Harness
-from tasks.condda.instances import class_text, count_known, instance_rows
-from tasks.condda.lookup import round_count, round_size
-from tasks.condda.measures import as_wide_as_the_last, columns_of, measure_test
+from tasks.condda.measures import class_kind, measure_test, posted_classes
 from tasks.condda.metrics import Columns
-from tasks.condda.session import Event, SessionState
-from tasks.condda.test_files import TestFile
+from tasks.condda.session import SessionState, count_known, round_count, round_size
+from tasks.condda.test_files import TRUTH, TestFile, features_file
 from tasks.engine.stage import Reject
 from tasks.evaluation.runs import run_id, run_row
 from tasks.evaluation.stages import ScoreChoice
+
+EXAMPLE = "example"
+
+
+def class_text(test: TestFile, label: int) -> str:
+    """The class of a label: its name where the metadata has names, else the label itself."""
+    place = label - test.domain.first_label
+    known = test.metadata.get("known_class_names")
+    if isinstance(known, list) and 0 <= place < len(known):
+        return str(known[place])
+    novel = test.metadata.get("novel_class_names")
+    if isinstance(novel, dict) and str(label) in novel:
+        return str(novel[str(label)])
+    return str(label)
+
+
+def instance_rows(test: TestFile) -> pl.DataFrame:
+    """sample_id, position, step, class, label and role of each instance, in the test's order.
+
+    An instance is novel where the truth says so of the instance; a domain whose truth tells only
+    whether the world has changed says so by the class, which is then not among the known ones.
+    """
+    place = test.labels - test.domain.first_label
+    is_known = (place >= 0) & (place < count_known(test))
+    novel = ~is_known
+    if test.domain.novel != test.domain.changed:
+        novel = test.truth[test.domain.novel].to_numpy() != 0
+    position = np.arange(len(test.names), dtype=np.int32)
+    texts = {label: class_text(test, label) for label in np.unique(test.labels).tolist()}
+    return pl.DataFrame(
+        {
+            "sample_id": [f"{test.name}/{name}" for name in test.names],
+            "position": position,
+            "step": position // round_size(test.metadata, test.test_id),
+            "class": [texts[label] for label in test.labels.tolist()],
+            "label": pl.Series(np.where(is_known & ~novel, place, -1), dtype=pl.Int32),
+            "role": np.where(novel, "novel", "known").astype(np.str_).tolist(),
+        },
+        schema_overrides={"class": pl.String, "sample_id": pl.String, "role": pl.String},
+    ).with_columns(pl.col("label").replace(-1, None))
+
+
+def example_ids(test: TestFile, count: int) -> list[str]:
+    """Sample ids of the training examples of a test."""
+    return [f"{test.name}/{EXAMPLE}/{number:08d}" for number in range(count)]
+
+
+def sample_frames(
+    test: TestFile, given: tuple[Training, FeatureLookup] | None
+) -> dict[str, pl.DataFrame]:
+    """`samples` and `splits` of the instances and, where there are features, of the examples."""
+    digests = [None] * len(test.names) if given is None else row_digests(given[1].of(test.names))
+    rows = instance_rows(test).with_columns(
+        split=pl.lit("test"),
+        sequence=pl.lit(test.name),
+        source=pl.lit(f"{test.name}{TRUTH}"),
+        digest=pl.Series(digests, dtype=pl.String),
+    )
+    if given is not None:
+        training, shift = given[0], test.domain.first_label
+        examples = pl.DataFrame(
+            {
+                "sample_id": example_ids(test, len(training.labels)),
+                "class": [class_text(test, label + shift) for label in training.labels.tolist()],
+                "label": pl.Series(training.labels, dtype=pl.Int32),
+                "digest": row_digests(training.features),
+            }
+        ).with_columns(
+            step=pl.lit(0, pl.Int32),
+            role=pl.lit("known"),
+            split=pl.lit("train"),
+            source=pl.lit(features_file(test.test_id)),
+        )
+        rows = pl.concat([rows, examples], how="diagonal")
+    rows = rows.with_columns(
+        modality=pl.lit("features"),
+        protocol=pl.lit(test.name),
+        subset=pl.lit(None, pl.String),
+    )
+    tables = (SAMPLES, SPLITS)
+    return {table.name: table.conform(rows.select(*table.polars_schema)) for table in tables}
+
+
+def row_digests(features: np.ndarray) -> list[str]:
+    """A digest of each row as an agent gets it."""
+    kind = features.dtype.str.encode()
+    return [hashlib.sha256(kind + row.tobytes()).hexdigest()[:32] for row in features]
+
 
 SESSION_TABLES = (
     *(SESSIONS, RUNS, PREDICTIONS, SCORES),
@@ -90,7 +179,7 @@ def session_frames(
     completed test is a run if it has `facts`; one that cannot be measured is a failed run.
     """
     events = [stored.event for stored in harness.store.load(session, test=test)]
-    with harness.states.get(session) as state:
+    with harness.state(session) as state:
         completed = test in state.finished
         run = facts if completed else None
         about = _session(state, test, None if run is None else run_id(run))
@@ -107,8 +196,8 @@ def session_frames(
             frames[table.name] = table.conform(rows.select(*of, pl.all()))
 
     put(SESSIONS, pl.DataFrame([about]))
-    put(ROUNDS, pl.DataFrame(_rounds(events)))
-    put(FEEDBACK, pl.DataFrame(_feedback(events)))
+    put(ROUNDS, _rounds(events))
+    put(FEEDBACK, _feedback(events))
     if results:
         put(RESULTS, pl.concat(_lines(*posted) for posted in results.items()))
     if completed:
@@ -155,14 +244,10 @@ def prediction_frames(
     The likeliest column is the prediction, the first of equals. P(unknown) is what the unknown and
     the discovered columns have together; lines without such columns have no score.
     """
-    kind = "classification" if "classification" in results else "characterization"
-    if kind not in results:
+    kind = class_kind(results)
+    if kind is None:
         raise RecordError("no_classes", f"no classes were posted for test {test.test_id}")
-    columns = columns_of(test, results[kind])
-    posted = results[kind]
-    if kind == "characterization":
-        posted = as_wide_as_the_last(posted, columns)
-    chances = aligned(test, posted, kind)
+    chances, columns = posted_classes(test, results[kind], kind)
     if not np.isfinite(chances).all():
         raise RecordError("not_finite", f"{kind} of {test.test_id} is not all finite")
     width = chances.shape[1]
@@ -198,16 +283,11 @@ def prediction_frames(
 
 def _column_names(test: TestFile, columns: Columns, width: int) -> list[str]:
     """What each column of posted lines stands for; discovered ones are `unknown_0`, ..."""
-    unknown, discovered = columns.unknown_column(width), 0
-    names = []
-    for column in range(width):
-        if columns.is_known(np.array(column)):
-            names.append(class_text(test, column))
-        elif column == unknown:
-            names.append(UNKNOWN)
-        else:
-            names.append(f"{UNKNOWN}_{discovered}")
-            discovered += 1
+    unknown, known = columns.unknown_column(width), columns.is_known(np.arange(width))
+    names = [class_text(test, column) if known[column] else UNKNOWN for column in range(width)]
+    discovered = [column for column in np.flatnonzero(~known) if column != unknown]
+    for number, column in enumerate(discovered):
+        names[column] = f"{UNKNOWN}_{number}"
     return names
 
 
@@ -228,33 +308,33 @@ def _session(state: SessionState, test: str, run: str | None) -> dict[str, Any]:
     }
 
 
-def _rounds(events: Sequence[Event]) -> list[dict[str, Any]]:
-    rounds: dict[tuple[int, int], dict[str, Any]] = defaultdict(
-        lambda: {"served": 0, "posted": set(), "result_lines": 0, "feedback_ids": 0}
+def _rounds(events: Sequence[Event]) -> pl.DataFrame:
+    kind, facts = pl.col("kind"), ("attempt", "round", "kind", "type", "lines", "ids")
+    rows = [
+        (
+            *(event.attempt, event.round, event.kind, event.type),
+            *(len(event.detail.get("rows", ())), event.detail.get("count", 0)),
+        )
+        for event in events
+        if event.round is not None
+    ]
+    types = pl.col("type").filter(kind == "posted").unique().sort()
+    return (
+        pl.DataFrame(rows, facts, orient="row")
+        .group_by("attempt", "round", maintain_order=True)
+        .agg(
+            (kind == "served").sum().alias("served"),
+            types.str.join(" ").alias("posted"),
+            pl.col("lines").sum().alias("result_lines"),
+            pl.col("ids").sum().alias("feedback_ids"),
+        )
     )
-    for event in events:
-        if event.round is None:
-            continue
-        entry = rounds[event.attempt, event.round]
-        if event.kind == "served":
-            entry["served"] += 1
-        elif event.kind == "posted":
-            entry["posted"].add(event.type)
-            entry["result_lines"] += len(event.detail["rows"])
-        elif event.kind == "feedback":
-            entry["feedback_ids"] += event.detail["count"]
-    return [
-        {"attempt": attempt, "round": number, **entry, "posted": " ".join(sorted(entry["posted"]))}
-        for (attempt, number), entry in rounds.items()
-    ]
 
 
-def _feedback(events: Sequence[Event]) -> list[dict[str, Any]]:
+def _feedback(events: Sequence[Event]) -> pl.DataFrame:
     asked = [event for event in events if event.kind == "feedback"]
-    return [
-        {"number": number, "round": event.round, "type": event.type, "ids": event.detail["count"]}
-        for number, event in enumerate(asked)
-    ]
+    rows = [(event.round, event.type, event.detail["count"]) for event in asked]
+    return pl.DataFrame(rows, ("round", "type", "ids"), orient="row").with_row_index("number")
 
 
 def _lines(kind: str, rows: pl.DataFrame) -> pl.DataFrame:

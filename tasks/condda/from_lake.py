@@ -17,10 +17,10 @@ from schemas.tables import PLAIN
 from storage.atomic import write_bytes
 from storage.tables import current_version
 from tasks.condda.agent import FeatureLookup, training_examples
-from tasks.condda.instances import features_file
 from tasks.condda.make_tests import LABELLED, PlannedTest, Pool, planned
 from tasks.condda.media import MediaWriter
 from tasks.condda.scenarios import scenarios_named
+from tasks.condda.test_files import features_file
 
 # Frames of an episode are alike: so many, evenly spread, are examples enough of a class.
 EXAMPLES_PER_CLASS = 200

@@ -23,7 +23,7 @@ import io
 import json
 import logging
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -129,6 +129,8 @@ class Plan:
         self.known_ids = labelled.filter(pl.col("label") > 0)
         groups = labelled.filter(pl.col("label") < 0).partition_by("label", as_dict=True)
         self.novel_ids = {int(key[0]): rows["sample_id"] for key, rows in groups.items()}
+        mix = settings.novelty_mix
+        self.mixes = MIXES if mix is None else (mix, mix)
         self.splits = ", ".join(settings.splits or ("test",))
         self.scenarios = self._scenarios()
         self.rows = settings.rows or self._fitting_rows(*self.scenarios)
@@ -194,20 +196,16 @@ class Plan:
             if shortage := self._shortage(scenario, self.rows):
                 raise ConfigError(shortage)
 
-    def _mixes(self) -> tuple[float, float]:
-        mix = self.settings.novelty_mix
-        return MIXES if mix is None else (mix, mix)
-
     def _needed(self, scenario: Scenario, rows: int, classes: int) -> int:
         """Samples of one of so many novel classes that a test may need at most."""
         return scenario.of_one_class(self._most_novel(rows), classes)
 
     def _most_novel(self, rows: int) -> int:
         """Rows that may be novel at most, or be shown in another view."""
-        return max(1, round((rows - self.settings.change_rows(rows)[0]) * self._mixes()[1]))
+        return max(1, round((rows - self.settings.change_rows(rows)[0]) * self.mixes[1]))
 
     def _least_novel(self, rows: int) -> int:
-        return max(1, round((rows - self.settings.change_rows(rows)[1]) * self._mixes()[0]))
+        return max(1, round((rows - self.settings.change_rows(rows)[1]) * self.mixes[0]))
 
     def _eligible(self, scenario: Scenario, needed: int) -> list[int]:
         """Labels of novel classes that the scenario may draw, and that have enough samples."""
@@ -394,9 +392,11 @@ class Plan:
                     write_bytes(folder / f"{name}{METADATA}", text.encode())
                 rows.append(_described(test))
                 advance(1)
-        others = [name for name in _listed_ids(folder) if name not in set(self.test_ids)]
-        ids = "".join(f"{name}\n" for name in (*others, *self.test_ids))
-        write_bytes(folder / "test_ids.csv", ids.encode())
+        path = folder / "test_ids.csv"
+        listed, made = path.read_text().split() if path.is_file() else [], self.test_ids
+        # Tests of other groups come first.
+        names = [*(name for name in listed if name not in made), *made]
+        write_bytes(path, "".join(f"{name}\n" for name in names).encode())
         return pl.DataFrame(rows, schema=MADE)
 
 
@@ -480,13 +480,6 @@ def _csv(truth: pl.DataFrame) -> bytes:
     lines = csv.writer(text, quotechar=NOVELTY.quotechar, lineterminator="\n")
     lines.writerows([truth.columns, *truth.rows()])
     return text.getvalue().encode()
-
-
-def _listed_ids(folder: Path) -> Iterator[str]:
-    """Tests of other groups that the folder lists."""
-    path = folder / "test_ids.csv"
-    if path.is_file():
-        yield from path.read_text().split()
 
 
 def _described(test: PlannedTest) -> dict[str, Any]:

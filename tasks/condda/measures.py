@@ -1,12 +1,14 @@
 """Measures of completed tests: one at a time, and of each agent over all of its tests.
 
-Enters: a test and its posted lines, by type. Leaves: both forms of the metrics and the measures of
-discovered classes (CONDDA rules 11 to 14), program metrics, and the scoreboard, which has agents
-with and without the red light side by side. Tables, server and command line all show these.
+Enters: a test and its posted lines, by type. Leaves: the public server's metrics (CONDDA rule 11);
+both forms of the metrics and the measures of discovered classes (rules 12 to 14); program metrics,
+and the scoreboard, which has agents with and without the red light side by side. Tables, server and
+command line all show these. Lines are brought into the order of the test by instance id; of several
+for one instance the last counts.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,10 +21,10 @@ from schemas.errors import NoveltyError
 from storage.tables import current_version
 from tasks.condda import metrics, metrics_upstream
 from tasks.condda.characterization import characterize, pad_blocks
-from tasks.condda.evaluation import aligned, matrix
-from tasks.condda.instances import count_known
-from tasks.condda.lookup import round_size
+from tasks.condda.commands import ProtocolRefusal, refused
 from tasks.condda.metrics import Columns, Metric, Trial, program_metrics
+from tasks.condda.metrics_upstream import THRESHOLDS
+from tasks.condda.session import count_known, round_size
 from tasks.condda.test_files import TestFile
 
 DISCOVERED = ("nmi", "discovery_accuracy", "k_plus_1_accuracy", "column_stability", "clusters_used")
@@ -54,18 +56,14 @@ def measured_tests(
 ) -> list[Measured]:
     """The tests of the tables sessions, session_measures and characterization, oldest first."""
     key = ["session_id", "test_id"]
-    parts = {
-        "metrics": measures.filter(form="corrected").select(*key, "metric", "name", "value"),
-        "discovered": discovered.select(
-            *key, pl.concat_str("part", pl.lit("_"), "metric").alias("name"), "value"
-        ).filter(pl.col("name").is_in([f"post_{name}" for name in DISCOVERED])),
-    }
     groups: dict[tuple, dict[str, Metric]] = {}
     shapes: dict[tuple, Metric] = {}
-    for session, test, metric, name, value in parts["metrics"].iter_rows():
+    corrected = measures.filter(form="corrected").select(*key, "metric", "name", "value")
+    for session, test, metric, name, value in corrected.iter_rows():
         groups.setdefault((session, test), {}).setdefault(metric, {})[name] = value
-    for session, test, name, value in parts["discovered"].iter_rows():
-        shapes.setdefault((session, test), {})[name] = value
+    after = discovered.filter(pl.col("metric").is_in(DISCOVERED), part="post")
+    for session, test, metric, value in after.select(*key, "metric", "value").iter_rows():
+        shapes.setdefault((session, test), {})[f"post_{metric}"] = value
     rows = sessions.sort("opened", *key).select(*key, "agent", "protocol", "domain", "red_light")
     return [
         Measured(
@@ -126,16 +124,15 @@ def lake_scoreboard(lake: Path, baseline: str) -> list[pl.DataFrame]:
     rows = scoreboard(measured_tests(*tables), baseline)
     if not rows:
         return []
-    sides = [
-        (row["agent"], row["protocol"], row["domain"], name, *(row[f"{name}_{s}"] for s in SIDES))
-        for name in MEANS
-        for row in rows
-        if any(row[f"{name}_{side}"] is not None for side in SIDES)
-    ]
-    schema: dict[str, Any] = dict.fromkeys(("agent", "protocol", "domain", "measure"), pl.String)
-    schema |= dict.fromkeys(("without red light", "with red light"), pl.Float64)
-    both = pl.DataFrame(sides, schema=schema, orient="row")
     board = pl.DataFrame(rows, infer_schema_length=None)
+    both = pl.concat(
+        board.select(
+            *("agent", "protocol", "domain", pl.lit(name).alias("measure")),
+            pl.col(f"{name}_system").cast(pl.Float64).alias("without red light"),
+            pl.col(f"{name}_given").cast(pl.Float64).alias("with red light"),
+        )
+        for name in MEANS
+    ).filter(~pl.all_horizontal(pl.col("^with.*$").is_null()))
     return [board.drop(f"{name}_{side}" for name in MEANS for side in SIDES), both]
 
 
@@ -161,18 +158,15 @@ def measure_test(
     A CONDDA test is measured as one of K + 1 classes by its characterization, whose discovered
     columns count as unknown. A reaction baseline posts no detection: it has its accuracy alone.
     """
-    kind = "classification" if "classification" in results else "characterization"
+    kind = class_kind(results)
     clusters = CHARACTERIZATION.empty().drop("session_id", "test_id")
-    if kind not in results:
+    if kind is None:
         return metrics.long_form({}, {}), clusters
     novel = (test.truth[test.domain.novel].to_numpy() != 0).astype(np.int64)
     chances = None
     if "detection" in results:
         chances = aligned(test, results["detection"], "detection")[:, 0]
-    columns = columns_of(test, results[kind])
-    if kind == "characterization":
-        results = results | {kind: as_wide_as_the_last(results[kind], columns)}
-    chosen = aligned(test, results[kind], kind)
+    chosen, columns = posted_classes(test, results[kind], kind)
     upstream: dict[str, Any] = {}
     size = round_size(test.metadata, test.test_id)
     if kind == "characterization":
@@ -196,22 +190,97 @@ def measure_test(
     return metrics.long_form(upstream, corrected), clusters
 
 
-def columns_of(test: TestFile, results: pl.DataFrame) -> Columns:
-    """Which columns of posted vectors are known classes, and where the unknown one is."""
-    known = count_known(test)
-    if results["values"].list.len().max() == known:
-        return Columns(known, "none")
-    return Columns(known, test.domain.unknown)
+def class_kind(results: Mapping[str, pl.DataFrame]) -> str | None:
+    """The type of results that tells classes; None where none was posted."""
+    return next((kind for kind in ("classification", "characterization") if kind in results), None)
 
 
-def as_wide_as_the_last(results: pl.DataFrame, columns: Columns) -> pl.DataFrame:
-    """Lines as wide as the widest: what was discovered later had probability 0 before."""
-    wide = pad_blocks(list(_blocks(results["values"])), columns)
-    return results.with_columns(pl.Series("values", wide.tolist(), pl.List(pl.Float64)))
+def posted_classes(test: TestFile, results: pl.DataFrame, kind: str) -> tuple[np.ndarray, Columns]:
+    """Vectors of a test's instances, and which of their columns are which classes.
+
+    Lines of characterization become as wide as the widest: what was discovered later had
+    probability 0 before, and stands before an unknown column that is the last.
+    """
+    known, widths = count_known(test), results["values"].list.len()
+    columns = Columns(known, "none" if widths.max() == known else test.domain.unknown)
+    if kind == "characterization":
+        runs = results.with_columns(run=pl.col("values").list.len().rle_id())
+        blocks = [matrix(run["values"], kind) for run in runs.partition_by("run")]
+        wide = pad_blocks(blocks, columns).tolist()
+        results = results.with_columns(values=pl.Series(wide, dtype=pl.List(pl.Float64)))
+    return aligned(test, results, kind), columns
 
 
-def _blocks(values: pl.Series) -> Iterator[np.ndarray]:
-    """Neighbouring lines of one width, as matrices."""
-    runs = pl.DataFrame({"values": values, "run": values.list.len().rle_id()})
-    for _, rows in runs.group_by("run", maintain_order=True):
-        yield matrix(rows["values"], "characterization")
+def evaluate_test(
+    test: TestFile,
+    detection: pl.DataFrame,
+    classification: pl.DataFrame,
+    baseline: pl.DataFrame | None = None,
+) -> dict[str, dict[str, Any]]:
+    """Metrics of a whole test; `baseline` is the classification of a baseline session."""
+    novel = test.truth[test.domain.novel].to_numpy()
+    chances = aligned(test, detection, "detection")[:, 0]
+    classes = aligned(test, classification, "classification")
+    with measurable():
+        metrics = metrics_upstream.evaluate(
+            chances, classes, novel, test.labels, threshold=_threshold(test)
+        )
+        if baseline is not None:
+            base = metrics_upstream.m_acc(
+                novel, aligned(test, baseline, "classification"), test.labels
+            )
+            metrics["m_nrp"] = metrics_upstream.m_nrp(metrics["m_acc"], base)
+    return metrics
+
+
+@contextmanager
+def measurable() -> Iterator[None]:
+    """Results that have no measures refuse the request with the sentence that says why."""
+    try:
+        yield
+    except NoveltyError as error:
+        if isinstance(error, ProtocolRefusal):
+            raise
+        raise refused("InvalidResults", str(error)) from error
+
+
+def _threshold(test: TestFile) -> float:
+    """The test's own where the public code has a row for it, else the domain's."""
+    given = test.metadata.get("threshold")
+    return given if given in THRESHOLDS else 0.3 if test.domain.name == "transcripts" else 0.5
+
+
+def round_accuracy(test: TestFile, classification: pl.DataFrame, number: int) -> dict[str, Any]:
+    """Accuracy over the instances that were posted for one round."""
+    posted = classification.filter(pl.col("round") == number)
+    rows = np.array(test.rows(posted["instance_id"].to_list()), dtype=np.int64)
+    if not len(rows) or (rows < 0).any():
+        raise refused("result_file_not_found", f"no classification of this test for round {number}")
+    with measurable():
+        return metrics_upstream.m_acc_round_wise(
+            matrix(posted["values"], "classification"), test.labels[rows], number
+        )
+
+
+def aligned(test: TestFile, results: pl.DataFrame, kind: str) -> np.ndarray:
+    """Values of each instance of the test, float64 (N, C), in the test's order."""
+    if results.is_empty():
+        raise refused("result_file_not_found", f"no {kind} was posted for test {test.test_id}")
+    last = results.unique("instance_id", keep="last", maintain_order=True)
+    wanted = pl.DataFrame({"instance_id": pl.Series(test.names, dtype=pl.String)})
+    found = wanted.join(last, on="instance_id", how="left", maintain_order="left")
+    lacking = found["round"].null_count()
+    if lacking:
+        raise refused(
+            "IncompleteResults",
+            f"{kind} lacks {lacking} of the {len(test.ids)} instances of test {test.test_id}",
+        )
+    return matrix(found["values"], kind)
+
+
+def matrix(values: pl.Series, kind: str) -> np.ndarray:
+    """Lists of numbers as a matrix; all must be numbers and of one length."""
+    widths = values.list.len().unique().to_list()
+    if len(widths) != 1 or widths[0] in (None, 0):
+        raise refused("InvalidResults", f"lines of {kind} are not numbers, or differ in length")
+    return values.list.to_array(widths[0]).to_numpy().reshape(len(values), widths[0])

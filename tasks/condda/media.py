@@ -25,9 +25,9 @@ from schemas.errors import ConfigError, LakeError, SourceError
 from schemas.tables import PLAIN
 from storage.atomic import write_bytes
 from storage.tables import current_version
+from tasks.condda.commands import refused
 from tasks.condda.harness import Harness
-from tasks.condda.lookup import lenient_metadata, round_rows, round_size
-from tasks.condda.rules import refused
+from tasks.condda.session import lenient_metadata, round_rows, round_size
 
 MEDIA = "media"
 TYPES = {".png": "image/png", ".npy": "application/octet-stream"}

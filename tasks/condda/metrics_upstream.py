@@ -160,11 +160,8 @@ def m_ndp_failed_reaction(p: ArrayLike, y: ArrayLike, P: ArrayLike, c: ArrayLike
     ranks = label_ranks(probabilities, labels)
     found: Metric = {}
     for k in TOP:
-        wrong = ranks >= k
-        if wrong.any():
-            part = m_ndp(detected[wrong], truth[wrong])
-        else:
-            part = dict.fromkeys(NDP_NAMES, NO_VALUE)
+        wrong, nothing = ranks >= k, dict.fromkeys(NDP_NAMES, NO_VALUE)
+        part = m_ndp(detected[wrong], truth[wrong]) if wrong.any() else nothing
         found |= {f"top{k}_{name}": value for name, value in part.items()}
     return found
 
@@ -242,12 +239,8 @@ def first_row(flags: NDArray[np.bool_]) -> int:
 
 def checked_detection(p: ArrayLike, y: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """P(novel) and novel flags as arrays of one length, in range."""
-    detected = _numbers(p, "detection")
-    if detected.ndim != 1 or detected.size == 0:
-        raise RecordError(
-            "detection", f"detection has shape {detected.shape}; expected one number for each row"
-        )
-    return _within_unit(detected, "detection"), checked_flags(y, detected.size)
+    detected = _within_unit(p, "detection", 1, "one number for each row")
+    return detected, checked_flags(y, detected.size)
 
 
 def checked_classes(P: ArrayLike, c: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
@@ -265,13 +258,7 @@ def checked_classes(P: ArrayLike, c: ArrayLike) -> tuple[NDArray[np.float64], ND
 
 def checked_probabilities(P: ArrayLike) -> NDArray[np.float64]:
     """Class probabilities (N, C), neither of them 0, in range; rows need not sum to 1."""
-    probabilities = _numbers(P, "classification")
-    if probabilities.ndim != 2 or 0 in probabilities.shape:
-        raise RecordError(
-            "classification",
-            f"classification has shape {probabilities.shape}; expected rows of class probabilities",
-        )
-    return _within_unit(probabilities, "classification")
+    return _within_unit(P, "classification", 2, "rows of class probabilities")
 
 
 def checked_labels(c: ArrayLike) -> NDArray[np.int64]:
@@ -303,16 +290,12 @@ def require_same_rows(posted: int, truth: int) -> None:
 def _refuse_unscorable(labels: NDArray, part: str) -> None:
     where = f"the {part.strip('_')} part of the test" if part else "the rows"
     if labels.size == 0:
-        raise RecordError(
-            "labels",
-            f"{where} is empty because novelty starts at the last row; upstream has no value here, "
-            "use the corrected metrics",
-        )
+        why = "is empty because novelty starts at the last row; upstream has no value here"
+        raise RecordError("labels", f"{where} {why}, use the corrected metrics")
     if (labels < 0).all():
+        cure = "use the corrected metrics, where the unknown column is right for them"
         raise RecordError(
-            "labels",
-            f"all labels of {where} are negative, which upstream refuses; use the corrected "
-            "metrics, where the unknown column is right for them",
+            "labels", f"all labels of {where} are negative, which upstream refuses; {cure}"
         )
 
 
@@ -328,7 +311,13 @@ def _numbers(values: ArrayLike, name: str) -> NDArray[np.float64]:
         raise RecordError(name, f"{name} holds something that is no number ({error})") from error
 
 
-def _within_unit(values: NDArray[np.float64], name: str) -> NDArray[np.float64]:
+def _within_unit(
+    given: ArrayLike, name: str, dimensions: int, expected: str
+) -> NDArray[np.float64]:
+    """Probabilities with so many dimensions, none of them 0."""
+    values = _numbers(given, name)
+    if values.ndim != dimensions or values.size == 0:
+        raise RecordError(name, f"{name} has shape {values.shape}; expected {expected}")
     bad = ~((values >= 0) & (values <= 1))
     if bad.any():
         row = int(np.argwhere(bad)[0][0])

@@ -1,93 +1,33 @@
-"""Posted result files (docs/condda.md, rules 3 and 10): CSV bytes in, events with their facts out.
+"""Result files (docs/condda.md, rule 3): CSV bytes in, a few numbers a line out.
 
-`take_results` takes all files of a post or none; the same file again, for the same round and type,
-is a repeated request and makes no event. A result file has no header; the instance id comes first,
-then values. `parse` reduces it to a few numbers a line, `remember` to what later decisions need, so
-that a session can be rebuilt without its files; `_Posted` refuses what the protocol forbids.
+A result file has no header; the instance id comes first, then values. `parse` reduces it to what is
+asked of its lines, `remember` to what later decisions need, so that a session can be rebuilt
+without its files; `read_lines` gives all of it as a frame.
 
 Small files of plain numbers, which is what agents post, are read by hand; `read_cells` reads all.
 """
 
 import csv
-import hashlib
 import io
 import math
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import polars as pl
 
-from tasks.condda.commands import Decision, Post
-from tasks.condda.domains import DOMAINS, Values
-from tasks.condda.lookup import (
-    Rules,
-    find_test,
-    known_classes,
-    lenient_metadata,
-    load_test,
-    open_test,
-    round_count,
-    round_rows,
-    round_size,
-)
-from tasks.condda.rules import Limits, ProtocolRefusal, refused
-from tasks.condda.session import Event, SessionState, TestState
+from tasks.condda.commands import Event, Limits, ProtocolRefusal, refused
+from tasks.condda.domains import Values
 from tasks.condda.test_files import CELL_EDGES, TestFile
 
 # A second value of detection above it calls the instance novel, as published.
 _NOVEL = 0.5
-# Names that end up as members of an archive: no separators, no leading dot.
-_NAME = re.compile(r"[\w-][\w.\-]*")
 # Files of up to so many bytes are read by hand if their values have only these characters.
 _SMALL_BYTES = 256 * 1024
 _NUMERALS = b"0123456789.,+-eE"
-
-
-def take_results(state: SessionState, command: Post, rules: Rules) -> Decision:
-    progress = open_test(state, command.test)
-    if not command.results:
-        raise refused("MissingParamsError", "no result file was given")
-    post = _Posted(command, state, progress, *_posted_test(state, command.test, rules))
-    before = progress.posted.get(command.round, {})
-    events = []
-    for kind, body in command.results.items():
-        check_name(kind, "result type", rules.limits)
-        sha256 = hashlib.sha256(body).hexdigest()
-        if sha256 in before.get(kind, ()):
-            continue
-        if kind in before and (rules.strict or kind == "detection"):
-            raise refused(
-                "DetectionRepost" if kind == "detection" else "ResultRepost",
-                f"{kind} of round {command.round} was posted before with other content",
-            )
-        result = parse(body, rules.limits)
-        if rules.strict:
-            post.check(kind, result)
-        facts = remember(result, DOMAINS[state.domain].results.get(kind), post.test)
-        facts["round_size"] = post.metadata.get("round_size", 0)
-        place = (command.test, progress.attempt, command.round, kind)
-        events.append(Event("posted", rules.now, *place, sha256, facts, body))
-    return Decision(tuple(events))
-
-
-def _posted_test(
-    state: SessionState, name: str, rules: Rules
-) -> tuple[TestFile | None, Mapping[str, Any]]:
-    """The test of a post; none is known, and nothing of it, where anything may be posted."""
-    if rules.strict:
-        test, metadata = load_test(state, name, rules)
-        return test, {**metadata, "round_size": round_size(metadata, name)}
-    try:
-        file = find_test(state, name, rules.library)
-    except ProtocolRefusal as refusal:
-        if refusal.reason == "SourceError":
-            raise
-        return None, {}
-    return file, lenient_metadata(state, file)
 
 
 @dataclass(frozen=True)
@@ -151,7 +91,7 @@ def _parse_plain(body: bytes) -> ResultFile | None:
         table[:, 0],
         table[:, 1] if table.shape[1] > 1 else np.full(len(lines), math.nan),
         table.argmax(axis=1),
-        None if table.min() >= 0 and table.max() <= 1 else _OUTSIDE,
+        None if table.min() >= 0 and table.max() <= 1 else OUTSIDE,
     )
 
 
@@ -205,7 +145,7 @@ def _choices(numbers: pl.Series) -> np.ndarray:
     return numbers.list.eval(pl.element().fill_nan(None)).list.arg_max().fill_null(-1).to_numpy()
 
 
-_OUTSIDE = ("OutOfRange", "a probability outside 0 to 1")
+OUTSIDE = ("OutOfRange", "a probability outside 0 to 1")
 
 
 def _fault(flat: pl.Series) -> tuple[str, str] | None:
@@ -213,22 +153,7 @@ def _fault(flat: pl.Series) -> tuple[str, str] | None:
         return "NotANumber", "a value that is no number"
     if not flat.is_finite().all():
         return "NotFinite", "a value that is not finite"
-    return None if flat.is_between(0.0, 1.0).all() else _OUTSIDE
-
-
-def is_name(name: str, limits: Limits) -> bool:
-    """Whether a name can safely be part of a file's name in an export."""
-    return len(name) <= limits.id_length and _NAME.fullmatch(name) is not None
-
-
-def check_name(name: str, what: str, limits: Limits) -> None:
-    """Refuse a name that could not safely be part of a file's name in an export."""
-    if not is_name(name, limits):
-        raise refused(
-            "InvalidName",
-            f"{what} {name[:80]!r} is not a name of letters, digits, '_', '-' and '.', "
-            f"at most {limits.id_length} long",
-        )
+    return None if flat.is_between(0.0, 1.0).all() else OUTSIDE
 
 
 def remember(result: ResultFile, values: Values | None, test: TestFile | None) -> dict[str, Any]:
@@ -306,92 +231,29 @@ def edit_distance(left: str, right: str) -> int:
     return int(row[-1])
 
 
-@dataclass(frozen=True)
-class _Posted:
-    """A post, and what it is checked against where the policy is strict."""
-
-    command: Post
-    session: SessionState
-    progress: TestState
-    test: TestFile | None
-    metadata: Mapping[str, Any]
-
-    def check(self, kind: str, result: ResultFile) -> None:
-        """Refuse a file whose type, ids, columns or values the protocol forbids."""
-        values = DOMAINS[self.session.domain].results.get(kind)
-        if values is None:
-            raise refused("UnknownResultType", f"{kind} is no result type of {self.session.domain}")
-        _check_ids(kind, result.ids, self._expected_names(kind))
-        width = int(result.widths.max(initial=0))
-        narrowest = int(result.widths.min(initial=width))
-        if narrowest < width:
-            raise refused("WrongColumns", f"lines of {kind} have {narrowest} to {width} values")
-        least, most = self._columns_allowed(values, self.progress.columns.get(kind))
-        if width < least or (most is not None and width > most):
-            allowed = (
-                f"{least} or more" if most is None else f"{least}" + f" to {most}" * (most > least)
-            )
-            raise refused(
-                "WrongColumns", f"{kind} has {width} values on a line, expected {allowed}"
-            )
-        if values == "text":
-            return
-        if values == "labels" and result.fault in (None, _OUTSIDE):
-            if not np.isin(result.first, (0.0, 1.0)).all():
-                raise refused("OutOfRange", f"a flag of {kind} is neither 0 nor 1")
-        elif result.fault is not None:
-            raise refused(result.fault[0], f"{kind} holds {result.fault[1]}")
-
-    def _expected_names(self, kind: str) -> Sequence[str]:
-        """Names of the rows that a file must answer, in order: those of the round just served.
-
-        OND characterization is posted once, after the last round, as round 0 for the whole test.
-        """
-        assert self.test is not None
-        number, size, served = self.command.round, self.metadata["round_size"], self.progress.served
-        if self.session.protocol == "OND" and kind == "characterization":
-            if number != 0 or len(served) < round_count(self.test, size):
-                raise refused(
-                    "RoundOrder",
-                    "OND characterization is posted as round 0 when all rounds have been served",
-                )
-            return self.test.names
-        if number not in served:
-            raise refused("RoundNotServed", f"ask for the data of round {number} before posting")
-        if number != len(served) - 1:
-            raise refused("RoundOrder", f"round {number} is over, {len(served) - 1} is open")
-        return self.test.names[round_rows(self.test, number, size)]
-
-    def _columns_allowed(self, values: Values, before: int | None) -> tuple[int, int | None]:
-        """Least and greatest number of values on a line; `before` is what earlier files had.
-
-        known_classes is not to be trusted to one (CONDDA rule 3): a classification may have K or
-        K+1 columns, but always as many as in its first round.
-        """
-        if values in ("detection", "text", "labels"):
-            return {"detection": (1, 2), "text": (1, 1), "labels": (2, 2)}[values]
-        known = known_classes(self.metadata)
-        if values == "classification":
-            if before is not None:
-                return before, before
-            return (2, None) if known is None else (known, known + 1)
-        if self.session.protocol != "CONDDA":
-            return 1, None
-        counted = DOMAINS[self.session.domain].unknown_counted
-        # No bound by the number of novel classes: being refused would tell it.
-        return max(2 if known is None else known + 1 - counted, before or 0), None
+RESULTS: dict[str, pl.DataType | type[pl.DataType]] = {
+    "round": pl.Int64,
+    "instance_id": pl.String,
+    # Numbers on the line; null if one of its cells is none, and then `cells` is what was posted.
+    "values": pl.List(pl.Float64),
+    "cells": pl.List(pl.String),
+}
 
 
-def _check_ids(kind: str, ids: list[str], expected: Sequence[str]) -> None:
-    if ids == list(expected):
-        return
-    foreign = next((name for name in ids if name not in set(expected)), None)
-    if foreign is not None:
-        raise refused("ForeignIds", f"{kind} names {foreign!r}, which is not of this round")
-    if len(set(ids)) != len(ids):
-        raise refused("RepeatedIds", f"{kind} has an instance twice; post one line for each")
-    if len(ids) != len(expected):
-        raise refused(
-            "MissingIds", f"{kind} has {len(ids)} of the {len(expected)} instances served"
-        )
-    raise refused("WrongOrder", f"{kind} is not in the order in which the instances were served")
+def read_lines(event: Event, limits: Limits) -> pl.DataFrame:
+    """All lines of a posted file, as `RESULTS`."""
+    assert event.body is not None
+    ids, cells, numbers = read_cells(event.body, limits)
+    numeric = numbers.list.eval(pl.element().is_not_null()).list.all()
+    return pl.DataFrame(
+        {
+            "round": pl.Series([event.round] * len(ids), dtype=pl.Int64),
+            "instance_id": pl.Series(ids, dtype=pl.String),
+            "values": numbers,
+            "cells": cells,
+        },
+        schema=RESULTS,
+    ).with_columns(
+        values=pl.when(numeric).then(pl.col("values")),
+        cells=pl.when(~numeric).then(pl.col("cells")),
+    )

@@ -2,39 +2,60 @@
 
 `decide` does no input or output and has no clock; what it lets happen it returns as events, which
 `session.evolve` adds to the state. CONDDA rules 1 to 7 (life cycle, rounds, feedback) and 10
-(errors); `posts` and `feedback` hold those of the two long commands.
+(errors).
 
 The policy `published` takes all that the published client sends and answers as the public server
 was seen to; docs/condda.md lists where it differs, on purpose. `evaluation` also refuses what the
 protocol forbids: rounds out of order, results that were not asked for, foreign ids, wrong columns,
 values that are no probabilities, feedback on instances that were not served; and what the operator
 has not allowed.
+
+Posts: all files of a post are taken or none; the same file again, for the same round and type, is a
+repeated request and makes no event. Feedback: rows are rows of the test, an answer is in their
+order. The score of nlt is as published: each question adds to it the right flags and writers of the
+last lines posted, each label told costs a point.
 """
 
+import hashlib
 import math
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
+import numpy as np
+
 from tasks.condda import commands
-from tasks.condda.commands import Command, Decision
-from tasks.condda.domains import DOMAINS, PROTOCOLS, RED_LIGHT, SHOWN_METADATA, TELLING_METADATA
-from tasks.condda.feedback import give_feedback
-from tasks.condda.lookup import (
+from tasks.condda.commands import Command, Decision, Event, Limits, Policy, ProtocolRefusal, refused
+from tasks.condda.domains import (
+    DOMAINS,
+    PROTOCOLS,
+    RED_LIGHT,
+    SHOWN_METADATA,
+    TELLING_METADATA,
+    FeedbackType,
+    Values,
+)
+from tasks.condda.posts import OUTSIDE, ResultFile, parse, remember
+from tasks.condda.session import (
     Rules,
+    SessionState,
+    TestState,
+    check_name,
+    find_test,
+    known_classes,
+    lenient_metadata,
     load_test,
     open_test,
     round_bytes,
     round_count,
+    round_rows,
     round_size,
     unknown_test,
+    whole,
     whole_round,
 )
-from tasks.condda.posts import check_name, take_results
-from tasks.condda.rules import Limits, Policy, ProtocolRefusal, refused
-from tasks.condda.session import Event, SessionState, TestState
-from tasks.condda.test_files import TestLibrary
+from tasks.condda.test_files import TestFile, TestLibrary
 
 
 def decide(
@@ -224,16 +245,11 @@ def _resume(state: SessionState, command: commands.Resume, rules: Rules) -> Deci
 
 
 def _status(state: SessionState, command: commands.Status, rules: Rules) -> Decision:
-    names = dict.fromkeys((*state.tests, *state.progress))
     tests = {}
-    for name in names:
+    for name in dict.fromkeys((*state.tests, *state.progress)):
         progress = state.test(name)
-        tests[name] = {
-            "served": len(progress.served),
-            "posted": len(progress.posted),
-            "attempt": progress.attempt,
-            "completed": progress.completed,
-        }
+        counts = {"served": len(progress.served), "posted": len(progress.posted)}
+        tests[name] = {**counts, "attempt": progress.attempt, "completed": progress.completed}
     return Decision(
         answer={
             "session_id": state.session,
@@ -250,6 +266,302 @@ def _status(state: SessionState, command: commands.Status, rules: Rules) -> Deci
     )
 
 
+def _in_process(test: str) -> ProtocolRefusal:
+    return refused("TestInProcess", f"test {test} is not completed")
+
+
+# ---------------------------------------------------------------- posts
+
+
+def take_results(state: SessionState, command: commands.Post, rules: Rules) -> Decision:
+    progress = open_test(state, command.test)
+    if not command.results:
+        raise refused("MissingParamsError", "no result file was given")
+    post = _Posted(command, state, progress, *_posted_test(state, command.test, rules))
+    before = progress.posted.get(command.round, {})
+    events = []
+    for kind, body in command.results.items():
+        check_name(kind, "result type", rules.limits)
+        sha256 = hashlib.sha256(body).hexdigest()
+        if sha256 in before.get(kind, ()):
+            continue
+        if kind in before and (rules.strict or kind == "detection"):
+            raise refused(
+                "DetectionRepost" if kind == "detection" else "ResultRepost",
+                f"{kind} of round {command.round} was posted before with other content",
+            )
+        result = parse(body, rules.limits)
+        if rules.strict:
+            post.check(kind, result)
+        facts = remember(result, DOMAINS[state.domain].results.get(kind), post.test)
+        facts["round_size"] = post.metadata.get("round_size", 0)
+        place = (command.test, progress.attempt, command.round, kind)
+        events.append(Event("posted", rules.now, *place, sha256, facts, body))
+    return Decision(tuple(events))
+
+
+def _posted_test(
+    state: SessionState, name: str, rules: Rules
+) -> tuple[TestFile | None, Mapping[str, Any]]:
+    """The test of a post; none is known, and nothing of it, where anything may be posted."""
+    if rules.strict:
+        test, metadata = load_test(state, name, rules)
+        return test, {**metadata, "round_size": round_size(metadata, name)}
+    try:
+        file = find_test(state, name, rules.library)
+    except ProtocolRefusal as refusal:
+        if refusal.reason == "SourceError":
+            raise
+        return None, {}
+    return file, lenient_metadata(state, file)
+
+
+@dataclass(frozen=True)
+class _Posted:
+    """A post, and what it is checked against where the policy is strict."""
+
+    command: commands.Post
+    session: SessionState
+    progress: TestState
+    test: TestFile | None
+    metadata: Mapping[str, Any]
+
+    def check(self, kind: str, result: ResultFile) -> None:
+        """Refuse a file whose type, ids, columns or values the protocol forbids."""
+        values = DOMAINS[self.session.domain].results.get(kind)
+        if values is None:
+            raise refused("UnknownResultType", f"{kind} is no result type of {self.session.domain}")
+        _check_ids(kind, result.ids, self._expected_names(kind))
+        width = int(result.widths.max(initial=0))
+        narrowest = int(result.widths.min(initial=width))
+        if narrowest < width:
+            raise refused("WrongColumns", f"lines of {kind} have {narrowest} to {width} values")
+        least, most = self._columns_allowed(values, self.progress.columns.get(kind))
+        if width < least or (most is not None and width > most):
+            allowed = (
+                f"{least} or more" if most is None else f"{least}" + f" to {most}" * (most > least)
+            )
+            raise refused(
+                "WrongColumns", f"{kind} has {width} values on a line, expected {allowed}"
+            )
+        if values == "text":
+            return
+        if values == "labels" and result.fault in (None, OUTSIDE):
+            if not np.isin(result.first, (0.0, 1.0)).all():
+                raise refused("OutOfRange", f"a flag of {kind} is neither 0 nor 1")
+        elif result.fault is not None:
+            raise refused(result.fault[0], f"{kind} holds {result.fault[1]}")
+
+    def _expected_names(self, kind: str) -> Sequence[str]:
+        """Names of the rows that a file must answer, in order: those of the round just served.
+
+        OND characterization is posted once, after the last round, as round 0 for the whole test.
+        """
+        assert self.test is not None
+        number, size, served = self.command.round, self.metadata["round_size"], self.progress.served
+        if self.session.protocol == "OND" and kind == "characterization":
+            if number != 0 or len(served) < round_count(self.test, size):
+                raise refused(
+                    "RoundOrder",
+                    "OND characterization is posted as round 0 when all rounds have been served",
+                )
+            return self.test.names
+        if number not in served:
+            raise refused("RoundNotServed", f"ask for the data of round {number} before posting")
+        if number != len(served) - 1:
+            raise refused("RoundOrder", f"round {number} is over, {len(served) - 1} is open")
+        return self.test.names[round_rows(self.test, number, size)]
+
+    def _columns_allowed(self, values: Values, before: int | None) -> tuple[int, int | None]:
+        """Least and greatest number of values on a line; `before` is what earlier files had.
+
+        known_classes is not to be trusted to one (CONDDA rule 3): a classification may have K or
+        K+1 columns, but always as many as in its first round.
+        """
+        if values in ("detection", "text", "labels"):
+            return {"detection": (1, 2), "text": (1, 1), "labels": (2, 2)}[values]
+        known = known_classes(self.metadata)
+        if values == "classification":
+            if before is not None:
+                return before, before
+            return (2, None) if known is None else (known, known + 1)
+        if self.session.protocol != "CONDDA":
+            return 1, None
+        counted = DOMAINS[self.session.domain].unknown_counted
+        # No bound by the number of novel classes: being refused would tell it.
+        return max(2 if known is None else known + 1 - counted, before or 0), None
+
+
+def _check_ids(kind: str, ids: list[str], expected: Sequence[str]) -> None:
+    if ids == list(expected):
+        return
+    foreign = next((name for name in ids if name not in set(expected)), None)
+    if foreign is not None:
+        raise refused("ForeignIds", f"{kind} names {foreign!r}, which is not of this round")
+    if len(set(ids)) != len(ids):
+        raise refused("RepeatedIds", f"{kind} has an instance twice; post one line for each")
+    if len(ids) != len(expected):
+        raise refused(
+            "MissingIds", f"{kind} has {len(ids)} of the {len(expected)} instances served"
+        )
+    raise refused("WrongOrder", f"{kind} is not in the order in which the instances were served")
+
+
+# ---------------------------------------------------------------- feedback
+
+
+def give_feedback(state: SessionState, command: commands.Feedback, rules: Rules) -> Decision:
+    if len(command.ids) > rules.limits.feedback_ids:
+        raise refused(
+            "TooLarge", f"{len(command.ids)} ids asked, limit {rules.limits.feedback_ids}"
+        )
+    test, metadata = load_test(state, command.test, rules, truth_first=False)
+    progress = open_test(state, command.test)
+    kind = DOMAINS[state.domain].feedback.get(command.type)
+    if kind is None:
+        raise refused("InvalidFeedbackType", f"{state.domain} has no {command.type} feedback")
+    if progress.last_round is None:
+        raise refused("KeyError", "'post_results'")
+    asked = _Question(kind, command, state, progress, test, metadata, rules)
+    current = progress.last_round
+    if rules.strict and asked.constrained and command.round not in (None, current):
+        raise refused("NotLastRound", f"feedback is given on round {current}, the last one posted")
+    left = asked.ids_left(progress.spent.get((current, command.type), 0))
+    if not progress.has_posted("detection"):
+        raise refused("DetectionPostRequired", "post detection results before asking for feedback")
+    if not asked.declared and (rules.strict or not kind.undeclared):
+        return Decision(answer=b"")
+    rows = asked.rows_asked() if command.ids else asked.rows_without_ids()
+    text, count, score = asked.answer(rows, left)
+    event = Event(
+        *("feedback", rules.now, command.test, progress.attempt, current, command.type),
+        detail={"count": count, "score": score, "asked": len(command.ids)},
+    )
+    return Decision((event,), text.encode())
+
+
+@dataclass(frozen=True)
+class _Question:
+    """What is asked, of which test, and what the session has posted of it."""
+
+    kind: FeedbackType
+    command: commands.Feedback
+    session: SessionState
+    posted: TestState
+    test: TestFile
+    metadata: Mapping[str, Any]
+    rules: Rules
+
+    @property
+    def constrained(self) -> bool:
+        """Whether feedback is on the last round only; the metadata may widen it to all."""
+        return bool(self.metadata.get("feedback_constrained", True))
+
+    @property
+    def declared(self) -> bool:
+        """Whether the agent has said that the world changed, or the red light has been passed.
+
+        The threshold itself does not count as declared.
+        """
+        highest = self.posted.highest
+        if highest is not None and highest > self.session.threshold:
+            return True
+        return RED_LIGHT in self.session.hints and self.posted.red_light_posted
+
+    def ids_left(self, spent: int) -> int | None:
+        """Ids that an answer may have; None is any number. A test without a budget allows none.
+
+        As published some types are not cut to the budget, but asking again when it is spent is
+        refused.
+        """
+        key = next((name for name in self.kind.budget if name in self.metadata), None)
+        most = 0 if key is None else whole(self.metadata, key)
+        free = self.kind.free_when_given and RED_LIGHT in self.session.hints
+        cut = self.rules.strict or (self.kind.counted and not free)
+        if spent >= most and (cut or spent):
+            raise refused(
+                "FeedbackBudgetExceeded",
+                f"{spent} of {most} ids of {self.command.type} are used up",
+            )
+        return most - spent if cut else None
+
+    @property
+    def marks(self) -> Mapping[int, int]:
+        return self.posted.marks.get(self.kind.result, {})
+
+    def last_rows(self) -> list[int]:
+        """The last round_size lines posted of the type, or all of them if it is widened."""
+        if self.constrained:
+            return [row for row in self.posted.last_rows.get(self.kind.result, []) if row >= 0]
+        return list(self.marks)
+
+    def rows_without_ids(self) -> list[int]:
+        """Rows told of when no ids are asked."""
+        if not self.kind.wrong_only:
+            return self.last_rows()
+        return [row for row in self.last_rows() if self.marks[row] < 0 or not self.marks[row] & 1]
+
+    def rows_asked(self) -> list[int]:
+        """Rows of the ids that are asked and were seen in the session."""
+        asked = self.test.rows(self.command.ids)
+        size = round_size(self.metadata, self.command.test)
+
+        def seen(row: int) -> bool:
+            marked = any(row in marks for marks in self.posted.marks.values())
+            in_round = row // size in self.posted.served
+            return row >= 0 and (in_round or (marked and not self.rules.strict))
+
+        hidden = [name for name, row in zip(self.command.ids, asked, strict=True) if not seen(row)]
+        if hidden and self.rules.strict:
+            raise refused(
+                "FeedbackIdsNotServed", f"{hidden[0]!r} has not been served in this session"
+            )
+        return [row for row in asked if seen(row)]
+
+    def answer(self, rows: Sequence[int], left: int | None) -> tuple[str, int, int]:
+        """Lines about `rows`, cut to the `left` ids of the budget; what they cost of it; what the
+        score gains by asking."""
+        if self.kind.answer == "accuracy":
+            return f"accuracy,{self._accuracy()}\n", 1, 0
+        if self.kind.answer == "points":
+            gain = self._gain()
+            return f"current_score,{self.posted.score + gain}\n", 1, gain
+        if self.kind.answer == "distance":
+            last = self.last_rows()
+            rows = [row for row in rows if row in last]
+        rows = sorted(set(rows))[:left]
+        values = zip(rows, self._values(rows), strict=True)
+        lines = (f"{self.test.names[row]},{value}\n" for row, value in values)
+        return "".join(lines), len(rows), -self.kind.points * len(rows)
+
+    def _gain(self) -> int:
+        """Points of the last lines posted: one for a right flag, one for a right writer."""
+        last = [self.marks[row] for row in set(self.last_rows())]
+        if min(last, default=0) < 0:
+            raise refused("InvalidTuple", f"a flag of {self.kind.result} is not 0 or 1")
+        return sum(mark.bit_count() for mark in last)
+
+    def _accuracy(self) -> float:
+        result = self.kind.result
+        if not self.posted.answered.get(result):
+            raise refused(
+                "feedback_type_invalid", f"no {result} of this test's instances was posted"
+            )
+        return self.posted.right.get(result, 0) / self.posted.answered[result]
+
+    def _values(self, rows: list[int]) -> list[str]:
+        if self.kind.answer == "distance":
+            return [str(self.marks[row]) for row in rows]
+        if self.kind.answer == "label":
+            labels = self.test.truth[self.kind.columns[0]].gather(rows)
+            known = known_classes(self.metadata)
+            return [str(label if known is None else min(label, known)) for label in labels]
+        # Older activity tests have no names: then nothing stands after the id, as published.
+        present = [name for name in self.kind.columns if name in self.test.truth.columns]
+        cells = self.test.truth.select(present)[rows].rows() if present else [()] * len(rows)
+        return [",".join("" if cell is None else str(cell) for cell in row) for row in cells]
+
+
 _HANDLERS: dict[type, Callable[[SessionState, Any, Rules], Decision]] = {
     commands.Metadata: _metadata,
     commands.Dataset: _serve,
@@ -262,7 +574,3 @@ _HANDLERS: dict[type, Callable[[SessionState, Any, Rules], Decision]] = {
     commands.Resume: _resume,
     commands.Status: _status,
 }
-
-
-def _in_process(test: str) -> ProtocolRefusal:
-    return refused("TestInProcess", f"test {test} is not completed")

@@ -26,10 +26,9 @@ import polars as pl
 from schemas.errors import SourceError
 from storage.layout import file_slug
 from tasks.condda.agent import Agent, FeatureLookup, TestInfo
-from tasks.condda.commands import Calls
+from tasks.condda.commands import Calls, ProtocolRefusal
 from tasks.condda.domains import RED_LIGHT, Domain, domain_named
-from tasks.condda.lookup import known_classes, whole
-from tasks.condda.rules import ProtocolRefusal
+from tasks.condda.session import known_classes, whole
 from tasks.condda.test_files import CELL_EDGES
 from tasks.engine.progress import progress
 
@@ -83,17 +82,14 @@ def run_session(
     `opened` is told the session's id before the first test: who resumes needs it. A session that
     has ended is taken as it is: the run was killed before it could use what the session holds.
     """
-    if resume is None:
-        session = harness.session_request(
-            test_ids=list(tests),
-            protocol=protocol,
-            domain=domain,
-            novelty_detector_version=agent.detector,
-            hints=[RED_LIGHT] if red_light else [],
-            detection_threshold=detection_threshold,
-        )
-    else:
-        session = resume
+    session = resume or harness.session_request(
+        test_ids=list(tests),
+        protocol=protocol,
+        domain=domain,
+        novelty_detector_version=agent.detector,
+        hints=[RED_LIGHT] if red_light else [],
+        detection_threshold=detection_threshold,
+    )
     opened(session)
     finished = set() if resume is None else _finished(harness, session)
     if finished is None:
@@ -104,11 +100,7 @@ def run_session(
         for test in left:
             done.append(
                 run_test(
-                    harness,
-                    session,
-                    test,
-                    agent,
-                    features,
+                    *(harness, session, test, agent, features),
                     protocol=protocol,
                     domain=domain,
                     detection_threshold=detection_threshold,
@@ -174,14 +166,9 @@ def run_test(
             test.post(0, "characterization", agent.ids, clusters)
     harness.complete_test(session_id=session_id, test_id=test_id)
     above = agent.chances > detection_threshold
-    return TestRun(
-        test_id=test_id,
-        rounds=number,
-        rows=len(agent.ids),
-        replayed=max(first_open, resumed),
-        detected_row=int(above.argmax()) if above.any() else None,
-        told=len(agent.told),
-    )
+    detected_row = int(above.argmax()) if above.any() else None
+    replayed = max(first_open, resumed)
+    return TestRun(test_id, number, len(agent.ids), replayed, detected_row, len(agent.told))
 
 
 def _finished(harness: Calls, session: str) -> set[str] | None:

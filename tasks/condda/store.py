@@ -9,9 +9,6 @@ One connection writes. Appends that come while a commit is under way wait for it
 one: one sync of the disk for all of them, each answered after it. Readers have connections of their
 own, which wait for no writer.
 
-`SessionStates` keeps in memory the states that events make, one lock for each, brought up to date
-from the store every time: a restarted process, or another one on the same store, decides alike.
-
 Nothing is changed here, and nothing leaves but whole sessions (`retention.py`), whose names stay in
 `retired`. Two unique indexes make a doubled result impossible: the same file for the same test,
 attempt, round and type, and any second detection for a round.
@@ -21,18 +18,15 @@ import hashlib
 import json
 import sqlite3
 import threading
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
-from schemas.errors import LakeError, SourceError
-from tasks.condda.commands import Decision
-from tasks.condda.posts import is_name
-from tasks.condda.rules import Limits, refused
-from tasks.condda.session import Event, Kind, SessionState, evolve, open_state
+from schemas.errors import LakeError
+from tasks.condda.commands import Event, Kind
 
 EVENTS = "events.sqlite"
 """The store's file in a state folder."""
@@ -71,7 +65,6 @@ _INSERT = (
 )
 _FILTERS = {"kind", "test", "attempt", "round", "type"}
 _BUSY_SECONDS = 60.0
-_ATTEMPTS = 100
 
 
 class Conflict(Exception):
@@ -292,100 +285,3 @@ class EventStore:
                 if self._connection.in_transaction:
                     self._connection.execute("rollback")
                 raise
-
-
-@dataclass
-class _Entry:
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    state: SessionState | None = None
-
-
-class SessionStates:
-    """The sessions of one store. The least used states are dropped when there are too many."""
-
-    def __init__(self, store: EventStore, limits: Limits):
-        self.store = store
-        self.limits = limits
-        self._lock = threading.Lock()
-        self._entries: OrderedDict[str, _Entry] = OrderedDict()
-
-    def run(self, session: str, decide: Callable[[SessionState | None], Decision]) -> Any:
-        """Decide on the newest state, and store what happens before answering.
-
-        If another writer was faster, its events are read and the decision is made again.
-        """
-        for _ in range(_ATTEMPTS):
-            with self._entry(session) as entry:
-                decision = decide(entry.state)
-                if not decision.events:
-                    return decision.answer
-                assert entry.state is not None
-                try:
-                    self.store.append(session, entry.state.seq, decision.events)
-                except Conflict:
-                    continue
-                self._take_in(entry, decision)
-                return decision.answer
-        raise refused("Conflict", "others write to this session all the time; wait")
-
-    @staticmethod
-    def _take_in(entry: _Entry, decision: Decision) -> None:
-        assert entry.state is not None
-        try:
-            for event in decision.events:
-                evolve(entry.state, event)
-        except BaseException:
-            entry.state = None  # half taken in: to be read again
-            raise
-
-    @contextmanager
-    def get(self, session: str) -> Iterator[SessionState]:
-        """Newest state of a session that must exist, under its lock."""
-        with self._entry(session) as entry:
-            if entry.state is None:
-                raise refused("session_id_invalid", "there is no session with this id")
-            yield entry.state
-
-    @contextmanager
-    def _entry(self, session: str) -> Iterator[_Entry]:
-        """A session under its lock, brought up to date from the store.
-
-        An entry may be dropped while a thread uses it; another thread then builds its own, and the
-        store's numbering lets only one of them write.
-        """
-        if not is_name(session, self.limits):
-            yield _Entry()
-            return
-        with self._lock:
-            entry = self._entries.setdefault(session, _Entry())
-            self._entries.move_to_end(session)
-            while len(self._entries) > self.limits.cached_sessions:
-                self._entries.popitem(last=False)
-        try:
-            with entry.lock, lake_refusals():
-                self._catch_up(session, entry)
-                yield entry
-        finally:
-            if entry.state is None:
-                with self._lock:
-                    self._entries.pop(session, None)
-
-    def _catch_up(self, session: str, entry: _Entry) -> None:
-        state = entry.state
-        if state is not None and state.terminated and not self.store.load(session, state.seq - 1):
-            entry.state = None  # it has left the store
-        seq = 0 if entry.state is None else entry.state.seq
-        for stored in self.store.load(session, seq):
-            if entry.state is None:
-                entry.state = open_state(session, stored.event)
-            else:
-                evolve(entry.state, stored.event)
-
-
-@contextmanager
-def lake_refusals() -> Iterator[None]:
-    """Damaged files and full disks refuse the one request; the sentence says what to do."""
-    try:
-        yield
-    except (LakeError, SourceError) as error:
-        raise refused(type(error).__name__, str(error), 500) from error

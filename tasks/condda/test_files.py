@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -27,11 +27,22 @@ from tasks.condda.domains import DOMAINS, PROTOCOLS, RED_LIGHT, Domain, domain_n
 
 TRUTH = "_single_df.csv"
 METADATA = "_metadata.json"
+FEATURES = "features"
 # Characters that do not make an instance id: a row of nothing else is dropped, as published.
 _BLANK = "\n\t\"',."
 # Characters that may stand around a value and are no part of it.
 CELL_EDGES = " \"'"
 _Content = TypeVar("_Content")
+
+
+def protocol_name(protocol: str, domain: str, test: str) -> str:
+    """A test as a protocol of the shared tables."""
+    return f"{protocol}/{domain}/{test}"
+
+
+def features_file(test: str) -> str:
+    """Where the features of a test are, below the folder of tests."""
+    return str(PurePosixPath(FEATURES) / f"{test}.npz")
 
 
 def _is_whole(value: object) -> bool:
@@ -66,6 +77,11 @@ class TestFile:
     ids: tuple[str, ...]
     truth: pl.DataFrame
     metadata: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The test as a protocol of the shared tables."""
+        return protocol_name(self.protocol, self.domain.name, self.test_id)
 
     @property
     def red_light(self) -> str | None:
@@ -138,7 +154,7 @@ class TestLibrary:
         if folder.test_ids is None:
             return sorted(folder.truth)
         lines = _text(folder.test_ids, "utf-8-sig").splitlines()
-        return [line.strip(CELL_EDGES + ",") for line in lines if line.strip(CELL_EDGES + ",")]
+        return [name for line in lines if (name := line.strip(CELL_EDGES + ","))]
 
     def test_list(self, protocol: str, domain: str) -> bytes:
         """The same as a file: `test_ids.csv` byte for byte, else one id a line."""
@@ -263,27 +279,20 @@ def _read_truth(path: Path, domain: Domain) -> tuple[tuple[str, ...], pl.DataFra
             f"{domain.name} needs at least {domain.required}"
         )
     ids = tuple(row[0] for row in rows)
-    columns: dict[str, pl.Series] = {"instance_id": pl.Series(ids, dtype=pl.String)}
-    for place, name in enumerate(domain.columns[1:width], start=1):
-        cells = pl.Series(
-            [
-                None
-                if place >= len(row)
-                else row[place]
-                if name in domain.verbatim
-                else row[place].strip(CELL_EDGES)
-                for row in rows
-            ],
-            dtype=pl.String,
-        )
-        columns[name] = _integers(cells, path, name) if name in domain.integers else cells
-    return ids, pl.DataFrame(columns)
+    cells = [[*row[:width], *[None] * (width - len(row))] for row in rows]
+    schema = dict.fromkeys(domain.columns[:width], pl.String)
+    truth = pl.DataFrame(cells, schema, orient="row")
+    values = [name for name in truth.columns[1:] if name not in domain.verbatim]
+    truth = truth.with_columns(pl.col(values).str.strip_chars(CELL_EDGES))
+    numbers = [name for name in domain.integers if name in truth.columns]
+    return ids, truth.with_columns(_integers(truth[name], path) for name in numbers)
 
 
-def _integers(cells: pl.Series, path: Path, name: str) -> pl.Series:
+def _integers(cells: pl.Series, path: Path) -> pl.Series:
     numbers = cells.cast(pl.Float64, strict=False)
     whole = numbers.is_finite().fill_null(False) & (numbers == numbers.round()).fill_null(False)
     if not whole.all():
         row = int((~whole).arg_max() or 0)
-        raise SourceError(f"{path}: {name} of row {row} is {cells[row]!r}, expected a whole number")
+        wrong = f"{cells.name} of row {row} is {cells[row]!r}"
+        raise SourceError(f"{path}: {wrong}, expected a whole number")
     return numbers.cast(pl.Int64)

@@ -20,7 +20,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from tasks.condda.rules import EVALUATION, Policy, ProtocolRefusal
+from tasks.condda.commands import EVALUATION, Policy, ProtocolRefusal
 from tests.condda.small import CHANGED, DOMAIN, IDS, ROUND_SIZE, detection, write_test
 
 TESTS = ("OND.1.1.1", "OND.1.1.2")

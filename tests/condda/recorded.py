@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from tasks.condda.commands import ProtocolRefusal
 from tasks.condda.harness import Harness
-from tasks.condda.rules import ProtocolRefusal
 
 JSON_BODIES = ("/session", "/test/metadata", "/session/latest")
 

@@ -12,10 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.condda.rules import Limits
-from tasks.condda.server.api import csv_bytes, finite
+from tasks.condda.commands import Limits
+from tasks.condda.server.api import Results, csv_bytes, finite
 from tasks.condda.server.app import _ENVELOPE_BYTES
-from tasks.condda.server.models import Results
 from tasks.condda.server.serve import running
 from tests.condda.small import DOMAIN, IDS, TEST, round_ids, write_test
 

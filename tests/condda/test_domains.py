@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from schemas.errors import ConfigError
 from tasks.condda import posts
+from tasks.condda.commands import Limits, ProtocolRefusal
 from tasks.condda.domains import DOMAINS, SHOWN_METADATA, domain_named
 from tasks.condda.posts import _choices, _parse_plain, edit_distance, parse, read_cells
-from tasks.condda.rules import Limits, ProtocolRefusal
 from tests.shared import shared_path
 
 

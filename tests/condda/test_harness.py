@@ -16,8 +16,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from tasks.condda.commands import EVALUATION, PUBLISHED, Limits, Policy, ProtocolRefusal
 from tasks.condda.harness import Harness
-from tasks.condda.rules import EVALUATION, PUBLISHED, Limits, Policy, ProtocolRefusal
 from tasks.condda.store import EventStore
 from tasks.condda.test_files import TestLibrary
 from tests.condda.recorded import replay
@@ -357,7 +357,7 @@ def test_unknown_sessions_leave_nothing_in_memory(data: Path) -> None:
         for name in (f"nobody-{number}", "../x", "a b", "\ud800", "x" * 1000, ""):
             with pytest.raises(ProtocolRefusal, match="session_id_invalid"):
                 served.get_test_metadata(session_id=name, test_id=TEST)
-    assert not served.states._entries and not served.store.sessions()
+    assert not served._entries and not served.store.sessions()
 
 
 def test_few_cached_sessions_are_enough(data: Path) -> None:
@@ -367,7 +367,7 @@ def test_few_cached_sessions_are_enough(data: Path) -> None:
         for session in sessions:
             served.dataset_request(test_id=TEST, round_id=number, session_id=session)
             post_round(served, session, number)
-    assert len(served.states._entries) <= 2
+    assert len(served._entries) <= 2
     assert all(served.results(session, TEST, "detection").height == 8 for session in sessions)
 
 
@@ -411,7 +411,7 @@ CHILD = """
 import sys
 from pathlib import Path
 from tasks.condda.harness import Harness
-from tasks.condda.rules import PUBLISHED
+from tasks.condda.commands import PUBLISHED
 from tasks.condda.store import EventStore
 from tasks.condda.test_files import TestLibrary
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tasks.condda.rules import EVALUATION, PUBLISHED, Policy
+from tasks.condda.commands import EVALUATION, PUBLISHED, Policy
 from tasks.condda.server.client import HttpHarness
 from tasks.condda.server.serve import running
 from tests.condda.machine import Client, protocol_machine

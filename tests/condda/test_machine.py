@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from tasks.condda.commands import EVALUATION, PUBLISHED, Policy
 from tasks.condda.harness import Harness
-from tasks.condda.rules import EVALUATION, PUBLISHED, Policy
 from tasks.condda.store import EventStore
 from tasks.condda.test_files import TestLibrary
 from tests.condda.machine import Client, protocol_machine

@@ -11,10 +11,10 @@ import pytest
 from schemas.condda import TestSettings
 from schemas.config import make_config
 from schemas.errors import ConfigError
+from tasks.condda.commands import Caller, ProtocolRefusal
 from tasks.condda.from_lake import tests_of_lake as write_tests
 from tasks.condda.harness import Harness
 from tasks.condda.media import LIFETIME, MediaLinks
-from tasks.condda.rules import Caller, ProtocolRefusal
 from tasks.condda.server.serve import Token, running
 from tasks.condda.store import EventStore
 from tasks.condda.test_files import TestFile, TestLibrary

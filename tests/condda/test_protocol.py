@@ -10,22 +10,26 @@ import pytest
 
 from schemas.errors import SourceError
 from tasks.condda.commands import (
+    EVALUATION,
+    PUBLISHED,
     CheckEvaluable,
     Command,
     CompleteTest,
     Dataset,
     Feedback,
     Latest,
+    Limits,
     Metadata,
     OpenSession,
+    Policy,
     Post,
+    ProtocolRefusal,
     Resume,
     Status,
     Terminate,
 )
 from tasks.condda.harness import Harness
 from tasks.condda.protocol import decide
-from tasks.condda.rules import EVALUATION, PUBLISHED, Limits, Policy, ProtocolRefusal
 from tasks.condda.session import SessionState, evolve, open_state
 from tasks.condda.store import EventStore
 from tasks.condda.test_files import TestLibrary

@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from schemas.errors import SourceError
-from tasks.condda.lookup import round_bytes, round_count
+from tasks.condda.session import round_bytes, round_count
 from tasks.condda.test_files import TestLibrary
 from tests.condda.small import DOMAIN, IDS, LABELS, TEST, write_test
 from tests.shared import shared_path

@@ -8,10 +8,9 @@ import pytest
 
 from flows.cli import main
 from schemas.errors import ConfigError, LakeError
-from tasks.condda.commands import OpenSession
+from tasks.condda.commands import CALLER, EVALUATION, Caller, OpenSession, ProtocolRefusal
 from tasks.condda.harness import Harness
 from tasks.condda.retention import RETIRED, retire
-from tasks.condda.rules import CALLER, EVALUATION, Caller, ProtocolRefusal
 from tasks.condda.server.serve import make_harness
 from tasks.condda.store import EVENTS, EventStore
 from tests.condda.small import DOMAIN, IDS, TEST, detection, write_test

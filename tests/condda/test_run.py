@@ -12,13 +12,13 @@ import pytest
 from schemas.errors import SourceError
 from tasks.condda.agent import Agent, FeatureLookup, Training, training_examples
 from tasks.condda.characterization import characterize
-from tasks.condda.evaluation import aligned, matrix
+from tasks.condda.commands import EVALUATION, PUBLISHED, Policy, ProtocolRefusal
 from tasks.condda.harness import Harness
 from tasks.condda.make_tests import TestSettings, make_tests
+from tasks.condda.measures import aligned, matrix
 from tasks.condda.metrics import Columns, evaluate
-from tasks.condda.mirror import Mirrored
-from tasks.condda.rules import EVALUATION, PUBLISHED, Policy, ProtocolRefusal
 from tasks.condda.run import SessionRun, run_session, run_test
+from tasks.condda.server.client import Mirrored
 from tasks.condda.store import EventStore
 from tasks.condda.test_files import TestLibrary
 from tasks.sample.condda import KNOWN_CLASSES, write_condda

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from schemas.errors import SourceError
-from tasks.condda.rules import ProtocolRefusal
+from tasks.condda.commands import ProtocolRefusal
 from tasks.condda.server.client import HttpHarness
 from tasks.condda.server.serve import make_harness
 from tests.condda.small import DOMAIN, TEST, write_test

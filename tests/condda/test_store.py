@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from schemas.errors import LakeError
-from tasks.condda.session import Event
+from tasks.condda.commands import Event
 from tasks.condda.store import Conflict, EventStore, _Append
 
 OPENED = Event("opened", "2024-05-01", detail={"tests": ["a"]})

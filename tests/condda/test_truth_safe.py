@@ -16,8 +16,8 @@ from sklearn.ensemble import RandomForestClassifier
 from sklearn.metrics import roc_auc_score
 
 from schemas.condda import TestSettings
+from tasks.condda.commands import Caller
 from tasks.condda.make_tests import planned
-from tasks.condda.rules import Caller
 from tasks.condda.scenarios import SCENARIOS
 from tasks.condda.server.serve import Token, running
 from tasks.condda.test_files import TestFile, TestLibrary

@@ -17,11 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from schemas.errors import ConfigError
-from tasks.condda.rules import EVALUATION, PUBLISHED, Caller, Limits, ProtocolRefusal
-from tasks.condda.server.app import _ENVELOPE_BYTES
+from tasks.condda.commands import EVALUATION, PUBLISHED, Caller, Limits, ProtocolRefusal
+from tasks.condda.server.app import _ENVELOPE_BYTES, ROUTES, _parts, _plain_parts
 from tasks.condda.server.client import HttpHarness
 from tasks.condda.server.serve import Token, check_access, read_tokens, running, serve
-from tasks.condda.server.wire import ROUTES, _parts, _plain_parts
 from tests.condda.recorded import exchanges
 from tests.condda.small import CONDDA, DOMAIN, IDS, TEST, classes, detection, round_ids, write_test
 from tests.shared import shared_path

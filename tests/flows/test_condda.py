@@ -12,7 +12,7 @@ import pytest
 from schemas.condda import Config, SessionSettings
 from schemas.errors import ConfigError, RunsFailed, SourceError
 from storage.tables import current_version
-from tasks.condda.rules import Policy
+from tasks.condda.commands import Policy
 from tasks.condda.server.serve import make_harness, running
 from tasks.condda.test_files import TestLibrary
 from tasks.predictors import find_predictor

@@ -1,7 +1,7 @@
 """The /v1 JSON API: sessions, tests, rounds, results, feedback and metrics as resources.
 
 Our own counterpart of the wire API, over the same harness calls (CONDDA rule 2), always by the
-policy `evaluation`.
+policy `evaluation`. First what is sent and answered, then the routes.
 PUT and DELETE may be repeated: the same content again changes nothing and is answered the same.
 Feedback spends a budget each time it is asked for (docs/condda.md, rule 6). Refusals are
 {"reason", "message"} with 403, 404, 409, 413 or 422.
@@ -14,28 +14,160 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Path, Query, Response
+from pydantic import BaseModel, ConfigDict, Field
 
 from tasks.condda import commands
+from tasks.condda.commands import Limits, ProtocolRefusal, refused
 from tasks.condda.domains import DOMAINS
 from tasks.condda.harness import Harness
-from tasks.condda.lookup import check_text
 from tasks.condda.media import TYPES, MediaLinks
-from tasks.condda.rules import Limits, ProtocolRefusal, refused
-from tasks.condda.server.models import (
-    NAME,
-    Feedback,
-    Name,
-    NewSession,
-    OfferedTest,
-    Place,
-    PostedResults,
-    Problem,
-    Question,
-    Results,
-    Round,
-    Session,
-)
+from tasks.condda.session import check_text
 from tasks.condda.store import Conflict
+
+_MOST = Limits()
+NAME: Any = {"pattern": r"^[\p{L}\p{N}_-][\p{L}\p{N}_.-]*$", "max_length": _MOST.id_length}
+"""What the names of tests and types are like."""
+Name = Annotated[str, Field(**NAME)]
+Text = Annotated[str, Field(max_length=_MOST.id_length)]
+
+
+class Model(BaseModel):
+    """Base of what is sent and answered; unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+
+class OfferedTest(Model):
+    """A test that a session may name."""
+
+    test_id: str
+    protocol: str
+    domain: str
+
+
+class NewSession(Model):
+    """What a session is opened with."""
+
+    protocol: str
+    """OND or CONDDA."""
+    domain: str
+    """Domain of the tests, such as image_classification."""
+    detector: Text
+    """Name and version of the detector."""
+    test_ids: Annotated[
+        list[Name],
+        Field(
+            min_length=1,
+            max_length=_MOST.session_tests,
+            json_schema_extra={"uniqueItems": True},
+        ),
+    ]
+    """Tests that the session will run."""
+    hints: Annotated[list[Text], Field(max_length=_MOST.session_hints)] = []
+    """red_light, where the operator allows it."""
+    detection_threshold: float = Field(0.5, ge=0, le=1)
+    """P(world changed) above which novelty counts as declared; the operator's."""
+
+
+class TestProgress(Model):
+    """How far a test is."""
+
+    __test__ = False
+
+    served: int
+    """Rounds served."""
+    posted: int
+    """Rounds with results."""
+    attempt: int
+    """Restarts so far (the wire API restarts a test when round 0 is asked for again)."""
+    completed: bool
+
+
+class Session(Model):
+    """A session and its tests."""
+
+    session_id: str
+    protocol: str
+    domain: str
+    detector: str
+    owner: str
+    """Owner of the token that opened it; empty without tokens."""
+    hints: list[str]
+    detection_threshold: float
+    opened: str
+    """Time of opening, ISO 8601."""
+    terminated: str | None
+    """Time of its end; null while it is open."""
+    tests: dict[str, TestProgress]
+
+
+class Place(Model):
+    """Where to go on in a test."""
+
+    test_id: str
+    next_round: int | None
+    """Round to ask for or to post next; null at the end."""
+    rounds: int
+    """Rounds of the test."""
+    posted: list[str]
+    """Result types that the next round already has."""
+    completed: bool
+
+
+class Round(Model):
+    """Instances of one round."""
+
+    round: int
+    lines: list[str]
+    """One per instance, as the wire API serves it: its id, for nlt also its text and so on."""
+
+
+class Results(Model):
+    """Result lines of one type."""
+
+    ids: list[str]
+    """Instance ids in the order of serving."""
+    values: list[list[float | str]]
+    """Values of each instance: P(world changed), or a vector of probabilities, or a text."""
+
+
+class PostedResults(Model):
+    """Result lines that the store holds, in the order of posting."""
+
+    rounds: list[int]
+    ids: list[str]
+    values: list[list[float | None] | None]
+    """Numbers of each line, null if not finite; null for a line with a cell that is no number."""
+    cells: list[list[str] | None]
+    """The cells of such a line as they were posted."""
+
+
+class Question(Model):
+    """What feedback is asked for."""
+
+    type: str
+    """Feedback type of the domain, such as classification, detection or score."""
+    ids: Annotated[list[str], Field(max_length=_MOST.feedback_ids)] | None = None
+    """Instances to be told about; null for the last ones posted."""
+    round: Annotated[int, Field(ge=0, le=_MOST.round_id)] | None = None
+    """The last round posted, or null for it."""
+
+
+class Feedback(Model):
+    """Feedback lines."""
+
+    lines: list[list[str]]
+    """Instance id and what is told, or a name and a number; none if novelty is not declared."""
+
+
+class Problem(Model):
+    """Why a request is refused."""
+
+    reason: str
+    """A fixed word for programs."""
+    message: str
+    """A sentence for people."""
+
 
 API = "/v1"
 SessionId = Annotated[str, Path(description="Id of a session")]
@@ -74,21 +206,6 @@ def _open(harness: Harness, wanted: NewSession, session_id: str | None = None) -
     return harness.run(session_id, commands.OpenSession(wanted.test_ids, *named, *asked))
 
 
-def _put(harness: Harness, session_id: str, wanted: NewSession) -> bool:
-    """Open a session under an id of the client's choice; False if just this one was open."""
-    try:
-        _open(harness, wanted, session_id)
-    except Conflict:
-        found = _session(harness, session_id)
-        opened = {**found.model_dump(), "test_ids": list(found.tests)}
-        if wanted.model_dump() != {key: opened[key] for key in NewSession.model_fields}:
-            raise refused(
-                "SessionExists", "this id belongs to a session that was opened otherwise"
-            ) from None
-        return False
-    return True
-
-
 def _session(harness: Harness, session_id: str) -> Session:
     return Session(**harness.session_progress(session_id=session_id))
 
@@ -96,16 +213,14 @@ def _session(harness: Harness, session_id: str) -> Session:
 def api_router(harness: Harness) -> APIRouter:
     """Routes of /v1 over a harness with the policy `evaluation`."""
     described: dict[int | str, dict[str, Any]] = {
-        code: {"model": Problem, "description": text}
-        for code, text in (
-            (401, "No token"),
-            (403, "The operator does not allow it"),
-            (404, "No such session, test, round or type"),
-            (409, "Not now: out of order, done before otherwise, completed or ended"),
-            (413, "Too large"),
-            (422, "Not understood"),
-        )
+        401: {"description": "No token"},
+        403: {"description": "The operator does not allow it"},
+        404: {"description": "No such session, test, round or type"},
+        409: {"description": "Not now: out of order, done before otherwise, completed or ended"},
+        413: {"description": "Too large"},
+        422: {"description": "Not understood"},
     }
+    described = {code: {"model": Problem, **about} for code, about in described.items()}
     router = APIRouter(prefix=API, responses=described)
     _add_sessions(router, harness)
     _add_tests(router, harness)
@@ -144,7 +259,14 @@ def _add_sessions(router: APIRouter, harness: Harness) -> None:
         wanted: NewSession,
         response: Response,
     ) -> Session:
-        if not _put(harness, session_id, wanted):
+        try:
+            _open(harness, wanted, session_id)
+        except Conflict:
+            session = _session(harness, session_id)
+            opened = {**session.model_dump(), "test_ids": list(session.tests)}
+            if wanted.model_dump() != {key: opened[key] for key in NewSession.model_fields}:
+                said = "this id belongs to a session that was opened otherwise"
+                raise refused("SessionExists", said) from None
             response.status_code = 200
         return _session(harness, session_id)
 
@@ -275,11 +397,11 @@ def _add_media(router: APIRouter, harness: Harness) -> None:
 
     @router.get(place, tags=["media"], summary="Links to the media of served instances, in order")
     def links(session_id: SessionId, test_id: test) -> dict[str, Any]:
-        found = media.links(session_id, test_id)
+        answer = media.links(session_id, test_id)
         base = f"{API}{place.format(session_id=session_id, test_id=test_id)}"
-        for link in found["links"]:
+        for link in answer["links"]:
             link["url"] = f"{base}/{link.pop('path')}"
-        return found
+        return answer
 
     @router.get(
         place + "/{instance_id}",

@@ -1,20 +1,24 @@
-"""The web application: published wire API, /v1, operators' page, and the guard before them.
+"""The web application: published REST API, /v1, operators' page, and the guard before them.
 
-One harness answers all of it. The published paths have their own policy and few status codes
-(CONDDA rules 9 and 10); they are answered without a framework, for speed. /v1 is
-our own and always `evaluation`, so that reading a round is never a restart. `Guard` lets a request
-in: token and role, host, origin, size of the body. A refusal says the same everywhere; its status
-code is looked up here.
+One harness answers all of it. `Guard` lets a request in: token and role, host, origin, size of the
+body. The published paths (`ROUTES`) have their own policy and few status codes (CONDDA rules 9 and
+10); they are answered without a framework, for speed: `read_sent` takes a request apart, a handler
+gets what it carries, calls one method of the harness and answers as the public server. /v1 is
+our own and always `evaluation`, so that reading a round is never a restart. A refusal says the same
+everywhere; its status code is looked up here.
 """
 
 import asyncio
 import base64
 import binascii
 import hmac
+import io
 import json
 import logging
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -25,14 +29,20 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from urllib3.filepost import encode_multipart_formdata
+from werkzeug.exceptions import HTTPException as WerkzeugError
+from werkzeug.http import parse_options_header
+from werkzeug.sansio.multipart import Data, Epilogue, Field, File, MultipartDecoder
 
+from tasks.condda import commands
+from tasks.condda.commands import CALLER, Caller, HttpStatus, ProtocolRefusal, refused
 from tasks.condda.harness import Harness
-from tasks.condda.rules import CALLER, Caller, ProtocolRefusal
 from tasks.condda.server.api import API, api_router
 from tasks.condda.server.connection import BODY
 from tasks.condda.server.page import OPERATOR, docs_router, page_router
 from tasks.condda.server.serve import Token
-from tasks.condda.server.wire import ROUTES, read_sent
+from tasks.condda.session import check_text, check_texts
+from tasks.condda.test_files import CELL_EDGES
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 # Room for names and headers of parts around the files themselves.
@@ -42,7 +52,7 @@ _CHUNK_SECONDS = 60.0
 _BODY_SECONDS = 600.0
 _WORKERS = 32
 _log = logging.getLogger(__name__)
-_DEFECT = (500, "InternalError", "a defect of the server; see its log")
+_UNREADABLE = "a file of the server cannot be read or written; its log says which one and why"
 
 _REASONS = {
     403: "HintNotAllowed InvalidThreshold",
@@ -59,9 +69,6 @@ _OUR_STATUS = {name: status for status, names in _REASONS.items() for name in na
 """Status of a refusal outside of the published paths; 422 of all others."""
 # On the published paths the harness's own, but for what the agent can mend.
 _WIRE_STATUS = dict.fromkeys(("UnicodeDecodeError", "InvalidResults", "IncompleteResults"), 400)
-_WIRE: dict[str, dict[str, Any]] = {}
-for _method, _path, _handler in ROUTES:
-    _WIRE.setdefault(_path, {})[_method] = _handler
 
 
 def make_app(harness: Harness, *, tokens: Sequence[Token] = ()) -> ASGIApp:
@@ -75,14 +82,11 @@ def make_app(harness: Harness, *, tokens: Sequence[Token] = ()) -> ASGIApp:
         redirect_slashes=False,
     )
     # A further part of the server is a router more: of agents below /v1, by the same harness.
-    evaluating = _evaluating(harness)
-    app.include_router(api_router(evaluating))
+    app.include_router(api_router(_evaluating(harness)))
     app.include_router(page_router(harness))
     app.include_router(docs_router(app.openapi))
-    app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(ProtocolRefusal, _refusal)
-    app.add_exception_handler(Exception, _defect)
+    for kind in (HTTPException, RequestValidationError, ProtocolRefusal, Exception):
+        app.add_exception_handler(kind, _refusal)
     return Guard(app, harness, tokens)
 
 
@@ -98,7 +102,7 @@ def _is_ours(path: str) -> bool:
     return path == "/" or path.startswith((API, OPERATOR, "/docs", "/openapi.json"))
 
 
-def refused(
+def error_response(
     path: str, status: int, reason: str, message: str, headers: Mapping[str, str] | None = None
 ) -> Response:
     """A refusal as the part of the server that was asked says it.
@@ -119,24 +123,36 @@ def refused(
     return response
 
 
-def _protocol_refused(path: str, refusal: ProtocolRefusal) -> Response:
-    reason, message = refusal.reason, refusal.message
-    if reason in ("SourceError", "LakeError"):
-        # What is wrong with a file may be ground truth.
-        _log.error("%s", message)
-        message = "a file of the server cannot be read or written; its log says which one and why"
-    if _is_ours(path):
-        return refused(path, _OUR_STATUS.get(reason, 422), reason, message)
-    return refused(path, _WIRE_STATUS.get(reason, refusal.status), reason, message)
+def response_to(path: str, error: Exception, headers: Mapping[str, str] | None = None) -> Response:
+    """What is answered instead of an answer; a trace goes to the server's log only."""
+    match error:
+        case _Refused():
+            status, reason, message = error.args
+            return error_response(path, status, reason, message, {"connection": "close"})
+        case ProtocolRefusal(reason=reason, message=message):
+            if reason in ("SourceError", "LakeError"):
+                # What is wrong with a file may be ground truth.
+                _log.error("%s", message)
+                message = _UNREADABLE
+            ours, wire = _OUR_STATUS.get(reason, 422), _WIRE_STATUS.get(reason, error.status)
+            return error_response(path, ours if _is_ours(path) else wire, reason, message)
+        case RequestValidationError():
+            # What was sent is not sent back: it may be large, or no JSON (NaN).
+            wrong = [(".".join(map(str, one["loc"])), one["msg"]) for one in error.errors()[:5]]
+            message = "; ".join(f"{place}: {text}" for place, text in wrong)
+            return error_response(path, 422, "InvalidRequest", message)
+        case HTTPException(status_code=status, detail=message):
+            reason = {404: "NotFound", 405: "MethodNotAllowed"}.get(status, "InvalidRequest")
+            # The framework's 400 is a body that it cannot read.
+            status = 422 if status == 400 else status
+            return error_response(path, status, reason, str(message), headers)
+    return error_response(path, 500, "InternalError", "a defect of the server; see its log")
 
 
-async def _http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    # The framework's 400 is a body that it cannot read.
-    status = 422 if error.status_code == 400 else error.status_code
-    reason = {404: "NotFound", 405: "MethodNotAllowed"}.get(status, "InvalidRequest")
-    headers = {"allow": ", ".join(_methods(request))} if status == 405 else {}
-    return refused(request.url.path, status, reason, str(error.detail), headers)
+async def _refusal(request: Request, error: Exception) -> Response:
+    wrong_method = isinstance(error, HTTPException) and error.status_code == 405
+    headers = {"allow": ", ".join(_methods(request))} if wrong_method else {}
+    return response_to(request.url.path, error, headers)
 
 
 def _methods(request: Request) -> list[str]:
@@ -147,26 +163,6 @@ def _methods(request: Request) -> list[str]:
         return any(route.matches(scope)[0] is Match.FULL for route in request.app.routes)
 
     return [method for method in ("DELETE", "GET", "POST", "PUT") if has(method)]
-
-
-async def _invalid(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    # What was sent is not sent back: it may be large, or no JSON (NaN).
-    places = [
-        f"{'.'.join(str(part) for part in wrong['loc'])}: {wrong['msg']}"
-        for wrong in error.errors()[:5]
-    ]
-    return refused(request.url.path, 422, "InvalidRequest", "; ".join(places))
-
-
-async def _refusal(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ProtocolRefusal)
-    return _protocol_refused(request.url.path, error)
-
-
-async def _defect(request: Request, error: Exception) -> Response:
-    # The trace goes to the server's log, not to the client.
-    return refused(request.url.path, *_DEFECT)
 
 
 class _Refused(Exception):
@@ -200,9 +196,8 @@ class Guard:
             caller, body = self._caller(headers, path), scope["state"].get(BODY)
             if body is None:
                 body = await self._body(headers, receive)
-        except _Refused as refusal:
-            status, reason, message = refusal.args
-            response = refused(path, status, reason, message, {"connection": "close"})
+        except _Refused as error:
+            response = response_to(path, error)
         else:
             if body is None:
                 return  # the client has gone
@@ -221,17 +216,16 @@ class Guard:
         path, handlers = scope["path"], _WIRE[scope["path"]]
         if scope["method"] not in handlers:
             allowed = {"allow": ", ".join(sorted(handlers))}
-            return refused(path, 405, "MethodNotAllowed", "Method Not Allowed", allowed)
+            return error_response(path, 405, "MethodNotAllowed", "Method Not Allowed", allowed)
         # The first of a name counts.
         pairs = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         try:
             sent = read_sent(content_type, dict(reversed(pairs)), body)
             return handlers[scope["method"]](self.harness, sent)
-        except ProtocolRefusal as refusal:
-            return _protocol_refused(path, refusal)
-        except Exception:
-            _log.exception("a defect in the answer to %s", path)
-            return refused(path, *_DEFECT)
+        except Exception as error:
+            if not isinstance(error, ProtocolRefusal):
+                _log.exception("a defect in the answer to %s", path)
+            return response_to(path, error)
 
     def _caller(self, headers: Headers, path: str) -> Caller:
         """Who asks, if it may."""
@@ -266,33 +260,26 @@ class Guard:
 
     async def _body(self, headers: Headers, receive: Receive) -> bytes | None:
         """The whole body; None if the client went away."""
-        chunks: list[bytes] = []
-        size = 0
+        body, size, more = bytearray(), 0, True
         declared = headers.get("content-length", "0")
         too_large = declared.isdigit() and int(declared) > self.body_bytes
-        more, end = True, asyncio.get_running_loop().time() + _BODY_SECONDS
-        while more:
-            try:
-                left = end - asyncio.get_running_loop().time()
-                message = await asyncio.wait_for(receive(), min(left, _CHUNK_SECONDS))
-            except TimeoutError:
-                raise _Refused(408, "Timeout", "the body took too long") from None
-            if message["type"] == "http.disconnect":
-                return None
-            chunk = message.get("body", b"")
-            size += len(chunk)
-            too_large = too_large or size > self.body_bytes
-            if too_large:
-                chunks.clear()
+        try:
+            async with asyncio.timeout(_BODY_SECONDS):
                 # A client reads the answer when it has sent all; twice the limit is enough.
-                if size > 2 * self.body_bytes:
-                    break
-            else:
-                chunks.append(chunk)
-            more = message.get("more_body", False)
+                while more and size <= 2 * self.body_bytes:
+                    message = await asyncio.wait_for(receive(), _CHUNK_SECONDS)
+                    if message["type"] == "http.disconnect":
+                        return None
+                    chunk, more = message.get("body", b""), message.get("more_body", False)
+                    size += len(chunk)
+                    too_large = too_large or size > self.body_bytes
+                    if not too_large:
+                        body += chunk
+        except TimeoutError:
+            raise _Refused(408, "Timeout", "the body took too long") from None
         if too_large:
             raise _Refused(413, "TooLarge", f"a request has at most {self.body_bytes} bytes")
-        return b"".join(chunks)
+        return bytes(body)
 
 
 @lru_cache(256)
@@ -303,13 +290,322 @@ def _host_name(host: str) -> str:
 
 def _replay(body: bytes, receive: Receive) -> Receive:
     """The body in one message, then whatever comes."""
-    given = False
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replayed() -> Message:
-        nonlocal given
-        if given:
-            return await receive()
-        given = True
-        return {"type": "http.request", "body": body, "more_body": False}
+        return messages.pop() if messages else await receive()
 
     return replayed
+
+
+# Literally so on the public server, whatever the encoding of the body.
+DATASET_TYPE = "Content-Type: text/csv; charset=utf-16"
+_DEFAULT_DOMAIN = "image_classification"
+_MOST_PARTS = 100
+_PLAIN_MULTIPART = re.compile(r"multipart/form-data; boundary=([0-9A-Za-z_-]{1,70})")
+_PLAIN_PART = re.compile(
+    rb'\r\nContent-Disposition: form-data; name="([\w.-]+)"(?:; filename="[\w.-]*")?\r\n'
+    rb"(?:Content-Type: [0-9A-Za-z/+.-]+\r\n)?\r\n"
+)
+
+
+Handler = Callable[[Harness, "Sent"], Response]
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What a request carries. An item is looked up in parts, then query, then JSON body."""
+
+    parts: Mapping[str, bytes]
+    query: Mapping[str, str]
+    document: Mapping[str, Any]
+
+    def find(self, name: str) -> Any:
+        """Bytes of a part, text of a query parameter, or any JSON; None if there is none."""
+        if name in self.parts:
+            return self.parts[name]
+        return self.query.get(name, self.document.get(name))
+
+    def text(self, name: str) -> str | None:
+        """The same as text."""
+        found = self.find(name)
+        if isinstance(found, bytes):
+            try:
+                return found.decode("utf-8-sig")
+            except UnicodeDecodeError as error:
+                raise refused("UnicodeDecodeError", f"{name} is not UTF-8 text") from error
+        return None if found is None else check_text(found, name)
+
+    def settings(self, name: str, invalid: HttpStatus = 400) -> dict[str, Any] | None:
+        """The same as a JSON object; `invalid` is the status if it is none."""
+        found = self.find(name)
+        if isinstance(found, Mapping):
+            return dict(found)
+        content = self.text(name)
+        return None if content is None else json_object(content, name, invalid)
+
+    def need(self, *names: str) -> list[str]:
+        """Query parameters that must be there."""
+        return list(needed(self.query, *names).values())
+
+
+def read_sent(content_type: str, query: Mapping[str, str], body: bytes) -> Sent:
+    """Take a request's body apart as its content type says."""
+    plain = _PLAIN_MULTIPART.fullmatch(content_type)
+    if plain and (parts := _plain_parts(body, plain[1].encode())) is not None:
+        return Sent(parts, query, {})
+    kind, options = parse_options_header(content_type)
+    if kind == "multipart/form-data":
+        return Sent(_parts(body, options.get("boundary", "")), query, {})
+    if kind == "application/x-www-form-urlencoded":
+        pairs = parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True)
+        return Sent({name: value.encode() for name, value in pairs}, query, {})
+    if kind == "application/json" and body:
+        return Sent({}, query, json_object(body, "the body"))
+    return Sent({}, query, {})
+
+
+def _plain_parts(body: bytes, boundary: bytes) -> dict[str, bytes] | None:
+    """Parts as clients send them, a name and maybe a filename; None for any other body."""
+    first, *pieces = (b"\r\n" + body).split(b"\r\n--" + boundary)
+    if first or len(pieces) > _MOST_PARTS or pieces[-1:] not in ([b"--"], [b"--\r\n"]):
+        return None
+    if body.count(b"--" + boundary) != len(pieces):
+        return None  # a boundary after another line end
+    parts: dict[str, bytes] = {}
+    for piece in pieces[:-1]:
+        head = _PLAIN_PART.match(piece)
+        if head is None:
+            return None
+        parts.setdefault(head[1].decode(), piece[head.end() :])
+    return parts
+
+
+def _parts(body: bytes, boundary: str) -> dict[str, bytes]:
+    """Parts by name, the first one of each; whether a part has a filename does not matter."""
+    parts: dict[str, bytes] = {}
+    name, chunks = "", io.BytesIO()
+    try:
+        decoder = MultipartDecoder(boundary.encode("ascii"), max_parts=_MOST_PARTS)
+        decoder.receive_data(body)
+        decoder.receive_data(None)
+        while not isinstance(event := decoder.next_event(), Epilogue):
+            if isinstance(event, Field | File):
+                name, chunks = event.name, io.BytesIO()
+            elif isinstance(event, Data):
+                chunks.write(event.data)
+                if not event.more_data:
+                    parts.setdefault(name, chunks.getvalue())
+    except (ValueError, KeyError, WerkzeugError) as error:
+        raise refused("InvalidMultipart", "the body is not multipart/form-data") from error
+    return parts
+
+
+def json_object(content: str | bytes, name: str, invalid: HttpStatus = 400) -> dict[str, Any]:
+    """A JSON object out of text."""
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise refused("JSONDecodeError", f"{name} is not JSON", invalid) from error
+    if not isinstance(found, dict):
+        raise refused("InvalidParams", f"{name} is no JSON object")
+    return found
+
+
+def needed(values: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """Those values, all of which must be there."""
+    lacking = [name for name in names if name not in values]
+    if lacking:
+        raise refused("MissingParamsError", f"the request lacks {', '.join(lacking)}")
+    return {name: values[name] for name in names}
+
+
+def json_response(content: Any, status: int = 200) -> Response:
+    """JSON in the public server's form: sorted, without blanks, with a line end."""
+    text = json.dumps(content, sort_keys=True, separators=(",", ":")) + "\n"
+    return Response(text, status, media_type="application/json")
+
+
+def _csv(body: bytes) -> Response:
+    return Response(body, media_type="text/csv; charset=utf-8")
+
+
+def _page(text: str) -> Response:
+    return Response(text, media_type="text/html; charset=utf-8")
+
+
+def list_tests(harness: Harness, sent: Sent) -> Response:
+    """GET /test/ids."""
+    wanted = sent.settings("test_requirements")
+    if wanted is None:
+        protocol = sent.text("protocol")
+        if protocol is None:
+            raise refused("MissingRequestValue", "test_requirements or protocol is missing")
+        domain = sent.text("domain")
+        wanted = {"protocol": protocol, "domain": _DEFAULT_DOMAIN if domain is None else domain}
+    else:
+        needed(wanted, "protocol", "domain", "detector_seed")
+    return _csv(harness.test_ids_request(protocol=wanted["protocol"], domain=wanted["domain"]))
+
+
+def open_session(harness: Harness, sent: Sent) -> Response:
+    """POST /session."""
+    settings = sent.settings("configuration", invalid=500) or {}
+    named = needed(settings, "protocol", "novelty_detector_version", "detection_threshold")
+    if "test_ids" in settings:
+        tests = settings["test_ids"]
+    elif (listed := sent.text("test_ids")) is None:
+        raise refused("MissingParamsError", "the request lacks test_ids")
+    else:
+        tests = [line.strip(CELL_EDGES + ",\r\t") for line in listed.split("\n") if line.strip()]
+    session = harness.session_request(
+        test_ids=tests,
+        domain=settings.get("domain", _DEFAULT_DOMAIN),
+        hints=settings.get("hints", []),
+        **named,
+    )
+    return json_response({"session_id": session})
+
+
+def _by_query(answered: Callable[[Any], Response], command: Any, *names: str) -> Handler:
+    """A call whose command is made of the query."""
+
+    def handler(harness: Harness, sent: Sent) -> Response:
+        session, *values = sent.need("session_id", *names)
+        return answered(harness.run(session, command(*values)))
+
+    return handler
+
+
+def _dataset(body: bytes) -> Response:
+    return Response(body, headers={"content-type": DATASET_TYPE})
+
+
+def _done(_: None) -> Response:
+    return _page("OK")
+
+
+def results(harness: Harness, sent: Sent) -> Response:
+    """POST /session/results."""
+    about = sent.settings("test_identification") or {}
+    types = needed(about, "result_types")["result_types"]
+    _post(harness, sent, about, check_text(types, "result_types").split("|"))
+    return _page("OK")
+
+
+def _post(harness: Harness, sent: Sent, about: dict[str, Any], types: Sequence[str]) -> None:
+    session, test, number = needed(about, "session_id", "test_id", "round_id").values()
+    files = {}
+    for kind in types:
+        body = sent.find(f"{kind}_file")
+        if body is None:
+            raise refused("MissingParamsError", f"the request lacks the file {kind[:80]}_file")
+        files[kind] = body if isinstance(body, bytes) else check_text(body, kind).encode()
+    harness.run(session, commands.Post(test, number, files))
+
+
+def feedback(harness: Harness, sent: Sent) -> Response:
+    """GET /session/feedback."""
+    session, test, types = sent.need("session_id", "test_id", "feedback_type")
+    ids = sent.query.get("feedback_ids", "")
+    number = sent.query.get("round_id", "last")
+    if not harness.policy.strict and not number.isdecimal():
+        number = "last"  # the public server only puts it into a file's name
+    asked = {"feedback_ids": ids.split("|") if ids else None, "round_id": number}
+    return _feedback(harness, session, test, types.split("|"), number, asked)
+
+
+def results_feedback(harness: Harness, sent: Sent) -> Response:
+    """POST /session/resultsfeedback: types and ids are JSON lists here."""
+    about = sent.settings("test_identification") or {}
+    session, test, number, types = needed(
+        about, "session_id", "test_id", "round_id", "result_types"
+    ).values()
+    kinds = check_texts(about.get("feedback_types", []), "feedback_types")
+    ids = about.get("feedback_ids")
+    ids = None if ids is None else check_texts(ids, "feedback_ids")
+    types = check_texts(types, "result_types")
+    if not types:
+        raise refused("MissingParamsError", "the request names no result type")
+    _post(harness, sent, about, types)
+    if not kinds:
+        return _csv(b"")
+    asked = {"feedback_ids": ids, "round_id": "last"}
+    return _feedback(harness, session, test, kinds, number, asked)
+
+
+def _feedback(
+    harness: Harness, session: str, test: str, kinds: Sequence[str], number: Any, asked: Any
+) -> Response:
+    """Lines of one type as CSV; of several as multipart, one part each (docs/condda.md, rule 9)."""
+    place = {"session_id": session, "test_id": test, **asked}
+    answers = {kind: harness.get_feedback_request(feedback_type=kind, **place) for kind in kinds}
+    if len(kinds) == 1:
+        return _csv(answers[kinds[0]])
+    # What the harness took for a number is one; only then may it stand in a header.
+    name = f"{session}.{test}.{'last' if number in ('', 'last') else int(number)}"
+    parts = {kind: (f"{name}_{kind}.csv", lines, "text/csv") for kind, lines in answers.items()}
+    body, content_type = encode_multipart_formdata(parts)
+    return Response(body, headers={"content-type": content_type})
+
+
+def evaluations(harness: Harness, sent: Sent) -> Response:
+    """GET /session/evaluations; `baseline_session_id` is ours and adds m_nrp.
+
+    Published: devmode evaluates a test that goes on, so it tells about ground truth; not if strict.
+    """
+    session, test = sent.need("session_id", "test_id")
+    metrics = harness.evaluate(
+        test_id=test,
+        session_id=session,
+        baseline_session_id=sent.query.get("baseline_session_id"),
+        devmode=not harness.policy.strict and _is_true(sent.query.get("devmode", "")),
+    )
+    return json_response(metrics)
+
+
+def status(harness: Harness, sent: Sent) -> Response:
+    """GET /session/status."""
+    tests, of = sent.query.get("test_ids"), sent.query.get
+    lines = harness.session_status(
+        after=of("after"),
+        session_id=of("session_id"),
+        test_ids=tests.split("|") if tests else None,
+        detector=of("detector"),
+        include_tests=_is_true(of("include_tests", "")),
+    )
+    return _page(lines)
+
+
+def archive(harness: Harness, sent: Sent) -> Response:
+    """GET /session/zip."""
+    [session] = sent.need("session_id")
+    tests = sent.query.get("test_id")
+    content = harness.session_zip(session_id=session, test_ids=tests.split("|") if tests else None)
+    # The session exists, so its id is a name without quotes or line ends.
+    headers = {"content-disposition": f'attachment; filename="{session}.zip"'}
+    return Response(content, headers=headers, media_type="application/zip")
+
+
+def _is_true(value: str) -> bool:
+    return value.lower() not in ("", "0", "false")
+
+
+ROUTES: tuple[tuple[str, str, Handler], ...] = (
+    ("GET", "/test/ids", list_tests),
+    ("GET", "/test/metadata", _by_query(json_response, commands.Metadata, "test_id")),
+    ("DELETE", "/test", _by_query(_done, commands.CompleteTest, "test_id")),
+    ("POST", "/session", open_session),
+    ("DELETE", "/session", _by_query(_done, commands.Terminate)),
+    ("GET", "/session/latest", _by_query(json_response, commands.Latest)),
+    ("GET", "/session/dataset", _by_query(_dataset, commands.Dataset, "test_id", "round_id")),
+    ("POST", "/session/results", results),
+    ("GET", "/session/feedback", feedback),
+    ("POST", "/session/resultsfeedback", results_feedback),
+    ("GET", "/session/evaluations", evaluations),
+    ("GET", "/session/status", status),
+    ("GET", "/session/zip", archive),
+)
+_WIRE: dict[str, dict[str, Any]] = {}
+for _method, _path, _handler in ROUTES:
+    _WIRE.setdefault(_path, {})[_method] = _handler

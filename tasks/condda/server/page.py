@@ -22,13 +22,12 @@ import numpy as np
 from fastapi import APIRouter, Query, Response
 
 from schemas.errors import NoveltyError
+from tasks.condda.commands import ProtocolRefusal, refused
 from tasks.condda.harness import Harness
-from tasks.condda.lookup import lenient_metadata, round_count
-from tasks.condda.posts import is_name, parse
-from tasks.condda.rules import ProtocolRefusal, refused
+from tasks.condda.measures import scoreboard
+from tasks.condda.posts import parse
 from tasks.condda.server.api import finite
-from tasks.condda.session import Event
-from tasks.condda.test_files import TestFile
+from tasks.condda.session import is_name, lenient_metadata, round_count
 
 OPERATOR = "/operator"
 _PAGE = Path(__file__).with_name("page.html")
@@ -46,6 +45,7 @@ _TEST_MEASURES = {
     "discovery": ("characterization", "post_discovery_accuracy"),
     "stability": ("characterization", "post_column_stability"),
 }
+_FLAGS = ("detected", "early")
 # Size of a curve in the SVG's own units, and the most points drawn.
 _WIDTH, _HEIGHT, _MOST_POINTS = 600, 120, 1200
 
@@ -78,37 +78,31 @@ class Curves:
 
     def get(self, session: str, test: str) -> Curve:
         """The curve of a test since its last restart."""
-        with self.harness.states.get(session) as state:
-            attempt = state.test(test).attempt
-            threshold = state.threshold
+        with self.harness.state(session) as state:
+            attempt, threshold = state.test(test).attempt, state.threshold
             place = (state.protocol, state.domain)
         with self._lock:
-            points = self._points(session, test, attempt)
+            points = sorted(self._points(session, test, attempt).items())
         file = self.harness.library.load(test, *place)
-        rows = np.array(sorted(points), dtype=np.int64)
-        values = np.array([points[row] for row in rows.tolist()], dtype=float)
-        return Curve(rows, values, len(file.ids), threshold, _red_light(file))
+        rows = np.array([row for row, _ in points], dtype=np.int64)
+        values = np.array([value for _, value in points], dtype=float)
+        changed = np.flatnonzero(file.truth[file.domain.changed].to_numpy() == 1)
+        red_light = int(changed[0]) if len(changed) else None
+        return Curve(rows, values, len(file.ids), threshold, red_light)
 
     def _points(self, session: str, test: str, attempt: int) -> dict[int, float]:
         key = (session, test, attempt)
         seq, points = self._kept.pop(key, (0, {}))
         wanted = {"kind": "posted", "test": test, "type": "detection", "attempt": attempt}
         for stored in self.harness.store.load(session, seq, bodies=True, **wanted):
-            result = parse(stored.event.body or b"", self.harness.limits)
-            values = result.first.tolist()
-            for row, value in zip(stored.event.detail["rows"], values, strict=True):
-                if row >= 0 and math.isfinite(value):
-                    points[row] = value
+            values = parse(stored.event.body or b"", self.harness.limits).first.tolist()
+            pairs = zip(stored.event.detail["rows"], values, strict=True)
+            points |= {row: value for row, value in pairs if row >= 0 and math.isfinite(value)}
             seq = stored.seq
         self._kept[key] = (seq, points)
-        while len(self._kept) > _CURVES_KEPT:
+        if len(self._kept) > _CURVES_KEPT:
             self._kept.popitem(last=False)
-        return dict(points)
-
-
-def _red_light(test: TestFile) -> int | None:
-    changed = np.flatnonzero(test.truth[test.domain.changed].to_numpy() == 1)
-    return int(changed[0]) if len(changed) else None
+        return points
 
 
 def thinned(rows: np.ndarray, values: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
@@ -171,76 +165,61 @@ def session_list(harness: Harness, search: str = "", skip: int = 0) -> dict[str,
     """A page of sessions, newest first, and how many have all words of `search` in what they were
     opened with."""
     wanted = search.lower().split()
-    ids = [
-        stored.session
-        for stored in reversed(harness.store.of_kinds(["opened"]))
-        if all(word in f"{stored.session} {_opened_with(stored.event)}" for word in wanted)
-    ]
-    shown = ids[skip : skip + _SESSIONS_SHOWN]
-    return {
-        "total": len(ids),
-        "page": _SESSIONS_SHOWN,
-        "sessions": [_summary(harness, session) for session in shown],
-    }
-
-
-def _opened_with(event: Event) -> str:
-    return " ".join(map(str, event.detail.values())).lower()
+    ids = []
+    for stored in reversed(harness.store.of_kinds(["opened"])):
+        opened_with = " ".join(map(str, stored.event.detail.values())).lower()
+        if all(word in f"{stored.session} {opened_with}" for word in wanted):
+            ids.append(stored.session)
+    sessions = [_summary(harness, session) for session in ids[skip : skip + _SESSIONS_SHOWN]]
+    return {"total": len(ids), "page": _SESSIONS_SHOWN, "sessions": sessions}
 
 
 def scores(harness: Harness) -> dict[str, Any]:
     """The scoreboard over all completed tests."""
-    from tasks.condda.measures import scoreboard
-
     return {"baseline": _BASELINE, "rows": scoreboard(list(harness.measured()), _BASELINE)}
 
 
 def _summary(harness: Harness, session: str) -> dict[str, Any]:
-    found = harness.session_progress(session_id=session)
-    tests = found.pop("tests").values()
-    return {
-        **found,
-        "last": harness.store.last_time(session),
-        "tests": len(tests),
-        "completed": sum(test["completed"] for test in tests),
-        "posted": sum(test["posted"] for test in tests),
-    }
+    progress = harness.session_progress(session_id=session)
+    tests = progress.pop("tests").values()
+    counts = {key: sum(test[key] for test in tests) for key in ("completed", "posted")}
+    return {**progress, "last": harness.store.last_time(session), "tests": len(tests), **counts}
 
 
 def session_tests(harness: Harness, session: str) -> dict[str, Any]:
     """Progress of a session's tests; the number of rounds is null where it cannot be read."""
-    found = harness.session_progress(session_id=session)
-    shown = list(found["tests"].items())[:_TESTS_SHOWN]
-    tests = [
+    tests = harness.session_progress(session_id=session)["tests"]
+    shown = [
         {
             "test": name,
             **progress,
             "rounds": _rounds(harness, session, name),
             "measures": _measures(harness, session, name) if progress["completed"] else None,
         }
-        for name, progress in shown
+        for name, progress in list(tests.items())[:_TESTS_SHOWN]
     ]
-    return {"session": session, "total": len(found["tests"]), "tests": tests}
+    return {"session": session, "total": len(tests), "tests": shown}
 
 
 def _measures(harness: Harness, session: str, test: str) -> dict[str, Any]:
     """A few corrected measures of a completed test, or why there are none."""
     try:
-        found = harness.measures(session, test)
+        measures = harness.measures(session, test)
     except NoveltyError as error:
         return {"none": error.message if isinstance(error, ProtocolRefusal) else "test not read"}
-    picked = {
-        name: value == 1 if key.startswith("Is ") else value
+    values = {
+        name: measures[group][key]
         for name, (group, key) in _TEST_MEASURES.items()
-        for value in [found.get(group, {}).get(key)]
-        if key in found.get(group, {})
+        if key in measures.get(group, {})
     }
-    return finite(picked)
+    return finite(
+        {name: bool(value) if name in _FLAGS else value for name, value in values.items()}
+    )
 
 
 def _rounds(harness: Harness, session: str, test: str) -> int | None:
     try:
-        with harness.states.get(session) as state:
+        with harness.state(session) as state:
             file = harness.library.load(test, state.protocol, state.domain)
             size = lenient_metadata(state, file).get("round_size")
     except NoveltyError:
@@ -289,7 +268,7 @@ def page_router(harness: Harness) -> APIRouter:
     def results(session_id: str, test_id: str, type: str) -> Response:
         if not (is_name(test_id, harness.limits) and is_name(type, harness.limits)):
             raise refused("InvalidName", "no such test or result type")
-        with harness.states.get(session_id) as state:
+        with harness.state(session_id) as state:
             attempt = state.test(test_id).attempt
         found = harness.store.load(
             session_id, bodies=True, kind="posted", test=test_id, type=type, attempt=attempt
@@ -346,24 +325,21 @@ _DOCS_STYLE = (
 def docs_page(document: dict[str, Any]) -> str:
     """Operations by tag, then the models, each with its description and schema."""
     escape = html.escape
+
+    def folded(code: str, about: str, content: Any) -> str:
+        summary = f"<code>{escape(code)}</code> {escape(about)}"
+        schema = escape(json.dumps(content, indent=1))
+        return f"<details><summary>{summary}</summary><pre>{schema}</pre></details>"
+
     tagged: dict[str, list[str]] = {}
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
-            about = {
-                key: operation[key]
-                for key in ("parameters", "requestBody", "responses")
-                if key in operation
-            }
-            tagged.setdefault(operation.get("tags", ["other"])[0], []).append(
-                f"<details><summary><code>{method.upper()} {escape(path)}</code> "
-                f"{escape(operation.get('summary', ''))}</summary>{_pre(about)}</details>"
-            )
-    models = [
-        f"<details><summary><code>{escape(name)}</code> {escape(model.get('description', ''))}"
-        f"</summary>{_pre(model)}</details>"
-        for name, model in document.get("components", {}).get("schemas", {}).items()
-    ]
-    tagged["models"] = models
+            parts = ("parameters", "requestBody", "responses")
+            about = {part: operation[part] for part in parts if part in operation}
+            shown = folded(f"{method.upper()} {path}", operation.get("summary", ""), about)
+            tagged.setdefault(operation.get("tags", ["other"])[0], []).append(shown)
+    models = document.get("components", {}).get("schemas", {}).items()
+    tagged["models"] = [folded(name, model.get("description", ""), model) for name, model in models]
     sections = "".join(f"<h2>{escape(tag)}</h2>{''.join(items)}" for tag, items in tagged.items())
     info = document["info"]
     return (
@@ -373,7 +349,3 @@ def docs_page(document: dict[str, Any]) -> str:
         f'<a href="/openapi.json">/openapi.json</a>. The published SAIL-ON API is served beside it '
         f"and is not described here.</p>{sections}</html>"
     )
-
-
-def _pre(content: Any) -> str:
-    return f"<pre>{html.escape(json.dumps(content, indent=1))}</pre>"

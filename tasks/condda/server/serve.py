@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from schemas.errors import ConfigError
+from tasks.condda.commands import EVALUATION, PUBLISHED, Caller, Limits, Policy, Role
 from tasks.condda.harness import Harness
 from tasks.condda.retention import retire_daily
-from tasks.condda.rules import EVALUATION, PUBLISHED, Caller, Limits, Policy, Role
 from tasks.condda.store import EVENTS, EventStore
 from tasks.condda.test_files import TestLibrary
 
@@ -137,14 +137,13 @@ def serve(
 @contextlib.contextmanager
 def _exit_on_sigterm() -> Iterator[None]:
     """SIGTERM as an exception: uvicorn raises it again at its end, and the store must close."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    in_main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)) if in_main else None
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        if in_main:
+            signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager
@@ -175,9 +174,8 @@ def url_of(listening: socket.socket) -> str:
 
 def _listen(host: str, port: int) -> socket.socket:
     try:
-        family, kind, number, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
+        about = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, number, _, address = about[0]
         listening = socket.socket(family, kind, number)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
