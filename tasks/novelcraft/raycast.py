@@ -240,7 +240,7 @@ def _visible_runs(
         owner = grid[row, start + 1]
         runs = _Runs(row + y0, start + x0, np.roll(start, -1) + x0, owner)
         return runs.take(owner != _NOTHING)
-    backmost = [i for run in order for i in run]
+    backmost = np.array([i for run in order for i in run])
     low, high = _columns(both.take(backmost), y0 + np.arange(y1 - y0), x0, x1)
     ends = np.sort(np.concatenate([low, high]), axis=0)
     owner = np.full((len(ends) - 1, y1 - y0), _NOTHING, np.int16)
@@ -288,8 +288,8 @@ def _paint_runs(
     scene: Scene,
     samples: int,
 ) -> None:
-    lines = corner[0] + np.arange(grid.shape[0])
-    low, high = _columns(outlines, lines, corner[1], corner[1] + grid.shape[1]) - corner[1]
+    y, x = corner[0] + np.arange(grid.shape[0]), corner[1]
+    low, high = _columns(outlines, y, x, x + grid.shape[1]) - x
     filled = high > low
     left = np.where(filled, low, grid.shape[1]).min(1)
     right = np.where(filled, high, 0).max(1)
