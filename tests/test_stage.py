@@ -229,6 +229,14 @@ def test_what_would_keep_the_threads_busy_goes_to_processes(workers, sizes, long
     assert left.is_long(left.next()) == long
 
 
+def test_shards_follow_the_first_that_went_to_a_process_and_go_sooner_where_some_are_warm():
+    left = Spread(2, {0: 3.0, 1: 0.5}, 3.5)
+    assert all(left.is_long(left.next()) for _ in range(len(left)))
+    sizes = {0: 0.7, 1: 0.7}
+    cold, warm = (Spread(2, sizes, 1.4, warm=warm) for warm in (False, True))
+    assert warm.is_long(warm.next()) and not cold.is_long(cold.next())
+
+
 def test_errors_of_processes_of_their_own(tmp_path):
     with pytest.raises(ConfigError, match="that cannot be"), Build("toy", tmp_path) as build:
         build.run(dies, [Shard("user")], Settings())

@@ -31,6 +31,8 @@ GPU, CORES = "GPU", "CORES"
 """What workers of a cluster declare."""
 LONG_SECONDS = 1.0
 """Work for each thread from which on a stage is spread over processes; less stays in threads."""
+WARM_SECONDS = 0.5
+"""The same where processes wait that were started for an earlier stage."""
 SLOTS = Slots(os.cpu_count() or 1, gpu_count())
 """What shards in processes of their own share on this machine."""
 WORKERS = Workers()
@@ -67,10 +69,15 @@ class Spread:
     a second: a few short shards are made here. What a shard takes grows with its `size`; it is told
     by `seconds` for all that are missing, where those are known, and by the shards made here. If
     nothing is known the smallest shard is made first, else the largest, so that all ends together.
+    Once a shard has gone to another process, the rest go too. `warm`: processes are there already.
     """
 
-    def __init__(self, workers: int, sizes: Mapping[int, float], seconds: float | None) -> None:
+    def __init__(
+        self, workers: int, sizes: Mapping[int, float], seconds: float | None, warm: bool = False
+    ) -> None:
         self._workers = workers
+        self._long = WARM_SECONDS if warm else LONG_SECONDS
+        self._elsewhere = False
         self._sizes = sizes
         self._left = deque(sorted(sizes, key=lambda number: (sizes[number], -number)))
         self._size_left = total = sum(sizes.values())
@@ -104,7 +111,8 @@ class Spread:
         if self._workers == 1 or self._pace is None or len(self._sizes) == 1:
             return False
         size = self._size_left + self._sizes[number]
-        return self._pace * size / self._workers > LONG_SECONDS
+        self._elsewhere |= self._pace * size / self._workers > self._long
+        return self._elsewhere
 
 
 def make_shard(code: str, lake: str, benchmark: str, shard: Any, settings: Settings) -> Piece:

@@ -48,7 +48,6 @@ from schemas.tables import (
     SPLITS,
     tables_of,
 )
-from storage.catalog import refresh_catalog
 from storage.filehash import HashCache
 from storage.layout import content_key, hash_cache_path, lake_root, pieces_path, work_path
 from storage.locks import benchmark_locked
@@ -554,7 +553,8 @@ class Build:
             spreads = _is_found(stage) and not stage.apart and cluster is None
             to_make = [shards[number] for number in missing]
             seconds = self._expected(stage, to_make) if spreads else 0.0
-            left = Spread(self.workers if spreads else 1, sizes, seconds)
+            workers = self.workers if spreads else 1
+            left = Spread(workers, sizes, seconds, WORKERS.are_warm())
 
             def make(number: int) -> Piece:
                 what = (self.benchmark, shards[number], settings)
@@ -598,7 +598,8 @@ class Build:
     def _expected(self, stage: Stage, shards: Sequence[Shard]) -> float | None:
         """Seconds of one process for these shards, by earlier builds or else by the reference.
 
-        The reference tells the pace of stages that read raw files, in megabytes.
+        The reference tells the pace of stages that read raw files, which are taken for a megabyte
+        where it counts by something else: the first shard made here then tells better.
         """
         if len(shards) < 2:
             return None
@@ -675,7 +676,7 @@ class Build:
         visible = _finished(pieces, pending)
         before = publication_base(self.lake, self.benchmark).snapshot
         if self._publish(visible, partial=True) != before:
-            refresh_catalog(self.lake)  # the end of the build does it in any case
+            _refresh_catalog(self.lake)  # the end of the build does it in any case
         self._unpublished = False
         self._published_at = time.monotonic()
         self._publish_cost = self._published_at - start
@@ -894,7 +895,7 @@ class Build:
         """Publish everything, with the quarantine table and the catalogue."""
         self._publish(self.pieces, partial=False)
         write_build_record(self.lake, self._record())
-        refresh_catalog(self.lake)
+        _refresh_catalog(self.lake)
 
     def _failure_sentence(self) -> str:
         names = ", ".join(f"{failed.stage} {failed.shard.name}" for failed in self.failures)
@@ -910,6 +911,12 @@ class Build:
             settings=self.settings.model_dump(mode="json") if self.settings is not None else {},
             sources=sorted(self._sources.values(), key=lambda source: source.root),
         )
+
+
+def _refresh_catalog(lake: Path) -> None:
+    from storage.catalog import refresh_catalog  # DuckDB, which workers do without
+
+    refresh_catalog(lake)
 
 
 def _finished(pieces: Sequence[Piece], pending: Iterable[str]) -> list[Piece]:

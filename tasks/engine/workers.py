@@ -103,6 +103,10 @@ class Workers:
             raise result
         return result
 
+    def are_warm(self) -> bool:
+        """Whether any waits for work."""
+        return bool(self._idle)
+
     def _started(self, call: bytes) -> Worker:
         """A worker that has begun the work."""
         while True:

@@ -69,7 +69,10 @@ def states_of(
     frames: pl.DataFrame, blocks: pl.DataFrame, entities: pl.DataFrame
 ) -> Iterator[tuple[dict[str, Any], WorldState]]:
     """The world state of every frame, put together again from the tables."""
-    by_frame = {key[0]: group for key, group in entities.group_by("frame_id")}
+    by_frame: dict[str, list[Entity]] = {}
+    columns = ("frame_id", "entity_id", "type", "name", "x", "y", "z", "color")
+    for frame, identity, type_, name, x, y, z, color in entities.select(columns).iter_rows():
+        by_frame.setdefault(frame, []).append(Entity(identity, type_, name, (x, y, z), color))
     for (class_, subset, episode), spans in blocks.group_by(
         "class", "subset", "episode", maintain_order=True
     ):
@@ -83,7 +86,6 @@ def states_of(
         first, last = spans["from_position"].to_numpy(), spans["to_position"].to_numpy()
         for row in frames.filter(here).iter_rows(named=True):
             stands = (first <= row["position"]) & (row["position"] <= last)
-            group = by_frame.get(row["frame_id"])
             yield (
                 row,
                 WorldState(
@@ -94,7 +96,7 @@ def states_of(
                     yaw=row["yaw"],
                     pitch=row["pitch"],
                     facing=None,
-                    entities=() if group is None else _entities(group),
+                    entities=tuple(by_frame.get(row["frame_id"], ())),
                     inventory=(),
                     selected=None,
                     block_in_front="",
@@ -107,15 +109,6 @@ def states_of(
                     command_result=None,
                 ),
             )
-
-
-def _entities(group: pl.DataFrame) -> tuple[Entity, ...]:
-    return tuple(
-        Entity(
-            row["entity_id"], row["type"], row["name"], (row["x"], row["y"], row["z"]), row["color"]
-        )
-        for row in group.iter_rows(named=True)
-    )
 
 
 def plan_label_shards(ingested: list[Piece]) -> list[Shard]:

@@ -76,25 +76,24 @@ def render(scene: Scene, coverage: str = "published", samples: int = SAMPLES) ->
     novel = _outline(scene, scene.novel.nonzero()[0], samples)
     if not len(novel.boxes):
         return Rendering(mask, 0, label_pixels, ())
-    left, top, right, bottom = _window(novel.bounds, n, samples)
-    grid = _paint_novel(scene, novel, (left, top, right, bottom), samples)
+    left, top, right, bottom = pixels = _window(novel.bounds, n, samples)
+    runs = _visible_runs(scene, novel, pixels, samples)
     window = mask[top:bottom, left:right]
-    window[:] = samples_per_pixel(grid != _NOTHING, samples) >= least
+    window[:] = runs.samples_in(pixels, samples) >= least
     labels = [scene.labels[i] for i in scene.label_index[novel.boxes]]
-    shown = {label: np.zeros(grid.shape, bool) for label in set(labels)}
     objects = []
     for i, label in enumerate(labels):
-        x0, y0, x1, y1 = _window(novel.bounds[i : i + 1], n, samples)
-        rows = slice((y0 - top) * samples, (y1 - top) * samples)
-        columns = slice((x0 - left) * samples, (x1 - left) * samples)
-        of_object = grid[rows, columns] == i
-        covered = samples_per_pixel(of_object, samples) >= least
+        x0, y0, *_ = part = _window(novel.bounds[i : i + 1], n, samples)
+        covered = runs.take(runs.owner == i).samples_in(part, samples) >= least
         if bounds := bounding_box(covered):
             at = (x0 + bounds[0], y0 + bounds[1], x0 + bounds[2], y0 + bounds[3])
             objects.append(NovelObject(label, *at, int(np.count_nonzero(covered))))
-        shown[label][rows, columns] |= of_object
-    for label, samples_shown in shown.items():
-        covered = samples_per_pixel(samples_shown, samples) >= least
+    for label in set(labels):
+        covered = window
+        if len(set(labels)) > 1:
+            members = [i for i, other in enumerate(labels) if other == label]
+            of_label = runs.take(np.isin(runs.owner, members))
+            covered = of_label.samples_in(pixels, samples) >= least
         label_pixels[label] = int(np.count_nonzero(covered))
     return Rendering(mask, int(np.count_nonzero(window)), label_pixels, tuple(objects))
 
@@ -105,10 +104,9 @@ def novel_mask(scene: Scene, samples: int = SAMPLES) -> np.ndarray:
     mask = np.zeros((n, n), bool)
     novel = _outline(scene, scene.novel.nonzero()[0], samples)
     if len(novel.boxes):
-        left, top, right, bottom = window = _window(novel.bounds, n, samples)
-        shown = _paint_novel(scene, novel, window, samples) != _NOTHING
-        covered = samples_per_pixel(shown, samples) >= samples_needed("published", samples)
-        mask[top:bottom, left:right] = covered
+        left, top, right, bottom = pixels = _window(novel.bounds, n, samples)
+        shown = _visible_runs(scene, novel, pixels, samples).samples_in(pixels, samples)
+        mask[top:bottom, left:right] = shown >= samples_needed("published", samples)
     return mask
 
 
@@ -187,11 +185,39 @@ def _window(bounds: np.ndarray, resolution: int, samples: int) -> tuple[int, int
     return int(first[0]), int(first[1]), int(last[0]), int(last[1])
 
 
-def _paint_novel(
-    scene: Scene, novel: _Outlines, window: tuple[int, int, int, int], samples: int
-) -> np.ndarray:
-    """The samples of the window, each the position of its box in `novel` or _NOTHING."""
-    x0, y0, x1, y1 = (side * samples for side in window)
+class _Runs(NamedTuple):
+    """Runs of samples of one row that show the same novel box: columns start <= column < stop."""
+
+    row: np.ndarray
+    start: np.ndarray
+    stop: np.ndarray
+    owner: np.ndarray
+
+    def take(self, keep: np.ndarray) -> "_Runs":
+        return _Runs(*(values[keep] for values in self))
+
+    def samples_in(self, pixels: tuple[int, int, int, int], samples: int) -> np.ndarray:
+        """How many samples of each pixel x0 <= x < x1, y0 <= y < y1 they cover."""
+        x0, y0, x1, y1 = pixels
+        width = x1 - x0 + 2
+        first = (self.row // samples - y0) * width - x0
+        begin, skipped = np.divmod(self.start, samples)
+        end, reached = np.divmod(self.stop, samples)
+        begin, end = begin + first, end + first
+        # From pixel to pixel a run adds what it covers of its first and then the rest of a side.
+        steps = np.bincount(
+            np.concatenate([begin, begin + 1, end, end + 1]),
+            np.concatenate([samples - skipped, skipped, reached - samples, -reached]),
+            (y1 - y0) * width,
+        )
+        return np.cumsum(steps.reshape(-1, width), axis=1)[:, :-2]
+
+
+def _visible_runs(
+    scene: Scene, novel: _Outlines, pixels: tuple[int, int, int, int], samples: int
+) -> _Runs:
+    """What is seen of novel boxes in these pixels; an owner is a position in `novel`."""
+    x0, y0, x1, y1 = (side * samples for side in pixels)
     away = _columns_away(scene)
     others = (~scene.novel & (away <= away[novel.boxes].max())).nonzero()[0]
     other = _outline(scene, others, samples)
@@ -205,10 +231,27 @@ def _paint_novel(
     )
     values = np.full(len(both.boxes), _NOTHING)
     values[: len(novel.boxes)] = np.arange(len(novel.boxes))
-    kind = np.int16 if len(values) < 1 << 15 else np.int32
-    grid = np.full((y1 - y0, x1 - x0), _NOTHING, kind)
-    _paint(grid, (y0, x0), both, values, scene, samples)
-    return grid
+    order = _back_to_front(scene, both.boxes)
+    if len(values) > _RUNS_AT_ONCE or any(_is_contested(values[run]) for run in order):
+        kind = np.int16 if len(novel.boxes) < 1 << 15 else np.int32
+        grid = np.full((y1 - y0, x1 - x0 + 2), _NOTHING, kind)  # with a rim, where each run ends
+        _paint(grid[:, 1:-1], (y0, x0), both, values, scene, samples)
+        row, start = (grid[:, 1:] != grid[:, :-1]).nonzero()
+        owner = grid[row, start + 1]
+        runs = _Runs(row + y0, start + x0, np.roll(start, -1) + x0, owner)
+        return runs.take(owner != _NOTHING)
+    backmost = np.array([i for run in order for i in run])
+    low, high = _columns(both.take(backmost), y0 + np.arange(y1 - y0), x0, x1)
+    ends = np.sort(np.concatenate([low, high]), axis=0)
+    owner = np.full((len(ends) - 1, y1 - y0), _NOTHING, np.int16)
+    for i, value in enumerate(values[backmost].tolist()):
+        (filled,) = (high[i] > low[i]).nonzero()
+        if len(filled):
+            rows = slice(filled[0], filled[-1] + 1)
+            covered = (ends[:-1, rows] >= low[i, rows]) & (ends[1:, rows] <= high[i, rows])
+            np.copyto(owner[:, rows], value, where=covered)
+    number, row = ((owner != _NOTHING) & (ends[1:] > ends[:-1])).nonzero()
+    return _Runs(row + y0, ends[number, row], ends[number + 1, row], owner[number, row])
 
 
 def _columns_away(scene: Scene) -> np.ndarray:
@@ -245,23 +288,21 @@ def _paint_runs(
     scene: Scene,
     samples: int,
 ) -> None:
-    kind = np.int16 if grid.shape[1] < 1 << 15 else np.int32
-    low, high = _spans(outlines, corner[0] + np.arange(grid.shape[0]) + 0.5)
-    low = np.clip(np.ceil(low - 0.5) - corner[1], 0, grid.shape[1]).astype(kind)
-    high = np.clip(np.floor(high + 0.5) - corner[1], 0, grid.shape[1]).astype(kind)
+    y, x = corner[0] + np.arange(grid.shape[0]), corner[1]
+    low, high = _columns(outlines, y, x, x + grid.shape[1]) - x
     filled = high > low
     left = np.where(filled, low, grid.shape[1]).min(1)
     right = np.where(filled, high, 0).max(1)
     top = filled.argmax(1)
     bottom = grid.shape[0] - filled[:, ::-1].argmax(1)
-    columns = np.arange(grid.shape[1], dtype=kind)
+    columns = np.arange(grid.shape[1], dtype=low.dtype)
     for members in runs:
         run = [i for i in members if right[i]]
         if not run:
             continue
         first, last = min(top[run]), max(bottom[run])
         x0, x1 = min(left[run]), max(right[run])
-        contested = len(set(values[run].tolist())) > 1
+        contested = _is_contested(values[run])
         step = _CONTESTED_ROWS if contested else last - first
         for y0 in range(first, last, step):
             y1 = min(y0 + step, last)
@@ -281,6 +322,11 @@ def _paint_runs(
                     seen &= depth <= nearest[part] + _SAME_DEPTH
                     np.copyto(nearest[part], depth, where=seen)
                 np.copyto(grid[lines, left[i] : right[i]], values[i], where=seen)
+
+
+def _is_contested(values: np.ndarray) -> bool:
+    """Whether it matters which box of a run is seen."""
+    return len(values) > 1 and bool((values != values[0]).any())
 
 
 def _back_to_front(scene: Scene, boxes: np.ndarray) -> list[list[int]]:
@@ -349,6 +395,13 @@ def _clip(corners: np.ndarray, near: float, far: float) -> np.ndarray:
         met[:, 2] = plane
         kept.append(met)
     return np.concatenate(kept)
+
+
+def _columns(outlines: _Outlines, lines: np.ndarray, x0: int, x1: int) -> np.ndarray:
+    """First column and the one after the last of every box on every line of samples, of those from
+    x0 to x1; (2, B, lines)."""
+    low, high = _spans(outlines, lines + 0.5)
+    return np.stack([np.ceil(low - 0.5), np.floor(high + 0.5)]).clip(x0, x1).astype(np.int32)
 
 
 def _spans(outlines: _Outlines, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
