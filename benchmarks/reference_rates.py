@@ -3,7 +3,9 @@
 `python -m benchmarks.reference_rates LAKE[:STAGE,…]…` reads timings and pieces of every benchmark
 built there and writes `tasks/engine/reference_rates.csv`. Of several lakes, the first that made a
 stage counts; name stages to take no others from a lake. Make lakes for it (`novelty demo --sample
-sample`, NOVELTY_LAKE a new folder): the settings of several builds in one lake would mix.
+sample`, NOVELTY_LAKE a new folder): the settings of several builds in one lake would mix. Times of
+a busy machine are too long: there build with a `sitecustomize` that makes `time.perf_counter` CPU
+seconds, children's too, and `os.cpu_count` 1.
 """
 
 import argparse
@@ -12,6 +14,7 @@ import os
 import platform
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
@@ -60,8 +63,16 @@ def measured(lake: Path, benchmark: str) -> Iterator[tuple[Work, Rate]]:
                 runs[place] = record.run.run_id
             if piece.has(RUNS.name):
                 models |= dict(piece.part(RUNS.name).read(["run_id", "model"]).iter_rows())
-    works = first_build(benchmark, config, raw) or []
-    for work in works:
+    works: dict[tuple[str, str], Work] = {}
+    for work in first_build(benchmark, config, raw) or []:
+        same = works.get((work.stage, work.model), replace(work, shards=0, amount=0.0, written=0.0))
+        works[work.stage, work.model] = replace(
+            work,
+            shards=same.shards + work.shards,
+            amount=same.amount + work.amount,
+            written=same.written + work.written,
+        )
+    for work in works.values():
         name = work.model.partition(" (")[0]
         own = [
             (work.stage, shard)

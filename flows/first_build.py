@@ -259,7 +259,8 @@ def of_threedos(works: Works, config: threedos.Config) -> None:
         by_name = {name: works.sources[path] for name, path in config.source.items()}
     size = {name: samples_in(name, raw) for name, raw in by_name.items()}
     shards = shards or sum(math.ceil(count / SHAPES_PER_SHARD) for count in size.values())
-    works.add("sample_shapes", shards, sum(size.values()))  # points cost more than the files
+    # Farthest points cost more than reading the files.
+    works.add("sample_shapes", shards, sum(size.values()) * config.shapes.points / 1000)
     works.add("split_track", len(tracks), len(tracks) * sum(size.values()))
     works.add("key_protocols", len(tracks), len(tracks) * sum(size.values()))
     if not config.models:
