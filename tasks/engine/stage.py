@@ -827,10 +827,11 @@ class Build:
             return last_versions(self.lake, self.benchmark)
         except LakeError as error:
             log.warning(f"{self.benchmark}: {error}")
-        versions = []
-        for name in old.tables if old is not None else ():
-            with suppress(LakeError):
-                versions += versions_of(self.lake, old, [name])
+        versions: list[TableVersion] = []
+        if old is not None:
+            for name in old.tables:
+                with suppress(LakeError):
+                    versions += versions_of(self.lake, old, [name])
         return versions
 
     def _behind(self, versions: Sequence[TableVersion], tables: Iterable[str]) -> set[str]:
