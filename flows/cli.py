@@ -111,6 +111,12 @@ def _hours(text: str) -> float:
     return hours
 
 
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text} is no number of snapshots")
+    return int(text)
+
+
 def _status_of(words: list[str]) -> int:
     if "--quiet" in words:
         show_messages(quiet=True)
@@ -245,7 +251,7 @@ def _parser() -> Parser:
         "builds elsewhere (default: 24)",
     )
     gc.add_argument(
-        "--keep", type=int, default=5, help="snapshots that stay however old (default: 5)"
+        "--keep", type=_count, default=5, help="snapshots that stay however old (default: 5)"
     )
     iceberg = with_lake(
         command("iceberg", _iceberg, "register the tables in an Iceberg catalogue, without a copy")

@@ -245,7 +245,7 @@ def test_an_older_snapshot_is_read_diffed_pinned_and_restored(lake: Path, raw, c
     assert (now.tables, now.restored) == (first.tables, first.name)
     build_toy(lake, raw, scale=2.0)
     assert current_snapshot(lake, "toy").tables == second.tables
-    for wrong in ("toy@s9", "toy@nothing", "other"):
+    for wrong in ("toy@s9", "toy@s²", "toy@nothing", "other"):
         assert main(["path", wrong, *words]) == 2
     assert find_snapshot(lake, f"toy@{first.name[:12]}") == first
 
