@@ -868,9 +868,11 @@ class Build:
 
         For a source that this command does not name: what is known of it stays.
         """
-        versions = self._last_versions(publication_base(self.lake, self.benchmark).snapshot)
-        own = [version for version in versions if version.manifest.table == name]
-        addresses = _addresses(own) if own else self._behind(versions, {name})
+        old = publication_base(self.lake, self.benchmark).snapshot
+        versions = self._last_versions(old)
+        addresses = _addresses(v for v in versions if v.manifest.table == name)
+        if not addresses and old is not None and name in old.tables:
+            addresses = self._behind(versions, {name})
         published_pieces = [find_piece(self.lake, *address.split("/")) for address in addresses]
         declared = tables_of(self.benchmark)
         pieces = [
