@@ -62,6 +62,8 @@ VERSIONS = {
     "row_count": ("BIGINT", "Rows"),
     "bytes": ("BIGINT", "Bytes of its files"),
 }
+_NAME = re.compile(r'(?:"[^"]*"|[^\s".(]+)(?:\.(?:"[^"]*"|[^\s".(]+))*')
+"""A name of SQL with the names before its dots."""
 Row = tuple[object, ...]
 
 
@@ -370,7 +372,8 @@ def views_in(sql: str) -> set[str]:
             except duckdb.Error:  # PIVOT, for one, is taken for several statements
                 names = set(re.findall(r"[\w.]+", statement.query))
             for name in names:
-                views.add("/".join(name.replace('"', "").lower().split(".")[-2:]))
+                if match := _NAME.match(name):  # an alias follows it, or a sample
+                    views.add("/".join(match[0].replace('"', "").lower().split(".")[-2:]))
     return views
 
 

@@ -158,7 +158,7 @@ def _mended(lake: Path, benchmark: str) -> Base:
         links = [path for path in folder.glob("[!_]*") if path.is_symlink()]
         targets = {path.name: os.readlink(path) for path in links}
         digits = folder.name[1:].partition("-")[0]
-        number = int(digits) if digits.isdigit() else 0
+        number = int(digits) if digits.isdecimal() else 0
     tables = {table: target.rpartition("/")[2] for table, target in targets.items()}
     if not tables:
         snapshots = _all_snapshots(lake, benchmark)
@@ -293,7 +293,7 @@ def find_snapshot(lake: Path, text: str) -> Snapshot:
         )
     if not label:
         return current
-    number = int(label[1:]) if label[1:].isdigit() else None
+    number = int(label[1:]) if label[1:].isdecimal() else None
     matches = [
         snapshot
         for snapshot in history(lake, benchmark)

@@ -828,10 +828,11 @@ class Build:
             return last_versions(self.lake, self.benchmark)
         except LakeError as error:
             log.warning(f"{self.benchmark}: {error}")
-        versions = []
-        for name in old.tables if old is not None else ():
-            with suppress(LakeError):
-                versions += versions_of(self.lake, old, [name])
+        versions: list[TableVersion] = []
+        if old is not None:
+            for name in old.tables:
+                with suppress(LakeError):
+                    versions += versions_of(self.lake, old, [name])
         return versions
 
     def _behind(self, versions: Sequence[TableVersion], tables: Iterable[str]) -> set[str]:
@@ -868,9 +869,11 @@ class Build:
 
         For a source that this command does not name: what is known of it stays.
         """
-        versions = self._last_versions(publication_base(self.lake, self.benchmark).snapshot)
-        own = [version for version in versions if version.manifest.table == name]
-        addresses = _addresses(own) if own else self._behind(versions, {name})
+        old = publication_base(self.lake, self.benchmark).snapshot
+        versions = self._last_versions(old)
+        addresses = _addresses(v for v in versions if v.manifest.table == name)
+        if not addresses and old is not None and name in old.tables:
+            addresses = self._behind(versions, {name})
         published_pieces = [find_piece(self.lake, *address.split("/")) for address in addresses]
         declared = tables_of(self.benchmark)
         pieces = [

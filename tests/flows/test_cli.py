@@ -364,6 +364,14 @@ def test_a_grace_time_without_end_is_one_sentence(capsys, hours):
     assert f"argument --grace: '{hours}' is no number of hours" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("number", ["-1", "1.5", "²"])
+def test_a_number_of_snapshots_to_keep_is_no_other_number(capsys, number):
+    with pytest.raises(SystemExit) as stop:
+        main(["gc", f"--keep={number}"])
+    assert stop.value.code == 2
+    assert f"argument --keep: '{number}' is no whole number from 1 on" in capsys.readouterr().err
+
+
 def test_a_file_that_may_not_be_read_is_one_sentence(tmp_path, capsys, monkeypatch):
     def fail(*arguments, **options):
         raise PermissionError(errno.EACCES, "Permission denied", "/lake/x/_manifest.json")

@@ -95,6 +95,10 @@ def test_a_damaged_version_is_named_when_it_is_read(tmp_path, built):
         "SET threads = 1; select * from (FROM Toy.Totals)",
         "USE catalog.toy; select * from totals",
         "PIVOT toy.totals ON kind USING sum(total)",
+        "select t.total from toy.totals t",
+        "select * from toy.files as f, toy.totals t(a, b)",
+        'select (select max(total) from "Toy"."Totals" "my own") from toy.readings r',
+        "from toy.totals tablesample 10%",
     ],
 )
 def test_a_query_reads_no_damaged_table(tmp_path, built, capsys, sql):
