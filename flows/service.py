@@ -212,7 +212,7 @@ def temporary_server() -> Iterator[None]:
                 _start_server(service, server, for_ever=False)
             except (NoveltyError, OSError) as error:
                 stack.close()
-                reason = str(error).partition("\n")[0]
+                reason = str(error).partition("\n")[0].replace(" ends with:", " says why")
                 log.info(f"no Prefect server follows these builds: {reason}")
         yield
 

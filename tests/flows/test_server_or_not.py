@@ -342,7 +342,10 @@ def service_file(folder: Path, port: int) -> Path:
     return path
 
 
-def test_a_server_that_does_not_start_fails_nothing(tmp_path, capsys):
+def test_a_server_that_does_not_start_fails_nothing(tmp_path, capsys, monkeypatch):
+    def end(*arguments, **options):
+        raise service.ServiceError("the server ended; /a/server.log ends with:\nTraceback")
+
     with socket.create_server(("127.0.0.1", 0)) as taken:
         service_file(tmp_path, taken.getsockname()[1])
         with service.temporary_server():
@@ -352,6 +355,12 @@ def test_a_server_that_does_not_start_fails_nothing(tmp_path, capsys):
     with service.temporary_server():
         pass
     assert "no Prefect server follows these builds: wrong settings" in capsys.readouterr().err
+    monkeypatch.setattr(service, "_start_server", end)
+    service_file(tmp_path, 1)
+    with service.temporary_server():
+        pass
+    said = capsys.readouterr().err
+    assert "follows these builds: the server ended; /a/server.log says why\n" in said
     with pytest.raises(OSError, match="of the block"), service.temporary_server():
         raise OSError("an error of the block")
 

@@ -1,5 +1,6 @@
 """The lock files, and the commands that write and install them, on an index of toy packages."""
 
+import ast
 import importlib.metadata
 import importlib.util
 import re
@@ -66,6 +67,19 @@ def test_what_some_python_3_11_alone_asks_for_is_locked():
             if any(patches) and not all(patches):
                 asked[canonical(needs.name)] = installed.metadata["Name"]
     assert asked and set(asked) <= locked, asked
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/quick-start.md"])
+def test_what_a_page_for_analysts_imports_comes_with_the_demo(page):
+    """`make demo` installs every extra, and none of the tools of tests."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    nodes = [node for block in blocks for node in ast.walk(ast.parse(block))]
+    modules = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    modules |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+    names = {module.partition(".")[0] for module in modules} - sys.stdlib_module_names
+    assert {"polars", "pandas", "duckdb"} <= names
+    locked = {canonical(pin) for pin in RUN_TIME}
+    assert {"pillow" if name == "PIL" else name for name in names} <= locked
 
 
 def test_numpy_stays():
