@@ -1,10 +1,13 @@
 """Threshold predictor that discovers classes among what is unknown, with names that last.
 
-All unlabelled samples that are unknown are clustered: by hierarchical linkage, FINCH or Gaussian
-mixtures. The number of clusters is that of Ward linkage below a height, which is learned: the one
-that tells pools of known labels, drawn, apart best (adjusted Rand index). So new classes are as
-wide as known ones. Where the most that there may be is told, it is taken if the heights of single
-labels allow about as many. Clusters of enough samples are classes, two where a number is told.
+Unlabelled samples tell how many of them are known: about twice those with a p-value above a half.
+So `accepted_error` is raised to the limit by which most of these are told right, since many novel
+ones lie close to known ones. All that are then unknown are clustered: by hierarchical linkage,
+FINCH or Gaussian mixtures. The number of clusters is that of Ward linkage below a height, which is
+learned: the one that tells pools of known labels, drawn, apart best (adjusted Rand index). So new
+classes are as wide as known ones. Where the most that there may be is told, it is taken if the
+heights of single labels allow about as many. Clusters of enough samples are classes, two where a
+number is told.
 
 A class keeps its name: a cluster goes on under the name whose samples it has (or has neighbours of,
 as near as known samples are to each other), one to one; others get a new name, or, where there are
@@ -39,13 +42,6 @@ SAME = 1e-3
 class Configuration(ThresholdConfiguration):
     method: Literal["ward", "average", "finch", "gmm"] = Field(
         "ward", description="How unknown samples are clustered: linkage, FINCH or mixtures."
-    )
-    weak_error: float = Field(
-        0.1,
-        gt=0,
-        lt=1,
-        description="The same as accepted_error, where known labels, left out in turn, are found "
-        "by it more often than it is wrong.",
     )
     min_cluster: int = Field(1, ge=1, description="Samples from which a cluster is a class ...")
     min_share: float = Field(
@@ -87,21 +83,28 @@ class Clustering(Threshold):
             self.member_of, self.living = np.empty(0, np.int64), np.empty(0, bool)
         self.seed, self.limits = list(seed), {}
 
-    def _accepted(self, far: np.ndarray, codes: np.ndarray) -> float:
-        """Of both errors the one by which left out labels are told from the others better."""
-        errors = np.array([self.settings.accepted_error, self.settings.weak_error])
-        gains = []
-        for label in np.unique(self.owner):
-            away = np.delete(far, label, 1).min(1, initial=np.inf)
-            own, others = away[codes == label], away[codes != label]
-            if len(own) and len(others):
-                beyond = own[:, None] > np.quantile(others, 1 - errors)
-                gains.append(beyond.mean(0) - errors)
-        return float(errors[np.argmax(np.mean(gains, 0))] if gains else errors[0])
-
     def discover(self, features: np.ndarray, *, most: int | None = None) -> None:
-        unknown = features[self._p_values(features) < self._limit][-self.settings.pool :]
+        p_values = self._p_values(features)
+        self.error = self._learned_error(p_values)
+        unknown = features[p_values < self._limit][-self.settings.pool :]
         self._name(unknown, self._clusters(self.whole.space.scaled(unknown), most), most)
+
+    def _learned_error(self, p_values: np.ndarray) -> float:
+        """The share of known samples to call unknown so that most of these samples are told right.
+
+        Of those that a limit makes unknown, the limit times `known` are wrongly so, the others
+        rightly; both numbers are taken one standard deviation worse than they look.
+        """
+        least, size = float(self.settings.accepted_error), len(p_values)
+        if not size:
+            return least
+        upper = float((p_values > 0.5).mean())
+        known = min(1.0, 2 * (upper + np.sqrt(upper * (1 - upper) / size)))
+        more = np.sort(p_values[(p_values > least) & (p_values <= 0.5)])
+        limits = np.append(least, more)
+        unknown = np.searchsorted(more, limits, side="right") / size
+        gain = unknown - np.sqrt(unknown / size) - 2 * known * (limits - least)
+        return float(limits[np.argmax(gain)])
 
     def _clusters(self, rows: np.ndarray, most: int | None) -> np.ndarray:
         """The cluster of each row, the largest first; -1 for those of too few rows."""

@@ -1,12 +1,13 @@
 """A threshold on any score of features, calibrated on samples that it was not fitted on.
 
-Features are scaled first, because a feature that hardly varies must not count as much as others.
-`auto` takes the scaling that tells known labels from each other best: each label in turn is left
-out of the examples and looked for among held-out samples by its distance to the nearest example.
-The novelty is that of a score of tasks/scores fitted on the scaled examples. A sample's p-value is
-(1 + held-out samples that are as novel) / (1 + held-out samples); it is `unknown` if that is at
-most `accepted_error`, which is so for at most that share of known samples. Shares of the known
-labels fall off as a Gaussian with the distance to their nearest examples.
+Features are scaled first: a feature that hardly varies must not count as much as others, and the
+direction of a network's features may tell more than their length. `auto` takes the scaling that
+tells known labels from each other best: each label in turn is left out of the examples and looked
+for among held-out samples by its distance to the nearest example. The novelty is that of a score
+of tasks/scores fitted on the scaled examples. A sample's p-value is (1 + held-out samples that are
+as novel) / (1 + held-out samples); it is `unknown` if that is at most `accepted_error`, which is
+so for at most that share of known samples. Shares of the known labels fall off as a Gaussian with
+the distance to their nearest examples.
 
 Held out are the validation samples. Without any, the examples are, in `folds` shares: the score is
 fitted once without each share, and a sample's novelty is the mean of these scores. So every example
@@ -40,9 +41,10 @@ GIVEN = frozenset({"features", "train"})
 
 
 class Configuration(Settings):
-    scaling: Literal["auto", "none", "robust", "whiten"] = Field(
+    scaling: Literal["auto", "none", "unit", "robust", "whiten"] = Field(
         "auto",
-        description="Features as they are, each by its quartiles, or all by their covariance.",
+        description="Features as they are, each sample to length 1, each feature by its quartiles, "
+        "or all by their covariance.",
     )
     score: str = Field("nearest", description="Score of features that is the novelty.")
     score_settings: dict[str, Any] = Field({}, description="Its settings that are not the default.")
@@ -68,7 +70,7 @@ class Configuration(Settings):
 
 class Threshold(Predictor):
     name: ClassVar[str] = "threshold"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     needs_validation: ClassVar[bool] = False
     configuration: ClassVar[type[Settings]] = Configuration
     examples: np.ndarray
@@ -120,15 +122,10 @@ class Threshold(Predictor):
         far = self._choose_space(held, labels)
         pairs = zip(self.folds, held, strict=True)
         self.held_out = np.sort(np.concatenate([fold.novelty(rows) for fold, rows in pairs]))
-        self.error = self._accepted(far, labels)
+        self.error = float(self.settings.accepted_error)
         away = far.min(1)
         self.reach = float(np.quantile(away, 1 - self.error)) or 1.0
         self.middle = float(np.median(away)) or 1.0
-
-    def _accepted(self, far: np.ndarray, codes: np.ndarray) -> float:
-        """Share of known samples that are called unknown, by distances (N, known labels) of
-        held-out samples and their labels."""
-        return float(self.settings.accepted_error)
 
     def _choose_space(self, held: Sequence[np.ndarray], labels: np.ndarray) -> np.ndarray:
         """Take the scaling of the settings, or the one by which left out labels stand out most.
@@ -138,7 +135,7 @@ class Threshold(Predictor):
         kinds: tuple[str, ...] = (self.settings.scaling,)
         if kinds == ("auto",):
             wide = self.examples.shape[1] > WHITENED_WIDTH
-            kinds = ("none", "robust") if wide else ("none", "robust", "whiten")
+            kinds = ("none", "unit", "robust") if wide else ("none", "unit", "robust", "whiten")
         if len(np.unique(self.owner)) == 1:
             kinds = kinds[-1:]
         best = -1.0
@@ -231,7 +228,8 @@ class Threshold(Predictor):
         }
 
     def record(self) -> dict[str, Any]:
-        return {"reach": self.reach, "middle": self.middle, "error": self.error}
+        numbers = {"reach": self.reach, "middle": self.middle, "error": self.error}
+        return {**numbers, "unit": self.whole.space.unit}
 
     def restore(self, state: Mapping[str, torch.Tensor], record: Mapping[str, Any]) -> None:
         arrays = {name: value.cpu().numpy() for name, value in state.items()}
@@ -239,7 +237,8 @@ class Threshold(Predictor):
             arrays[name] for name in ("examples", "owner", "share", "held_out")
         )
         self.reach, self.middle, self.error = (record[n] for n in ("reach", "middle", "error"))
-        first, *others = map(Space, arrays["centers"], arrays["matrices"])
+        spaces = zip(arrays["centers"], arrays["matrices"], strict=True)
+        first, *others = (Space(*space, record["unit"]) for space in spaces)
         self.whole = self._neighbourhood(first, slice(None))
         pairs = zip(others, self._rows_of_folds(), strict=True)
         self.folds = [self._neighbourhood(*pair) for pair in pairs] if others else [self.whole]
@@ -278,10 +277,11 @@ class Neighbourhood:
 
 
 class Space:
-    """Where distances are measured: features less `center`, times `matrix` (D,) or (D, D)."""
+    """Where distances are measured: features less `center`, times `matrix` (D,) or (D, D), and,
+    if `unit`, by their length."""
 
-    def __init__(self, center: np.ndarray, matrix: np.ndarray) -> None:
-        self.center, self.matrix = center, matrix
+    def __init__(self, center: np.ndarray, matrix: np.ndarray, unit: bool = False) -> None:
+        self.center, self.matrix, self.unit = center, matrix, unit
 
     @classmethod
     def of(cls, kind: str, features: np.ndarray, labels: np.ndarray) -> Space:
@@ -289,6 +289,8 @@ class Space:
         center = features.mean(0, dtype=np.float64)
         if kind == "none":
             return cls(center, np.ones(features.shape[1]))
+        if kind == "unit":
+            return cls(np.zeros_like(center), np.ones(features.shape[1]), unit=True)
         if kind == "robust":
             low, high = np.quantile(features.astype(np.float64), [0.25, 0.75], axis=0)
             width = np.where(high > low, (high - low) / 1.349, features.std(0, dtype=np.float64))
@@ -307,7 +309,11 @@ class Space:
 
     def scaled(self, features: np.ndarray) -> np.ndarray:
         rows = features - self.center
-        return rows * self.matrix if self.matrix.ndim == 1 else rows @ self.matrix
+        rows = rows * self.matrix if self.matrix.ndim == 1 else rows @ self.matrix
+        if not self.unit:
+            return rows
+        length = np.linalg.norm(rows, axis=1, keepdims=True)
+        return rows / np.where(length > 0, length, 1)
 
 
 def _shares(owner: np.ndarray, folds: int, seed: Sequence[int]) -> np.ndarray:

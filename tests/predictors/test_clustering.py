@@ -98,3 +98,30 @@ def test_a_feature_that_hardly_varies_does_not_count_as_much() -> None:
     assert not np.allclose(fitted(np.hstack([features, 1e4 * noise]), labels).whole.space.matrix, 1)
     quiet = fitted(np.hstack([features, 1e-3 * np.repeat(noise, 60, axis=1)]), labels)
     assert quiet.whole.space.matrix.ndim == 2 or quiet.whole.space.matrix.max() < 10
+
+
+def test_directions_count_where_lengths_tell_nothing() -> None:
+    """Classes are directions and samples of any length: `auto` takes samples of length 1."""
+    labels = np.repeat(np.arange(4), 40)
+    length = np.random.default_rng(2).uniform(0.2, 5, (len(labels), 1))
+    predictor = fitted(length * rows_of(labels.tolist()), labels)
+    assert predictor.whole.space.unit
+    assert np.allclose(np.linalg.norm(predictor.whole.rows, axis=1), 1)
+    assert not predictor.whole.space.scaled(np.zeros((1, WIDTH))).any()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 1.0])
+def test_how_many_are_called_unknown_is_learned_of_unlabelled_samples(
+    predictor: Clustering, share: float
+) -> None:
+    """Of p-values, uniform for known samples and mostly below 0.3 for novel ones."""
+    draws, gains = np.random.default_rng(3), []
+    for _ in range(20):
+        novel = draws.random(300) < share
+        p_values = np.where(novel, 0.3 * draws.random(300), draws.random(300))
+        error = predictor._learned_error(p_values)
+        assert 0.05 <= error <= 0.5
+        told = [((p_values <= limit) == novel).mean() for limit in (error, 0.05)]
+        gains.append(told[0] - told[1])
+    assert np.mean(gains) >= (0.1 if share >= 0.5 else -0.005)
+    assert predictor._learned_error(np.empty(0)) == 0.05
