@@ -7,7 +7,8 @@ FINCH or Gaussian mixtures. The number of clusters is that of Ward linkage below
 learned: the one that tells pools of known labels, drawn, apart best (adjusted Rand index). So new
 classes are as wide as known ones. Where the most that there may be is told, it is taken if the
 heights of single labels allow about as many. Clusters of enough samples are classes, two where a
-number is told.
+number is told. A few examples of labels that were learned since the first fit are clustered too, as
+much of such a label is still unknown: the cluster that has most of them is no new class.
 
 A class keeps its name: a cluster goes on under the name whose samples it has (or has neighbours of,
 as near as known samples are to each other), one to one; others get a new name, or, where there are
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 POOLS, POOL_LABELS, MOST_CLUSTERS = 3, 5, 10
 # Distance, in units of the median one to a nearest example, below which two samples are the same.
 SAME = 1e-3
+# Examples of each label learned since the first fit that are clustered beside unknown samples.
+TAUGHT = 8
 
 
 class Configuration(ThresholdConfiguration):
@@ -54,6 +57,8 @@ class Clustering(Threshold):
     name: ClassVar[str] = "clustering"
     discovers: ClassVar[bool] = True
     configuration: ClassVar[type[Settings]] = Configuration
+    first: int
+    """Labels of the first fit."""
     seed: list[int]
     limits: dict[int, tuple[float, float]]
     """See `_limits`, by size of the pool."""
@@ -79,6 +84,7 @@ class Clustering(Threshold):
     ) -> None:
         super()._fit(train, valid, before=before, seed=seed)
         if not before:
+            self.first = len(self.known)
             self.members = np.empty((0, self.width))
             self.member_of, self.living = np.empty(0, np.int64), np.empty(0, bool)
         self.seed, self.limits = list(seed), {}
@@ -107,23 +113,36 @@ class Clustering(Threshold):
         return float(limits[np.argmax(gain)])
 
     def _clusters(self, rows: np.ndarray, most: int | None) -> np.ndarray:
-        """The cluster of each row, the largest first; -1 for those of too few rows."""
+        """The cluster of each row, the largest first; -1 for those of too few rows, or of a label
+        learned since the first fit."""
         if not len(rows):
             return np.empty(0, np.int64)
-        height, single = self._limits(len(rows))
+        examples, labels = self._taught()
+        pool, taught = np.vstack([rows, examples]), np.unique(labels)
+        height, single = self._limits(len(pool))
         height = height if most is None else min(height, single)
-        count = 1 + int((_heights(rows) > height).sum())
-        if most is not None and count >= most - 1:
-            count = min(max(most, 1), len(rows))
-        clusters = self._partition(rows, count)
-        _, first, clusters = np.unique(clusters, return_index=True, return_inverse=True)
-        sizes = np.bincount(clusters)
+        count = 1 + int((_heights(pool) > height).sum())
+        if most is not None and count >= most + len(taught) - 1:
+            count = min(max(most, 1) + len(taught), len(pool))
+        clusters, of_examples = np.split(self._partition(pool, count), [len(rows)])
+        old = [np.bincount(of_examples[labels == label]).argmax() for label in taught]
+        fresh = ~np.isin(clusters, old)
+        _, first, members = np.unique(clusters[fresh], return_index=True, return_inverse=True)
+        sizes = np.bincount(members)
         least = max(self.settings.min_cluster, self.settings.min_share * len(rows))
         least = least if most is None else 2
         # Of equally large ones the one that began earlier.
         order = np.lexsort((first, -sizes))
         place = np.where(sizes[order] >= least, np.arange(len(order)), -1)
-        return place[np.argsort(order)][clusters]
+        numbers = np.full(len(rows), -1)
+        numbers[fresh] = place[np.argsort(order)][members]
+        return numbers
+
+    def _taught(self) -> tuple[np.ndarray, np.ndarray]:
+        """Scaled examples of labels learned since the first fit, some of each, and their labels."""
+        rank = np.arange(len(self.owner)) - np.searchsorted(self.owner, self.owner)
+        taught = (self.owner >= self.first) & (rank < TAUGHT)
+        return self.whole.rows[taught], self.owner[taught]
 
     def _partition(self, rows: np.ndarray, count: int) -> np.ndarray:
         if count == 1:
@@ -243,7 +262,7 @@ class Clustering(Threshold):
         return {**super().state(), **found}
 
     def record(self) -> dict[str, Any]:
-        return {**super().record(), "seed": self.seed}
+        return {**super().record(), "seed": self.seed, "first": self.first}
 
     def restore(self, state: Mapping[str, torch.Tensor], record: Mapping[str, Any]) -> None:
         super().restore(state, record)
@@ -251,6 +270,7 @@ class Clustering(Threshold):
             state[name].cpu().numpy() for name in ("members", "member_of", "living")
         )
         self.seed, self.limits = list(record["seed"]), {}
+        self.first = int(record["first"])
 
 
 def _heights(rows: np.ndarray) -> np.ndarray:

@@ -48,6 +48,22 @@ def test_every_method_tells_classes_apart(method: str) -> None:
     assert all(name.startswith("unknown_") for name in found[:, 0])
 
 
+@pytest.mark.parametrize("most", [None, 1])
+def test_a_class_of_which_a_few_labels_were_learned_is_not_discovered_again(most) -> None:
+    labels = np.repeat(np.arange(4), 40)
+    rows, examples = rows_of([4] * 15 + [5] * 15, 1), rows_of([4, 4, 4], 2)
+    names = [f"known {label}" for label in labels]
+    predictor = fitted(rows_of(labels.tolist()), labels)
+    predictor.discover(rows)
+    assert predictor.living.sum() == 2
+    train = np.vstack([rows_of(labels.tolist()), examples])
+    predictor.fit(Examples(train, pl.Series([*names, *["told"] * 3])))
+    predictor.discover(rows, most=most)
+    assert predictor.living.sum() == 1
+    assert set(named(predictor, rows)[15:]) == {f"unknown_{int(predictor.living.argmax())}"}
+    assert set(named(predictor, rows)[:15]) <= {"told", "unknown"}
+
+
 def test_known_classes_set_the_width_of_new_ones() -> None:
     """The same rows are one class where known classes are wide, and four where they are narrow."""
     labels = np.repeat(np.arange(4), 40)
