@@ -31,7 +31,7 @@ def import_file(lake: Path, request: Import) -> str:
     """Add the run to the lake; its id. The report is left to the caller."""
     benchmarks = benchmarks_in(lake)
     if request.benchmark not in benchmarks:
-        names = f"{', '.join(benchmarks)}{did_you_mean(request.benchmark, benchmarks)}"
+        names = f"{', '.join(benchmarks) or 'none'}{did_you_mean(request.benchmark, benchmarks)}"
         raise LakeError(f"no tables of {request.benchmark!r} in {lake}; there are: {names}")
     _check_name(request.name)
     if request.seed is not None and not 0 <= request.seed < 1 << 31:

@@ -69,6 +69,8 @@ class Parser(argparse.ArgumentParser):
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
         """Called once for each time that an option stands there; argparse would take the last."""
+        if action.option_strings and arg_strings == ["--"]:
+            raise argparse.ArgumentError(action, "expected one argument")  # argparse drops it
         if action.option_strings and isinstance(action, SINGLE):
             if action.dest in self.taken:
                 name = " or ".join(action.option_strings)

@@ -122,6 +122,7 @@ def test_unreadable_config_and_unknown_key(tmp_path, capsys):
         (["completion", "powershell"], "there are: bash, zsh, fish"),
         (["diff"], "the following arguments are required: before"),
         (["gc", "--grace", "day"], "argument --grace: 'day' is no number of hours; see"),
+        (["gc", "--grace=--"], "argument --grace: expected one argument; see"),
         (["gc", "--keep", "0"], "argument --keep: '0' is no whole number from 1 on; see"),
         (["sample", "--seed", "x"], "argument --seed: 'x' is no whole number from 0 on; see"),
         (["diff", "a/b", "--examples", "-1"], "argument --examples: '-1' is no whole number from"),
