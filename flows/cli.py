@@ -267,7 +267,7 @@ def _parser() -> Parser:
     intake.add_argument("--benchmark", required=True, help=", ".join(benchmarks()))
     intake.add_argument("--protocol", required=True, help="protocol that its samples are of")
     intake.add_argument("--name", required=True, help="what the model is called from now on")
-    intake.add_argument("--seed", type=whole_number(), help="of the model, where there are several")
+    intake.add_argument("--seed", type=int, help="of the model, where there are several")
     intake.add_argument("--partial", action="store_true", help="it may lack test samples")
     intake.add_argument("--head", help="its last layer, for scores that need it (safetensors)")
     put = with_lake(command("export", _export_run, "what a run put out, as a file to import"))
