@@ -48,7 +48,7 @@ class Configuration(ThresholdConfiguration):
     )
     min_cluster: int = Field(1, ge=1, description="Samples from which a cluster is a class ...")
     min_share: float = Field(
-        0.0, ge=0, lt=1, description="... if they are also this share of all that are unknown."
+        0.05, ge=0, lt=1, description="... if they are also this share of all that are unknown."
     )
     pool: int = Field(1000, ge=2, description="Unknown samples that are clustered, the latest.")
 

@@ -241,7 +241,7 @@ def test_discovered_classes_match_the_novel_ones() -> None:
                              zip(blob.labels[rows], chosen[rows], strict=True)]))  # fmt: skip
     assert np.mean(late) > 0.9
     assert np.mean(post) > 0.8
-    # A row that is far from all others is a class of its own.
+    # Few rows that are far from all others are a class of their own while few are unknown.
     assert 3 <= np.mean(used) <= 5
 
 
