@@ -30,6 +30,7 @@ from storage.remote_upkeep import remove_objects
 from storage.snapshots import current_snapshot, history
 from storage.tables import Contents, current_version, current_versions, publish
 from storage.upkeep import find_garbage, find_remote_garbage, statuses, trace_lineage
+from tests.cluster_stages import wait_for
 from tests.evaluation.small_runs import build_small
 from tests.evaluation.small_runs import write_raw as write_samples
 from tests.s3 import BUCKET, KEY, SECRET, free_port, moto, rclone, settings
@@ -287,6 +288,10 @@ def test_polars_pyarrow_and_pandas_read_straight_from_the_bucket(request, machin
     with system.open_input_stream(f"{prefix}/toy/current.json") as file:
         current = json.loads(file.read())["tables"]["readings"]
     folder = f"{prefix}/toy/{current}"
+    names = {place.name for place in build.versions["readings"].places}
+    # rclone lists an object a little after it was put.
+    selector = pyarrow.fs.FileSelector(folder)
+    wait_for(lambda: names <= {file.base_name for file in system.get_file_info(selector)})
     by_arrow = pq.read_table(folder, filesystem=system)
     assert pl.from_arrow(by_arrow).sort("file", "line").equals(expected)
     assert by_arrow.to_pandas().shape == (expected.height, 4)
