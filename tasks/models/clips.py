@@ -66,8 +66,8 @@ class Backbone(Model):
         return super().resolve(preset if preset in cls.presets else None, changes, network)
 
     @abstractmethod
-    def load(self, weights: Path) -> nn.Module:
-        """The network, with the weights of that file."""
+    def load(self, weights: Path | None) -> nn.Module:
+        """The network, with the weights of that file; none: random, or those of its package."""
 
     @abstractmethod
     def pass_batch(self, clips: np.ndarray) -> dict[str, np.ndarray]:

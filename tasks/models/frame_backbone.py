@@ -36,7 +36,7 @@ class FrameBackbone(OnPictureNetwork, Backbone):
     configuration: ClassVar[type[Settings]] = Configuration
     alike_in_any_batch: ClassVar[bool] = True
 
-    def load(self, weights: Path) -> nn.Module:
+    def load(self, weights: Path | None) -> nn.Module:
         return load_frozen(self.settings)
 
     def pass_batch(self, clips: np.ndarray) -> dict[str, np.ndarray]:

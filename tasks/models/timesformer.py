@@ -41,7 +41,7 @@ class TimesformerBackbone(CropBackbone):
         "small": {},
     }
 
-    def load(self, weights: Path) -> TimeSformer:
+    def load(self, weights: Path | None) -> TimeSformer:
         from tasks.features.timesformer import load_timesformer
 
-        return load_timesformer(weights, self.settings.count)
+        return load_timesformer(weights, self.settings.count, allow_random=weights is None)

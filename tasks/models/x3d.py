@@ -31,7 +31,8 @@ class X3DBackbone(CropBackbone):
     name: ClassVar[str] = "x3d"
     configuration: ClassVar[type[Settings]] = Configuration
 
-    def load(self, weights: Path) -> X3D:
+    def load(self, weights: Path | None) -> X3D:
         from tasks.features.x3d import X3DSize, load_x3d
 
-        return load_x3d(weights, size=X3DSize(side=self.settings.crop))
+        size = X3DSize(side=self.settings.crop)
+        return load_x3d(weights, size=size, allow_random=weights is None)

@@ -132,19 +132,14 @@ def _shared(model: Model) -> dict[str, Any]:
 
 
 def _take_random_weights(model: Any, device: str) -> None:
-    from tasks.features import timesformer, x3d
     from tasks.features.resnet import ResNet
     from tasks.learning.devices import seeded
 
     model.prepare(device=device)
     model.classes = CLASSES
     with seeded([0], "cpu"):
-        if model.name == "x3d":
-            size = x3d.X3DSize(side=model.settings.crop)
-            network: Any = x3d.load_x3d(None, allow_random=True, size=size)
-        elif model.name == "timesformer":
-            frames = model.settings.count
-            network = timesformer.load_timesformer(None, frames, allow_random=True)
+        if model.modality == "clip":
+            network: Any = model.load(None)
         else:
             groups: list[tuple[int, int, int | None, int, bool]]
             groups = [(3, width, None, 1, False) for width in (16, 32, 64)]

@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 
-from tasks.features import timesformer, x3d
 from tasks.models.base import NetworkModel
 from tasks.operations import gpu_check
 from tests.learning.stand_in import NAME
@@ -31,10 +30,7 @@ def without_weights(monkeypatch: Any) -> None:
             return
         model.prepare(device=device)
         with torch.device("meta"):
-            if model.name == "x3d":
-                network: Any = x3d.X3D(400, x3d.X3DSize(side=model.settings.crop))
-            else:
-                network = timesformer.TimeSformer(400, model.settings.count)
-        model.network = network.requires_grad_(False).eval().to_empty(device=NAME)
+            network = model.load(None)
+        model.network = network.to_empty(device=NAME)
 
     monkeypatch.setattr(gpu_check, "_take_random_weights", take_shapes)

@@ -12,6 +12,7 @@ from torch import nn
 from flows.cli import main
 from schemas.errors import ConfigError
 from tasks import models
+from tasks.features.backbones import KINDS
 from tasks.learning import trainer
 from tasks.learning.devices import arithmetic, to_device, to_host
 from tasks.learning.samples import Samples
@@ -329,13 +330,57 @@ def test_a_small_model_there_has_the_bits_of_the_cpu(name) -> None:
         assert values[0] is None or np.array_equal(*values)
 
 
-@pytest.mark.parametrize("name", predictor_names())
-def test_a_predictor_there_has_the_numbers_of_the_cpu(name) -> None:
+BY_FILE: dict[str, dict[str, Any]] = {
+    "resnet": {"stem": (64, 7), "groups": [(2, 64, 256, 2, True)] * 4, "last": 3},
+    "clip": {
+        "embedding": 512,
+        "image_size": 224,
+        "patch": 32,
+        "width": 768,
+        "depth": 2,
+        "heads": 12,
+    },
+    "vit": {"image_size": 224, "patch": 16, "width": 384, "depth": 2, "heads": 6, "scaled": True},
+    "vgg": {"classes": 3, "layers": [64, "M", 8, "M"], "hidden": 16, "pool": 7, "batch_norm": True},
+}
+
+
+def test_every_network_that_a_file_may_hold_is_there() -> None:
+    assert BY_FILE.keys() == KINDS.keys()
+
+
+@pytest.mark.parametrize("name", ["backbone", "frame_backbone", "view_backbone", "pretrained"])
+@pytest.mark.parametrize("kind", BY_FILE)
+def test_a_network_by_file_makes_no_mistake(kind, name) -> None:
+    """In every model that takes one."""
+    with torch.device("meta"):
+        network = KINDS[kind](**BY_FILE[kind]).requires_grad_(False).eval()
+    if name == "pretrained" and network.last is None:
+        pytest.skip("such a file has no classes")
+    with StandIn("meta") as device:
+        network = network.to_empty(device=NAME)
+        model: Any = gpu_check.made(name, None, "paper")
+        headed = name in ("backbone", "view_backbone")
+        setattr(model, "frozen" if headed else "network", network)
+        samples = gpu_check.samples_for(model, 4)
+        model.prepare(device=NAME)
+        model.classes = 3
+        if headed:
+            gpu_check.fit(model, samples, "paper", NAME)
+        before, outputs = device.operations, model.outputs(samples)
+    assert device.operations > before and len(outputs) == 4
+
+
+PREDICTORS = [(n, preset) for n in predictor_names() for preset in find_predictor(n).presets]
+
+
+@pytest.mark.parametrize(("name", "preset"), PREDICTORS)
+def test_a_predictor_there_has_the_numbers_of_the_cpu(name, preset) -> None:
     features = examples("abcde", 6, 9).features
     predicted = {}
     for device in ("cpu", NAME):
         with StandIn("cpu", patient=True):
-            predictor = find_predictor(name)("small", device=device)
+            predictor = find_predictor(name)(preset, device=device)
             predictor.fit(examples("abcd", 12, 1), examples("abcd", 8, 2), seed=[3, 0])
             predicted[device] = predictor.predict(features), predictor.novelty(features)
     assert predicted[NAME][0].labels == predicted["cpu"][0].labels
