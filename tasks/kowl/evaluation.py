@@ -269,18 +269,18 @@ def evaluate_predictor(shard: Shard, settings: RunSettings) -> Produced:
         run.save(saved)
         name = f"{facts.model} {run.settings.feedback:g} {shard.name}"
         log.info(f"  {name}: increment {step.step} {_accuracies(step)}")
-    run_id = pl.lit(shard.name).alias("run_id")
-    frames = {
-        name: pl.concat(
-            pl.read_parquet(read_checkpoint(_step_file(work, number, name)))
-            for number in range(run.done)
-        ).select(run_id, pl.all())
-        for name in STEP_TABLES
-    }
     roles = splits.select("sample_id", "step", (pl.col("role") == "novel").alias("novel"))
-    frames[SCORES.name] = frames[SCORES.name].join(roles, on=["sample_id", "step"])
-    written = (PREDICTIONS, SCORES, MEASURES, CONFUSION, FEEDBACK)
-    tables = {table.name: table.conform(frames[table.name]) for table in written}
+    tables = {}
+    for table in (PREDICTIONS, SCORES, MEASURES, CONFUSION, FEEDBACK):
+        # One after the other: confusion has as many rows as all ranks of all predictions.
+        rows = pl.concat(
+            pl.read_parquet(read_checkpoint(_step_file(work, number, table.name)))
+            for number in range(run.done)
+        ).with_columns(pl.lit(shard.name).alias("run_id"))
+        if table is SCORES:
+            rows = rows.join(roles, on=["sample_id", "step"])
+        tables[table.name] = table.conform(rows)
+        del rows
     tables[RUNS.name] = run_row(facts, device=run.predictor.device)
     right = judged(tables[PREDICTIONS.name], splits, tables[FEEDBACK.name])
     bounds = accuracy_intervals(with_sequences(right, shard), groups, settings.draws)
