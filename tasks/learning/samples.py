@@ -63,6 +63,13 @@ def some_rows(every: Rows, rows: np.ndarray) -> Rows:
     return SomeRows(every, rows) if take is None else take(rows)
 
 
+def is_there(every: Rows) -> bool:
+    """Whether rows are only copied, from memory or a file; others are decoded or made."""
+    while isinstance(every, SomeRows):
+        every = every.every
+    return isinstance(every, np.ndarray)
+
+
 @dataclass(frozen=True, eq=False)
 class Samples:
     """`labels` are indices of known classes, NOVEL (-1) for a sample of none of them.

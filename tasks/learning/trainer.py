@@ -12,9 +12,10 @@ import json
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,6 +28,7 @@ from pydantic import Field
 from schemas.config import Settings
 from schemas.errors import ConfigError, TrainingError
 from storage.tensors import read_header, read_tensors, write_tensors
+from tasks.engine.ahead import ahead
 from tasks.learning.compiling import compile_layers
 from tasks.learning.devices import (
     Precision,
@@ -37,7 +39,7 @@ from tasks.learning.devices import (
     to_host,
     with_arithmetic,
 )
-from tasks.learning.samples import Samples
+from tasks.learning.samples import Samples, is_there
 from tasks.learning.training import Progress
 
 if TYPE_CHECKING:
@@ -150,19 +152,55 @@ class Batch:
     samples: Samples
     rows: np.ndarray
     device: torch.device
+    values: dict[str, np.ndarray] = field(default_factory=dict)
+    """Arrays that were read before they were asked for."""
+    names: set[str] = field(default_factory=set)
+    """Arrays that were asked for."""
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def array(self, name: str) -> torch.Tensor:
-        values = np.ascontiguousarray(self.samples.array(name)[self.rows])
-        return to_device(values, self.device)
+        self.names.add(name)
+        values = self.values.get(name)
+        return to_device(self.read(name) if values is None else values, self.device)
+
+    def read(self, name: str) -> np.ndarray:
+        return np.ascontiguousarray(self.samples.array(name)[self.rows])
 
     @property
     def labels(self) -> torch.Tensor:
         if self.samples.labels is None:
             raise ConfigError("this training needs labels; give them with the samples")
         return to_device(self.samples.labels[self.rows], self.device)
+
+
+@contextmanager
+def read_ahead(
+    samples: Samples, device: torch.device, parts: Iterable[Sequence[np.ndarray]]
+) -> Iterator[Iterator[list[Batch]]]:
+    """Batches of rows, as many at a time as a part has.
+
+    What must be decoded is, by a thread while the batches before are computed: those arrays that
+    the batch three before was asked for, which is the last one that is done with.
+    """
+    are_there = all(is_there(array) for array in samples.arrays.values())
+
+    def batches() -> Iterator[list[Batch]]:
+        asked: deque[list[set[str]]] = deque(maxlen=3)
+        for part in parts:
+            together = [Batch(samples, rows, device) for rows in part]
+            if len(asked) == 3 and not are_there:
+                for batch, names in zip(together, asked[0], strict=True):
+                    batch.values.update({name: batch.read(name) for name in names})
+            asked.append([batch.names for batch in together])
+            yield together
+
+    if are_there:
+        yield batches()
+    else:
+        with ahead(batches(), 1) as coming:
+            yield coming
 
 
 class Optimizers(dict[str, "torch.optim.Optimizer"]):
@@ -425,15 +463,19 @@ class _Training:
         passed, names = self._taken_up()
         rate = 0.0
         self.trainable.set_training(True)
-        for number in range(passed, steps * len(self.trainable.phases)):
-            phase, step = divmod(number, steps)
-            rate = self._set_rates(epoch, step, steps)
-            batches = [self._batch(self.samples, stream[step]) for stream in rows]
-            with self.fabric.autocast():
-                losses = self.trainable.step(batches, self.optimizers, self.trainable.phases[phase])
-            self._add(names, losses, len(batches[0]))
-            if self._is_late() and self.fabric.world_size == 1:
-                self._save({"step": number + 1, "names": names, "rate": rate})
+        numbers = range(passed, steps * len(self.trainable.phases))
+        parts = ([self._share(stream[number % steps]) for stream in rows] for number in numbers)
+        with read_ahead(self.samples, self.fabric.device, parts) as coming:
+            for number, batches in zip(numbers, coming, strict=True):
+                phase, step = divmod(number, steps)
+                rate = self._set_rates(epoch, step, steps)
+                with self.fabric.autocast():
+                    losses = self.trainable.step(
+                        batches, self.optimizers, self.trainable.phases[phase]
+                    )
+                self._add(names, losses, len(batches[0]))
+                if self._is_late() and self.fabric.world_size == 1:
+                    self._save({"step": number + 1, "names": names, "rate": rate})
         self.trainable.set_training(False)
         assert self.sums is not None
         self._agree()
@@ -454,10 +496,11 @@ class _Training:
         for buffer in self.trainable.layers.buffers():
             buffer.copy_(self.fabric.broadcast(buffer))
 
-    def _batch(self, samples: Samples, rows: np.ndarray) -> Batch:
+    def _share(self, rows: np.ndarray) -> np.ndarray:
+        """This process's part of a batch."""
         if self.fabric.world_size > 1:
             rows = np.array_split(rows, self.fabric.world_size)[self.fabric.global_rank]
-        return Batch(samples, rows, self.fabric.device)
+        return rows
 
     def _set_rates(self, epoch: int, step: int, steps: int) -> float:
         """The rate of the first optimiser's first group."""
@@ -488,11 +531,13 @@ class _Training:
 
         names: list[str] = []
         every = np.arange(len(samples))
-        with torch.no_grad():
-            for rows in np.array_split(every, math.ceil(len(every) / self.settings.batch_size)):
+        parts = np.array_split(every, math.ceil(len(every) / self.settings.batch_size))
+        alone = ([rows] for rows in parts)
+        with torch.no_grad(), read_ahead(samples, self.fabric.device, alone) as coming:
+            for (batch,) in coming:
                 with self.fabric.autocast():
-                    losses = self.trainable.losses(Batch(samples, rows, self.fabric.device))
-                self._add(names, losses, len(rows))
+                    losses = self.trainable.losses(batch)
+                self._add(names, losses, len(batch))
         assert self.sums is not None
         means = [total / len(samples) for total in to_host(self.sums).tolist()]
         self.sums = None
@@ -631,12 +676,16 @@ def compute_in_batches(
     """
     import torch
 
-    place = torch.device(device)
     parts: list[dict[str, np.ndarray]] = []
-    with torch.no_grad(), seeded([0], device, tf32=tf32):
-        for start in range(0, max(len(samples), 1), batch_size):
-            rows = np.arange(start, min(start + batch_size, len(samples)))
-            values = compute(Batch(samples, rows, place))
+    starts = range(0, max(len(samples), 1), batch_size)
+    alone = ([np.arange(start, min(start + batch_size, len(samples)))] for start in starts)
+    with (
+        torch.no_grad(),
+        seeded([0], device, tf32=tf32),
+        read_ahead(samples, torch.device(device), alone) as coming,
+    ):
+        for (batch,) in coming:
+            values = compute(batch)
             parts.append({name: to_host(value) for name, value in values.items()})
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 

@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -368,3 +370,79 @@ def test_the_checkpoint_is_readable_json_and_tensors(tmp_path):
     name, settings, seed, shapes, samples, _ = json.loads(header["identity"])
     assert (name, settings["epochs"], seed, shapes["5.bias"]) == ("small", 2, 1, [3])
     assert samples == SAMPLES.fingerprint()
+
+
+# ---------------------------------------------------------------- reading ahead
+
+
+class Encoded:
+    """Rows that are made when they are asked for, which is noted."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.values, self.changed = values, threading.Condition()
+        self.shape, self.dtype = values.shape, values.dtype
+        self.read: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, rows):
+        with self.changed:
+            self.read += np.arange(len(self))[rows].tolist()
+            self.changed.notify_all()
+        return self.values[rows]
+
+    def wait_for(self, count: int) -> bool:
+        with self.changed:
+            return self.changed.wait_for(lambda: len(self.read) >= count, 120)
+
+
+def test_batches_are_decoded_while_the_ones_before_are_computed() -> None:
+    images, other = Encoded(SAMPLES.arrays["images"]), Encoded(SAMPLES.arrays["images"])
+    samples = replace(SAMPLES, arrays={"images": images, "other": other})
+    steps = []
+
+    def compute(batch):
+        mean = batch.array("images").double().mean((1, 2, 3))
+        steps.append(len(batch))
+        if 4 <= len(steps) < 11:
+            assert images.wait_for(sum(steps) + 4), "the next one is not read"
+        return {"mean": mean}
+
+    means = compute_in_batches(compute, samples, "cpu", 4)["mean"]
+    assert sorted(images.read) == list(range(44)), "each once"
+    assert not other.read, "what nobody asks for is not read"
+    np.testing.assert_array_equal(means, compute_in_batches(compute, SAMPLES, "cpu", 4)["mean"])
+
+
+@pytest.mark.parametrize("kind", [Small, InPhases])
+def test_a_training_has_the_same_bits_whether_it_reads_ahead_or_not(kind, tmp_path) -> None:
+    """Also one that was killed, whose reader ends with it."""
+    lazy = replace(SAMPLES, arrays={"images": Encoded(SAMPLES.arrays["images"])})
+    before = threading.active_count()
+    assert run(lazy, kind=kind)[0] == run(kind=kind)[0]
+    with pytest.raises(Killed):
+        run(lazy, tmp_path, kill_after=2, kind=kind)
+    assert threading.active_count() == before
+    assert run(lazy, tmp_path, kind=kind)[0] == run(kind=kind)[0]
+
+
+class Overlapped(Small):
+    """A step ends only when the batch of the next one is there."""
+
+    steps, before = 0, 0
+
+    def losses(self, batch):
+        images = batch.samples.array("images")
+        self.steps += 1
+        if self.steps == 1:
+            self.before = len(images.read)
+        losses = super().losses(batch)
+        if 4 <= self.steps < 6:
+            assert images.wait_for(self.before + self.steps * 7 + 7), "the next one is not read"
+        return losses
+
+
+def test_a_training_reads_the_next_batch_while_it_takes_a_step() -> None:
+    lazy = replace(SAMPLES, arrays={"images": Encoded(SAMPLES.arrays["images"])})
+    run(lazy, kind=Overlapped, epochs=1, order="shuffled")
