@@ -30,6 +30,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -338,26 +339,35 @@ def exponent(rows: list[dict[str, float]]) -> float:
 
 
 def draw(path: Path, found: dict[str, list[dict[str, float]]]) -> None:
+    """Both costs against rows; each line has its name at its end, faint ones show the slopes."""
     import matplotlib
 
     matplotlib.use("agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
-    for axis, what, title in zip(
-        axes, ("seconds", "peak"), ("processor seconds", "peak anonymous memory, MB"), strict=True
-    ):
+    figure, axes = pyplot.subplots(1, 2, figsize=(12, 5.2), layout="constrained")
+    panels = (("seconds", 1, "processor seconds"), ("peak", 1e-6, "peak anonymous memory, MB"))
+    for axis, (what, unit, title) in zip(axes, panels, strict=True):
+        ends: list[tuple[float, float, str, Any]] = []
         for side, rows in found.items():
-            sizes = [row["size"] for row in rows]
-            scale = 1 if what == "seconds" else 1e-6
-            axis.plot(sizes, [row[what] * scale for row in rows], marker="o", ms=3, label=side)
-        ends = axis.get_xlim()
-        line = np.geomspace(max(ends[0], 300), ends[1], 2)
-        height = axis.get_ylim()[1]
-        axis.plot(line, height * line / line[1] / 3, color="0.7", ls="--", lw=1, label="linear")
+            costs = [row[what] * unit for row in rows]
+            (line,) = axis.plot([row["size"] for row in rows], costs, "o-", ms=4, lw=1.8)
+            ends.append((math.log10(costs[-1]), rows[-1]["size"], side, line.get_color()))
         axis.set(xscale="log", yscale="log", xlabel="rows", title=title)
-        axis.grid(alpha=0.3)
-    axes[0].legend(fontsize=7)
+        bottom, top = axis.get_ylim()
+        axis.set(xlim=(500, 1e7), ylim=(bottom, top))
+        lift, placed = math.log10(top / bottom) / 24, list[tuple[float, float]]()
+        for height, size, side, color in sorted(ends):
+            beside = (other + lift for other, where in placed if abs(math.log(size / where)) < 2)
+            placed.append((max([height, *beside]), size))
+            text = axis.text(1.2 * size, 10 ** placed[-1][0], side, color=color, va="center")
+            text.set_bbox({"color": "white", "alpha": 0.7, "pad": 1})
+        for slope, style, powers in ((1, "-", range(-6, 6)), (2, "--", range(-9, 6, 3))):
+            for power in powers:
+                ends_at = (1e3, 10.0**power), (1e4, 10.0 ** (power + slope))
+                guide = axis.axline(*ends_at, color="0.8", lw=0.8, ls=style, zorder=0)
+            guide.set_label("rows" if slope == 1 else "rows ** 2")
+        axis.legend(loc="upper left", title="as fast as", fontsize=8, title_fontsize=8)
     figure.savefig(path, dpi=100)
 
 

@@ -334,8 +334,6 @@ def scored_rows(
     about: Mapping[str, Any], choice: ScoreChoice, rows: pl.DataFrame, head: Any
 ) -> pl.DataFrame:
     """Rows of `scores`; the score is fitted for each view and step on what it may learn from."""
-    from tasks.scores.base import Reference
-
     kind = score_files.find(choice.name)
     rows, classes = numbered_labels(rows)
     with_train = set(rows.filter(split="train")["view"])
@@ -343,30 +341,17 @@ def scored_rows(
     frames = [SCORES.empty()]
     for view, step, group in evaluated_groups(rows):
         fit_view = view if view in with_train else PLAIN
-        fit_rows = rows.filter(
+        learnable = (
             (pl.col("view") == fit_view)
             & (pl.col("step") < max(step, 1))
             & pl.col("split").is_in(FITTED)
         )
-        if fitted is None or fitted[0] != (fit_view, fit_rows.height):
+        count = rows.select(learnable.sum()).item()
+        if fitted is None or fitted[0] != (fit_view, count):
             score = kind(kind.resolve(None, choice.settings))
-            train_rows = fit_rows.filter(pl.col("split") == "train")
-            valid_rows = fit_rows.filter((pl.col("split") == "valid") & (pl.col("role") == "known"))
-            if valid_rows.is_empty():
-                if "valid" in kind.needs:
-                    what = f"{choice.name} of {about['run_id']}"
-                    log.info(f"  {what}: training rows stand in for validation")
-                valid_rows = train_rows
-            score.fit(
-                Reference(
-                    _outputs_of(train_rows, kind.needs & {"train", "head"}),
-                    _labels(train_rows, kind.needs & {"train"}),
-                    _outputs_of(valid_rows, kind.needs & {"valid"}),
-                    head if "head" in kind.needs else None,
-                    _labels(valid_rows, kind.needs & {"valid"}),
-                )
-            )
-            fitted = ((fit_view, fit_rows.height), score)
+            what = f"{choice.name} of {about['run_id']}"
+            score.fit(_reference(rows, learnable, kind.needs, head, what))
+            fitted = ((fit_view, count), score)
         score = fitted[1]
         outputs = arrays(group)
         class_outputs = replace(outputs, logits=None) if about.get("foreign_logits") else outputs
@@ -395,6 +380,27 @@ def scored_rows(
     return pl.concat(frames)
 
 
+def _reference(
+    rows: pl.DataFrame, learnable: pl.Expr, needs: frozenset[str], head: Any, what: str
+) -> Any:
+    """What a score may learn from, as far as it needs it; the rows are not kept."""
+    from tasks.scores.base import Reference
+
+    train_rows = rows.filter(learnable, pl.col("split") == "train")
+    valid_rows = rows.filter(learnable, pl.col("split") == "valid", pl.col("role") == "known")
+    if valid_rows.is_empty():
+        if "valid" in needs:
+            log.info(f"  {what}: training rows stand in for validation")
+        valid_rows = train_rows
+    return Reference(
+        _outputs_of(train_rows, needs & {"train", "head"}),
+        _labels(train_rows, needs & {"train"}),
+        _outputs_of(valid_rows, needs & {"valid"}),
+        head if "head" in needs else None,
+        _labels(valid_rows, needs & {"valid"}),
+    )
+
+
 def _outputs_of(rows: pl.DataFrame, needed: Iterable[str]) -> Any:
     return arrays(rows) if needed and rows.height else None
 
@@ -420,7 +426,10 @@ def run_rows(shard: Shard) -> pl.DataFrame:
     protocol = shard.about["protocol"]
     outputs = shard.read("outputs").drop("run_id")
     splits = shard.read("splits").filter(pl.col("protocol") == protocol)
-    return outputs.join(splits, on="sample_id").sort("view", "step", "sample_id")
+    # Features are copied once, not by the join and by the sort.
+    rows = outputs.select("sample_id", "view").with_row_index("place").join(splits, on="sample_id")
+    rows = rows.sort("view", "step", "sample_id")
+    return outputs[rows["place"]].hstack(rows.drop("place", "sample_id", "view"))
 
 
 def evaluated_groups(rows: pl.DataFrame) -> Iterator[tuple[str, int, pl.DataFrame]]:

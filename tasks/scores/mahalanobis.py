@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     import torch
 
 
+ROWS = 8192
+"""Rows that are centred at a time."""
+
+
 class Configuration(Settings):
     ridge: float = Field(1e-6, gt=0)
     """Added to the diagonal of the covariance, in units of its mean variance."""
@@ -29,7 +33,7 @@ class Configuration(Settings):
 
 
 class Gaussians:
-    """Classes of one covariance; distances to their means."""
+    """Classes of one covariance; distances to their means. The features are overwritten."""
 
     def __init__(
         self, features: torch.Tensor, member: np.ndarray, settings: Configuration, name: str
@@ -40,11 +44,12 @@ class Gaussians:
         sums = features.new_zeros(int(member.max()) + 1, features.shape[1])
         sums.index_add_(0, places, features)
         means = sums / torch.bincount(places)[:, None]
-        spread = features - means[places]
-        covariance = spread.T @ spread
+        for rows, owners in zip(features.split(ROWS), places.split(ROWS), strict=True):
+            rows -= means[owners]
+        covariance = features.T @ features
         ridge = settings.ridge
         if settings.covariance == "mean":
-            covariance /= len(spread)
+            covariance /= len(features)
             ridge *= float(covariance.diagonal().mean())
         if not covariance.diagonal().mean() > 0:
             raise ConfigError(f"score {name}: every training sample equals its class mean")
