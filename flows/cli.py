@@ -991,7 +991,7 @@ def _serve(parsed: argparse.Namespace) -> None:
     fixed = {key: value for key in options if (value := getattr(parsed, key)) is not None}
     if parsed.red_light:
         fixed["red_light"] = True
-    name = parsed.policy or ("evaluation" if parsed.tokens else "published")
+    name = parsed.policy or ("published" if parsed.tokens is None else "evaluation")
     if fixed and name == "published":
         raise ConfigError(
             f"--{next(iter(fixed)).replace('_', '-')} is of an evaluation; add --policy evaluation"
@@ -1002,7 +1002,7 @@ def _serve(parsed: argparse.Namespace) -> None:
         parsed.host,
         parsed.port,
         make_config(Policy, {"name": name, **fixed}) if name == "evaluation" else PUBLISHED,
-        read_tokens(Path(parsed.tokens)) if parsed.tokens else (),
+        read_tokens(Path(parsed.tokens)) if parsed.tokens is not None else (),
         retain_days=parsed.retain_days,
     )
 

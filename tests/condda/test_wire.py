@@ -1,13 +1,16 @@
 """The published API over a real server: recordings, every row of the error table, bad input."""
 
+import asyncio
 import io
 import json
 import socket
+import tracemalloc
 import zipfile
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,7 +21,7 @@ from hypothesis import strategies as st
 
 from schemas.errors import ConfigError
 from tasks.condda.commands import EVALUATION, PUBLISHED, Caller, Limits, ProtocolRefusal
-from tasks.condda.server.app import _ENVELOPE_BYTES, ROUTES, _parts, _plain_parts
+from tasks.condda.server.app import _ENVELOPE_BYTES, ROUTES, Guard, _parts, _plain_parts
 from tasks.condda.server.client import HttpHarness
 from tasks.condda.server.serve import Token, check_access, read_tokens, running, serve
 from tests.condda.recorded import exchanges
@@ -757,6 +760,42 @@ def test_content_length_lies(wire: Wire, length: str) -> None:
     answer = raw(wire.url, head.encode() + body)
     assert not answer or answer.startswith(b"HTTP/1.1 400")
     assert wire.send("GET", "/session/status").status_code == 200
+
+
+def test_a_body_declared_too_large_is_refused_before_it_comes(wire: Wire) -> None:
+    place = urlsplit(wire.url)
+    head = "PUT /v1/sessions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100000000000000\r\n\r\n"
+    with socket.create_connection((place.hostname, place.port), timeout=20) as connection:
+        connection.sendall(head.encode())
+        answer = b""
+        while not answer.endswith(b"}\n"):
+            answer += connection.recv(65536)
+    assert answer.startswith(b"HTTP/1.1 413 ") and b'"reason":"TooLarge"' in answer
+
+
+def test_what_comes_of_a_body_that_is_too_large_is_not_kept() -> None:
+    """It is answered while it comes; what comes after is taken up to twice the limit."""
+    chunk, sent, kept = 1 << 20, [], []
+    guard = Guard(None, SimpleNamespace(limits=Limits(post_bytes=7 * chunk)))  # type: ignore
+    headers = [(b"host", b"127.0.0.1")]
+    scope = {"type": "http", "method": "POST", "path": "/v1/x", "headers": headers, "state": {}}
+
+    async def receive() -> dict[str, Any]:
+        kept.append(tracemalloc.get_traced_memory()[0])
+        assert bool(sent) == (len(kept) > 9)
+        return {"type": "http.request", "body": bytes(chunk), "more_body": True}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append((message["type"], message.get("more_body"), len(kept)))
+
+    tracemalloc.start()
+    try:
+        asyncio.run(guard(scope, receive, send))
+    finally:
+        tracemalloc.stop()
+    body = "http.response.body"
+    assert sent == [("http.response.start", None, 9), (body, True, 9), (body, None, 26)]
+    assert max(kept[:9]) > 7 * chunk and max(kept[10:]) < 3 * chunk
 
 
 names = st.sampled_from(["session_id", "test_id", "round_id", "feedback_type", "feedback_ids"])

@@ -18,6 +18,7 @@ import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -138,8 +139,7 @@ def response_to(path: str, error: Exception, headers: Mapping[str, str] | None =
             return error_response(path, ours if _is_ours(path) else wire, reason, message)
         case RequestValidationError():
             # What was sent is not sent back: it may be large, or no JSON (NaN).
-            wrong = [(".".join(map(str, one["loc"])), one["msg"]) for one in error.errors()[:5]]
-            message = "; ".join(f"{place}: {text}" for place, text in wrong)
+            message = "; ".join(f"{_place(one)}: {one['msg']}" for one in error.errors()[:5])
             return error_response(path, 422, "InvalidRequest", message)
         case HTTPException(status_code=status, detail=message):
             reason = {404: "NotFound", 405: "MethodNotAllowed"}.get(status, "InvalidRequest")
@@ -147,6 +147,17 @@ def response_to(path: str, error: Exception, headers: Mapping[str, str] | None =
             status = 422 if status == 400 else status
             return error_response(path, status, reason, str(message), headers)
     return error_response(path, 500, "InternalError", "a defect of the server; see its log")
+
+
+def _place(wrong: Mapping[str, Any]) -> str:
+    """Where something is wrong, such as test_ids[0], of what pydantic says."""
+    _, *names = wrong["loc"]
+    if not names or wrong["type"] == "json_invalid":
+        return "the body"
+    kinds = ("float", "str", "[key]")  # what it tried to read a value as
+    while len(names) > 1 and names[-1] in kinds:
+        names.pop()
+    return "".join(f"[{name}]" if isinstance(name, int) else f".{name}" for name in names)[1:]
 
 
 async def _refusal(request: Request, error: Exception) -> Response:
@@ -198,6 +209,9 @@ class Guard:
                 body = await self._body(headers, receive)
         except _Refused as error:
             response = response_to(path, error)
+            if error.args[0] == 413:
+                await self._refuse(response, receive, send)
+                return
         else:
             if body is None:
                 return  # the client has gone
@@ -260,26 +274,42 @@ class Guard:
 
     async def _body(self, headers: Headers, receive: Receive) -> bytes | None:
         """The whole body; None if the client went away."""
-        body, size, more = bytearray(), 0, True
+        too_large = _Refused(413, "TooLarge", f"a request has at most {self.body_bytes} bytes")
         declared = headers.get("content-length", "0")
-        too_large = declared.isdigit() and int(declared) > self.body_bytes
+        if declared.isdigit() and int(declared) > self.body_bytes:
+            raise too_large
+        body, more = bytearray(), True
         try:
             async with asyncio.timeout(_BODY_SECONDS):
-                # A client reads the answer when it has sent all; twice the limit is enough.
-                while more and size <= 2 * self.body_bytes:
+                while more:
                     message = await asyncio.wait_for(receive(), _CHUNK_SECONDS)
                     if message["type"] == "http.disconnect":
                         return None
-                    chunk, more = message.get("body", b""), message.get("more_body", False)
-                    size += len(chunk)
-                    too_large = too_large or size > self.body_bytes
-                    if not too_large:
-                        body += chunk
+                    body += message.get("body", b"")
+                    more = message.get("more_body", False)
+                    if len(body) > self.body_bytes:
+                        body.clear()
+                        raise too_large
         except TimeoutError:
             raise _Refused(408, "Timeout", "the body took too long") from None
-        if too_large:
-            raise _Refused(413, "TooLarge", f"a request has at most {self.body_bytes} bytes")
         return bytes(body)
+
+    async def _refuse(self, response: Response, receive: Receive, send: Send) -> None:
+        """Answer at once, then take what still comes: a client may read when it has sent all.
+
+        Twice the limit is enough; nothing of it is kept.
+        """
+        status, headers = response.status_code, response.raw_headers
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": response.body, "more_body": True})
+        size, more = 0, True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_BODY_SECONDS):
+                while more and size <= 2 * self.body_bytes:
+                    message = await asyncio.wait_for(receive(), _CHUNK_SECONDS)
+                    size += len(message.get("body", b""))
+                    more = message.get("more_body", False)
+        await send({"type": "http.response.body"})
 
 
 @lru_cache(256)

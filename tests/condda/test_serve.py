@@ -1,0 +1,129 @@
+"""Starting a server: tokens, one server on a state folder, retention; mistakes are one sentence."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from flows.cli import main
+from schemas.errors import ConfigError, LockedError
+from tasks.condda.commands import EVALUATION
+from tasks.condda.retention import retire, retire_daily
+from tasks.condda.server.serve import make_harness, read_tokens, running
+from tests.condda.small import DOMAIN, TEST, write_test
+
+ALICE, BOB = "agent alice 0123456789abcdef-a", "operator bob 0123456789abcdef-b"
+
+
+def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The one sentence with which a command ends."""
+    assert main(words) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith("novelty: ") and printed.err.count("\n") == 1, printed.err
+    assert "serving" not in printed.out
+    return printed.err
+
+
+def serve_words(folder: Path, *options: str) -> list[str]:
+    places = ["--tests", str(folder / "data"), "--state", str(folder / "state")]
+    return ["condda", "serve", *places, "--port", "0", *options]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "there is no token in "),
+        (b"\xef\xbb\xbf# nobody yet\r\n\r\n", "no token in "),
+        (f"{ALICE}\nagent carl {ALICE.split()[2]}\n".encode(), "line 2 of "),
+        (f"{ALICE}\n{ALICE}\n".encode(), "has a token of an earlier line"),
+        (
+            f"{ALICE}\noperator alice another-token-of-hers\n".encode(),
+            "alice is agent and operator",
+        ),
+        (b"agent jos\xe9 0123456789abcdef-a\n", "it is not UTF-8 text"),
+        (b"agent alice short\n", "a token has 5 characters"),
+        (b"agent alice\n", "line 1 of "),
+    ],
+    ids=["empty", "comments", "owners", "twice", "roles", "latin-1", "short", "words"],
+)
+def test_tokens_that_let_in_the_wrong_ones_are_refused(
+    content: bytes, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_test(tmp_path / "data")
+    (tmp_path / "tokens").write_bytes(content)
+    words = serve_words(tmp_path, "--tokens", str(tmp_path / "tokens"))
+    assert said in refused(words, capsys)
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_tokens_option_without_a_name_does_not_let_everyone_in(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a shell gives it where a variable is not set."""
+    write_test(tmp_path / "data")
+    assert "cannot read the tokens" in refused(serve_words(tmp_path, "--tokens", ""), capsys)
+
+
+def test_tokens_of_other_systems_and_with_comments_are_read(tmp_path: Path) -> None:
+    lines = f"# who\r\n\r\n{ALICE}\r\n  # more\r\n{BOB}\r\nagent alice 0123456789abcdef-c"
+    (tmp_path / "tokens").write_bytes(b"\xef\xbb\xbf" + lines.encode())
+    callers = [token.caller for token in read_tokens(tmp_path / "tokens")]
+    assert [(caller.role, caller.owner) for caller in callers] == [
+        *(("agent", "alice"), ("operator", "bob"), ("agent", "alice"))
+    ]
+
+
+def test_a_state_folder_has_one_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_test(tmp_path / "data")
+    with running(tmp_path / "data", tmp_path / "state"):
+        said = refused(serve_words(tmp_path, "--policy", "evaluation"), capsys)
+        assert f"{tmp_path / 'state'} is served by process" in said and "stop it" in said
+        with pytest.raises(LockedError), running(tmp_path / "data", tmp_path / "state"):
+            pass
+        # What reads the store, or moves sessions out of it, goes on beside a server.
+        assert main(["condda", "retire", "--state", str(tmp_path / "state"), "--days", "1"]) == 0
+        make_harness(tmp_path / "data", tmp_path / "state", EVALUATION).store.close()
+    with running(tmp_path / "data", tmp_path / "state"):
+        pass
+
+
+@pytest.mark.parametrize("days", ["-1", "nan"])
+def test_days_that_none_are_kept_for_are_refused_before_anything_starts(
+    days: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_test(tmp_path / "data")
+    try:
+        code = main(serve_words(tmp_path, f"--retain-days={days}"))
+    except SystemExit as end:
+        code = end.code
+    said = capsys.readouterr().err
+    assert code == 2 and said.count("\n") == 1 and "days" in said
+    assert not (tmp_path / "state").exists()
+    with pytest.raises(ConfigError, match="0 days or more"):
+        retire(tmp_path / "state", float(days))
+
+
+def test_a_retirement_that_fails_is_said_and_tried_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_test(tmp_path / "data")
+    harness = make_harness(tmp_path / "data", tmp_path / "state", EVALUATION)
+    session = harness.session_request(
+        test_ids=[TEST], protocol="OND", domain=DOMAIN, novelty_detector_version="a"
+    )
+    harness.terminate_session(session_id=session)
+    (tmp_path / "state" / "retired").write_text("in the way")
+    stopped, days = threading.Event(), []
+
+    def next_day(seconds: float) -> bool:
+        """Each day comes at once: the first finds the file, the second does not."""
+        days.append(list(harness.sessions()))
+        if len(days) == 1:
+            (tmp_path / "state" / "retired").unlink()
+        return len(days) == 2
+
+    monkeypatch.setattr(stopped, "wait", next_day)
+    retire_daily(tmp_path / "state", 0, stopped).join()
+    assert days == [[session], []]
+    (record,) = caplog.records
+    assert "were not retired and will be tomorrow" in record.message and record.exc_info is None
