@@ -28,6 +28,7 @@ from schemas.similar import did_you_mean
 from schemas.version import VERSION
 
 if TYPE_CHECKING:
+    from schemas.condda import Config
     from storage.tables import TableVersion
 
 FLOWS = Path(__file__).parent
@@ -155,6 +156,12 @@ def benchmarks() -> list[str]:
     """Every flow with a schema of the same name; adding one needs no edit here."""
     schemas = FLOWS.parent / "schemas"
     return sorted(p.stem for p in FLOWS.glob("[!_]*.py") if (schemas / p.name).exists())
+
+
+def predictors() -> list[str]:
+    """What agents are made of, by file, as `tasks.predictors` has it: without its import."""
+    files = (FLOWS.parent / "tasks" / "predictors").glob("[!_]*.py")
+    return sorted(path.stem for path in files if path.stem != "base")
 
 
 def _parser() -> Parser:
@@ -378,7 +385,12 @@ def _parser() -> Parser:
         "--days", type=time_in("days"), required=True, help="days since the session's end"
     )
     run = with_lake(command("run", _run, "run an agent over tests and measure it", condda))
-    run.add_argument("--detector", required=True, help="agent: threshold, clustering")
+    run.add_argument(
+        "--detector",
+        action="append",
+        required=True,
+        help=f"agents, as a,b or all: {', '.join(predictors())}",
+    )
     run.add_argument("--tests", required=True, help="folder of tests with their features")
     run.add_argument("--url", help="server to run against (default: in this process)")
     run.add_argument("--token", help="its token, if it wants one")
@@ -1016,12 +1028,24 @@ def _retire(parsed: argparse.Namespace) -> None:
 
 def _run(parsed: argparse.Namespace) -> None:
     from flows.runner import run_flow
-    from schemas.condda import Config
-    from schemas.config import make_config
     from storage.layout import lake_root
     from tasks.condda.measures import lake_scoreboard
     from tasks.operations.summary import show_frame, show_tables
 
+    run_flow("condda", run_config(parsed))
+    show_tables(parsed.lake, "condda")
+    for frame in lake_scoreboard(lake_root(parsed.lake), parsed.baseline):
+        show_frame(frame)
+
+
+def run_config(parsed: argparse.Namespace) -> "Config":
+    """The build that `novelty condda run` is."""
+    from schemas.condda import Config
+    from schemas.config import make_config
+
+    names = [name.strip() for entry in parsed.detector for name in entry.split(",")]
+    if not all(names):
+        raise ConfigError(f"--detector names no agent; there are: {', '.join(predictors())}")
     run = {
         "red_light": parsed.red_light or ("without" if parsed.url else "both"),
         "baseline": parsed.baseline,
@@ -1029,12 +1053,9 @@ def _run(parsed: argparse.Namespace) -> None:
         "token": parsed.token,
         "name": parsed.name,
     }
-    agents = (parsed.detector,) if parsed.url else (parsed.detector, parsed.baseline)
+    agents = names if parsed.url else [*names, parsed.baseline]
     config = {"tests": parsed.tests, "predictors": {name: {} for name in agents}, "run": run}
-    run_flow("condda", make_config(Config, config | ({"lake": parsed.lake} if parsed.lake else {})))
-    show_tables(parsed.lake, "condda")
-    for frame in lake_scoreboard(lake_root(parsed.lake), parsed.baseline):
-        show_frame(frame)
+    return make_config(Config, config | ({"lake": parsed.lake} if parsed.lake else {}))
 
 
 def _make_tests(words: list[str]) -> int:

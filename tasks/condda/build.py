@@ -10,7 +10,7 @@ import io
 import logging
 import uuid
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -24,6 +24,7 @@ from pydantic import Field
 from schemas.condda import (
     CHARACTERIZATION,
     PROGRAM,
+    PROTOCOLS,
     SESSION_MEASURES,
     SESSIONS,
     TESTS,
@@ -54,7 +55,7 @@ from tasks.condda.export import (
 from tasks.condda.harness import Harness
 from tasks.condda.measures import measured_tests, program_of
 from tasks.condda.run import LOOP_VERSION, run_session
-from tasks.condda.server.client import Mirrored
+from tasks.condda.server.client import HttpHarness, Mirrored
 from tasks.condda.session import open_state
 from tasks.condda.store import EVENTS, EventStore
 from tasks.condda.test_files import METADATA, TRUTH, TestLibrary, features_file, protocol_name
@@ -362,6 +363,42 @@ def pass_features(shard: Shard, settings: Settings) -> Produced:
 # ---------------------------------------------------------------- runs of agents
 
 
+def check_server(config: Config) -> None:
+    """Refuse what the server of the runs would refuse, before any work: whether it answers and
+    takes the token, offers the tests, and allows the red light and the threshold."""
+    run, library = config.run, TestLibrary(config.tests)
+    with HttpHarness(str(run.url), token=run.token, patience=0) as server:
+        try:
+            for protocol in PROTOCOLS:
+                for domain in sorted(DOMAINS.keys() & set(library.domains(protocol))):
+                    listed = server.test_ids_request(protocol=protocol, domain=domain)
+                    offered = set(listed.decode().split())
+                    for test in library.test_ids(protocol, domain):
+                        name = protocol_name(protocol, domain, test)
+                        wanted = not config.protocols or any(
+                            is_part_of(name, one) for one in config.protocols
+                        )
+                        has_features = (config.tests / features_file(test)).is_file()
+                        if wanted and has_features and test not in offered:
+                            raise ConfigError(
+                                f"{run.url} does not offer test {name}; serve the tests in "
+                                f"{config.tests} there, or choose by --protocols"
+                            )
+            policy = server.policy()
+        except ProtocolRefusal as refusal:
+            reason = refusal.message
+            if refusal.reason == "Unauthorized":
+                reason = f"{'this' if run.token else 'no'} token; name one by --token"
+            raise ConfigError(f"{run.url} refuses: {reason}") from refusal
+    if policy.strict and run.red_light != "without" and not policy.red_light:
+        raise ConfigError(f"the operator of {run.url} allows no red light; run without it")
+    if policy.strict and run.detection_threshold != policy.detection_threshold:
+        raise ConfigError(
+            f"the detection_threshold of {run.url} is {policy.detection_threshold:g}, not "
+            f"{run.detection_threshold:g}; leave it out"
+        )
+
+
 def plan_runs(tests: Tests, agents: Sequence[RunFacts], settings: SessionSettings) -> list[Shard]:
     """One run for each agent, test and way of detection.
 
@@ -412,13 +449,13 @@ def run_agent(shard: Shard, settings: Access) -> Produced:
     library, policy = TestLibrary(root), Policy(**condition)
     try:
         agent.fit(training)
-        with closing(EventStore(shard.work / EVENTS)) as store:
+        with ExitStack() as open_files:
+            store = open_files.enter_context(closing(EventStore(shard.work / EVENTS)))
             harness = Harness(library, store, policy, clock=lambda: never, new_id=lambda: session)
             target: Any = harness
             if way["url"]:
-                from tasks.condda.server.client import HttpHarness
-
-                target = Mirrored(HttpHarness(way["url"], token=settings.token), library, store)
+                server = open_files.enter_context(HttpHarness(way["url"], token=settings.token))
+                target = Mirrored(server, library, store)
                 harness = target.local
             run = run_session(
                 *(target, [test["test_id"]], agent, features),
@@ -539,7 +576,7 @@ def plan_program(build: Build) -> list[Shard]:
     return [Shard("all", parts=tuple(piece.part(name) for name in tables for piece in pieces))]
 
 
-@stage(writes=(PROGRAM,), version=5)
+@stage(writes=(PROGRAM,), version=6)
 def measure_program(shard: Shard, settings: ProgramSettings) -> Produced:
     """M1 to M6 of each agent over its completed tests, each session's own."""
     if not shard.parts:

@@ -2,14 +2,18 @@
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from flows.cli import main
+from flows.cli import _parser, main, predictors, run_config
 from schemas.errors import ConfigError, LockedError
-from tasks.condda.commands import EVALUATION
+from tasks.condda.build import chosen_agents
+from tasks.condda.commands import EVALUATION, Caller, Policy
 from tasks.condda.retention import retire, retire_daily
-from tasks.condda.server.serve import make_harness, read_tokens, running
+from tasks.condda.server.serve import Token, make_harness, read_tokens, running
+from tasks.condda.store import EVENTS, EventStore
+from tasks.predictors import predictor_names
 from tests.condda.small import DOMAIN, TEST, write_test
 
 ALICE, BOB = "agent alice 0123456789abcdef-a", "operator bob 0123456789abcdef-b"
@@ -19,9 +23,9 @@ def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     """The one sentence with which a command ends."""
     assert main(words) == 2
     printed = capsys.readouterr()
-    assert printed.err.startswith("novelty: ") and printed.err.count("\n") == 1, printed.err
-    assert "serving" not in printed.out
-    return printed.err
+    (line,) = (line for line in printed.err.splitlines() if not line.startswith("no Prefect"))
+    assert line.startswith("novelty: ") and "serving" not in printed.out
+    return line
 
 
 def serve_words(folder: Path, *options: str) -> list[str]:
@@ -85,6 +89,62 @@ def test_a_state_folder_has_one_server(tmp_path: Path, capsys: pytest.CaptureFix
         make_harness(tmp_path / "data", tmp_path / "state", EVALUATION).store.close()
     with running(tmp_path / "data", tmp_path / "state"):
         pass
+
+
+AGENT = Token("0123456789abcdef-a", Caller("alice", "agent"))
+
+
+@pytest.mark.parametrize(
+    ("served", "policy", "options", "said"),
+    [
+        (TEST, None, ["--url", "http://127.0.0.1:1"], "http://127.0.0.1:1 does not answer"),
+        (TEST, None, ["--url", "ftp://127.0.0.1"], "is no URL such as"),
+        ("OND.1.1.2", EVALUATION, [], f"does not offer test OND/{DOMAIN}/{TEST}; serve the tests"),
+        (TEST, EVALUATION, ["--red-light"], "allows no red light"),
+        (TEST, Policy(detection_threshold=0.4), [], "threshold of http://127.0.0.1"),
+        (TEST, AGENT, [], "refuses: no token; name one by --token"),
+        (TEST, AGENT, ["--token", "x"], "refuses: this token; name one by --token"),
+    ],
+    ids=["nobody", "scheme", "test", "red light", "threshold", "no token", "token"],
+)
+def test_what_a_server_would_refuse_is_refused_before_any_work(
+    served: str,
+    policy: Policy | Token | None,
+    options: list[str],
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write_test(tmp_path / "served", served)
+    write_test(tmp_path / "data")
+    (tmp_path / "data" / "features").mkdir()
+    (tmp_path / "data" / "features" / f"{TEST}.npz").touch()
+    access: dict[str, Any] = {"policy": policy}
+    if isinstance(policy, Token):
+        access = {"tokens": [policy]}
+    words = ["condda", "run", "--detector", "threshold", "--tests", str(tmp_path / "data")]
+    words += ["--lake", str(tmp_path / "lake")]
+    with running(tmp_path / "served", tmp_path / "state", **access) as url:
+        url_words = [] if "--url" in options else ["--url", url]
+        assert said in refused([*words, *url_words, *options], capsys)
+    assert not (tmp_path / "lake" / "condda").exists()
+    assert EventStore(tmp_path / "state" / EVENTS).sessions() == []
+
+
+def test_agents_are_named_as_elsewhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert predictors() == list(predictor_names())
+    write_test(tmp_path / "data")
+    words = ["condda", "run", "--tests", str(tmp_path / "data"), "--lake", str(tmp_path / "lake")]
+    said = refused([*words, "--detector", "evm,clusterin"], capsys)
+    assert "no predictor 'clusterin'; there are: ann, " in said and "clustering?" in said
+    assert "names no agent; there are: ann, " in refused([*words, "--detector", "evm,"], capsys)
+    for options, agents in (
+        (["evm", "--detector", "clustering, ann"], {"ann", "clustering", "evm", "threshold"}),
+        (["all"], set(predictor_names())),
+        (["evm", "--url", "http://127.0.0.1:1"], {"evm"}),
+    ):
+        config = run_config(_parser().parse_args([*words, "--detector", *options]))
+        assert {facts.model for facts in chosen_agents(config)} == agents
 
 
 @pytest.mark.parametrize("days", ["-1", "nan"])

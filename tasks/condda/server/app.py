@@ -83,7 +83,7 @@ def make_app(harness: Harness, *, tokens: Sequence[Token] = ()) -> ASGIApp:
         redirect_slashes=False,
     )
     # A further part of the server is a router more: of agents below /v1, by the same harness.
-    app.include_router(api_router(_evaluating(harness)))
+    app.include_router(api_router(_evaluating(harness), harness.policy))
     app.include_router(page_router(harness))
     app.include_router(docs_router(app.openapi))
     for kind in (HTTPException, RequestValidationError, ProtocolRefusal, Exception):

@@ -65,7 +65,8 @@ def read_tokens(path: Path) -> list[Token]:
     except (OSError, UnicodeDecodeError) as error:
         reason = "it is not UTF-8 text" if isinstance(error, ValueError) else error.strerror
         raise ConfigError(f"cannot read the tokens in {path}: {reason}") from error
-    tokens, roles = {}, {}
+    tokens: dict[str, Token] = {}
+    roles: dict[str, str] = {}
     for number, line in enumerate(lines, start=1):
         words = line.split()
         if not words or words[0].startswith("#"):
