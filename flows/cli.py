@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from flows.options import INPUTS, add_options, chosen_values, split_settings
-from flows.parser import Parser, time_in, whole_number
+from flows.parser import Parser, path_text, time_in, whole_number
 from schemas.errors import ConfigError, LakeError, NoveltyError
 from schemas.extras import missing_extra
 from schemas.messages import show_messages
@@ -351,13 +351,19 @@ def _parser() -> Parser:
     lists.add_argument("--out", help="Parquet file for every change")
     condda = commands_of("condda", "serve tests, run an agent over them, make some of a lake")
     serve = command("serve", _serve, "serve tests by the published API and by /v1", condda)
-    serve.add_argument("--tests", required=True, help="folder of PROTOCOL/domain/ test files")
-    serve.add_argument("--state", default="condda-state", help="folder for the sessions")
+    serve.add_argument(
+        "--tests", type=path_text, required=True, help="folder of PROTOCOL/domain/ test files"
+    )
+    serve.add_argument(
+        "--state", type=path_text, default="condda-state", help="folder for the sessions"
+    )
     serve.add_argument("--host", default="127.0.0.1", help="other than loopback needs --tokens")
     serve.add_argument(
         "--port", type=whole_number(0, 65535), default=3307, help="0 takes any free one"
     )
-    serve.add_argument("--tokens", help="file of lines: agent or operator, owner's name, token")
+    serve.add_argument(
+        "--tokens", type=path_text, help="file of lines: agent or operator, owner's name, token"
+    )
     serve.add_argument(
         "--policy",
         choices=("published", "evaluation"),
@@ -380,7 +386,9 @@ def _parser() -> Parser:
     retire = command(
         "retire", _retire, "move sessions that ended long ago to another folder", condda
     )
-    retire.add_argument("--state", default="condda-state", help="folder of the server's sessions")
+    retire.add_argument(
+        "--state", type=path_text, default="condda-state", help="folder of the server's sessions"
+    )
     retire.add_argument(
         "--days", type=time_in("days"), required=True, help="days since the session's end"
     )
@@ -391,7 +399,9 @@ def _parser() -> Parser:
         required=True,
         help=f"agents, as a,b or all: {', '.join(predictors())}",
     )
-    run.add_argument("--tests", required=True, help="folder of tests with their features")
+    run.add_argument(
+        "--tests", type=path_text, required=True, help="folder of tests with their features"
+    )
     run.add_argument("--url", help="server to run against (default: in this process)")
     run.add_argument("--token", help="its token, if it wants one")
     run.add_argument("--name", default="", help="another name runs the same once more")

@@ -23,6 +23,7 @@ from tasks.condda.build import (
     plan_tests,
     read_test,
     run_agent,
+    state_store,
 )
 from tasks.condda.export import P_UNKNOWN
 from tasks.engine.stage import Build
@@ -47,6 +48,8 @@ def build(config: Config) -> None:
     agents, scores = chosen_agents(config), fitting_scores(config)
     if config.run.url is not None:
         check_server(config)
+    if config.state is not None:
+        state_store(config.state).close()
     lake = lake_root(config.lake)
     with Build("condda", lake, config, config.max_reject_share) as build:
         source = build.source(config.tests)

@@ -414,7 +414,7 @@ def plan_runs(tests: Tests, agents: Sequence[RunFacts], settings: SessionSetting
                 way = "given" if red_light else "system"
                 shards.append(tests.shard(facts, row, f"{agent.model}/{row['whole']}/{way}"))
     lacking = tests.rows.filter(examples=0)["test_id"]
-    if len(lacking):
+    if agents and len(lacking):
         log.warning(
             f"agents do not run {len(lacking)} tests, which have no features, such as "
             f"{features_file(lacking[0])}"
@@ -491,16 +491,21 @@ class ExportSettings(Settings):
     state: Path = Field(exclude=True)
 
 
+def state_store(state: Path) -> EventStore:
+    """The store of a server's state folder, which must be there."""
+    path = state / EVENTS
+    if not path.is_file():
+        raise SourceError(f"{state} holds no {EVENTS}; name the state folder of a server")
+    return EventStore(path)
+
+
 def plan_exports(state: Path, tests: Tests) -> list[tuple[PassedRun | None, Shard]]:
     """One shard for each test of a session; one that has had no event since stays as it is.
 
     A completed test that is among `tests` is a run, named by the digest of its events.
     """
-    path = state / EVENTS
-    if not path.is_file():
-        raise SourceError(f"{state} holds no {EVENTS}; name the state folder of a server")
     planned: list[tuple[PassedRun | None, Shard]] = []
-    with closing(EventStore(path)) as store:
+    with closing(state_store(state)) as store:
         for session in store.sessions():
             opened = open_state(session, store.load(session, kind="opened")[0].event)
             ended = [stored.event.time for stored in store.load(session, kind="terminated")]
@@ -546,7 +551,7 @@ def plan_exports(state: Path, tests: Tests) -> list[tuple[PassedRun | None, Shar
 def export_session(shard: Shard, settings: ExportSettings) -> Produced:
     """Rows of one test of a server's session, measured if it is completed."""
     facts = shard.about["facts"] and RunFacts.model_validate(shard.about["facts"])
-    with closing(EventStore(settings.state / EVENTS)) as store:
+    with closing(state_store(settings.state)) as store:
         harness = Harness(TestLibrary(Path(shard.source or "")), store)
         place = shard.about["session"], shard.about["test"]
         frames, rejects = session_frames(harness, *place, facts)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from flows.cli import _parser, main, predictors, run_config
+from schemas.condda import Config
 from schemas.errors import ConfigError, LockedError
 from tasks.condda.build import chosen_agents
 from tasks.condda.commands import EVALUATION, Caller, Policy
@@ -60,12 +61,26 @@ def test_tokens_that_let_in_the_wrong_ones_are_refused(
     assert not (tmp_path / "state").exists()
 
 
-def test_a_tokens_option_without_a_name_does_not_let_everyone_in(
+def test_an_option_without_a_value_does_not_let_everyone_in(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As a shell gives it where a variable is not set."""
+    """As a shell gives it where a variable is not set; it would be the folder where one is."""
+    for option in ("--tokens", "--state", "--tests"):
+        with pytest.raises(SystemExit) as end:
+            main(["condda", "serve", f"{option}="])
+        assert end.value.code == 2
+        assert f"argument {option}: it is empty; name a" in capsys.readouterr().err
+
+
+def test_wrong_folders_are_a_sentence_and_leave_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "is not a folder" in refused(serve_words(tmp_path), capsys)
+    assert not (tmp_path / "state").exists()
     write_test(tmp_path / "data")
-    assert "cannot read the tokens" in refused(serve_words(tmp_path, "--tokens", ""), capsys)
+    for state in (tmp_path / "data" / "OND" / DOMAIN / f"{TEST}_single_df.csv", Path("/proc/x")):
+        words = [*serve_words(tmp_path)[:4], "--port", "0", "--state", str(state)]
+        assert f"cannot make the state folder {state}" in refused(words, capsys)
 
 
 def test_tokens_of_other_systems_and_with_comments_are_read(tmp_path: Path) -> None:
@@ -129,6 +144,29 @@ def test_what_a_server_would_refuse_is_refused_before_any_work(
         assert said in refused([*words, *url_words, *options], capsys)
     assert not (tmp_path / "lake" / "condda").exists()
     assert EventStore(tmp_path / "state" / EVENTS).sessions() == []
+
+
+def test_a_state_that_is_none_is_refused_before_any_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_test(tmp_path / "data")
+    (tmp_path / "state").mkdir()
+    places = ["--tests", str(tmp_path / "data"), "--lake", str(tmp_path / "lake")]
+    words = ["build", "condda", *places, "--state", str(tmp_path / "state")]
+    assert "holds no events.sqlite; name the state folder" in refused(words, capsys)
+    (tmp_path / "state" / EVENTS).write_bytes(bytes(5000))
+    assert "cannot open the event store" in refused(words, capsys)
+
+
+def test_a_state_alone_is_exported_alone(tmp_path: Path) -> None:
+    """Agents and scores over all tests took minutes before the sessions were looked at."""
+    places = {"tests": tmp_path, "state": tmp_path}
+    alone = Config(**places)
+    assert (alone.predictors, alone.scores) == ({}, {})
+    for more in ({"seeds": (1,)}, {"scores": {"nearest": {}}}, {"run": {"red_light": "with"}}):
+        assert Config(**places, **more).predictors
+    assert Config(**places, predictors={"evm": {}}).scores == {"all": {}}
+    assert Config(tests=tmp_path).predictors
 
 
 def test_agents_are_named_as_elsewhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -222,14 +222,10 @@ def _ready(
     from tasks.condda.server.connection import Connection
 
     policy = check_access(host, tokens, policy)
-    with (
-        contextlib.closing(_listen(host, port)) as listening,
-        locked(
-            state, "server", busy=f"{state} is served", cure="stop it, or name another state folder"
-        ),
-    ):
+    with contextlib.closing(_listen(host, port)) as listening:
         harness = make_harness(tests, state, policy, limits=limits)
-        with contextlib.closing(harness.store):
+        busy, cure = f"{state} is served", "stop it, or name another state folder"
+        with contextlib.closing(harness.store), locked(state, "server", busy=busy, cure=cure):
             config = uvicorn.Config(
                 make_app(harness, tokens=tokens),
                 http=Connection,
