@@ -981,6 +981,8 @@ def test_pages_elsewhere_cannot_reach_the_server(wire: Wire) -> None:
         {"host": "evil.example"},
         {"origin": "http://evil.example"},
         {"origin": "null"},
+        {"host": "[::1"},
+        {"origin": "http://[::1"},
     ):
         answer = wire.http.get("/session/status", headers=headers)
         assert error_of(answer) in ((400, "WrongHost"), (400, "WrongOrigin"))

@@ -243,7 +243,7 @@ def test_a_setting_a_seed_and_a_version_make_their_own_runs_only(built, tmp_path
         {},
     ]
     assert runs.height == 4 and runs["config_id"].n_unique() == 2
-    assert table(lake, "sessions").height == 4 and set(table(lake, "program")["tests"]) == {4}
+    assert table(lake, "sessions").height == 4 and set(table(lake, "program")["tests"]) == {2}
 
 
 def test_another_test_makes_no_run_anew_and_a_changed_one_its_own(built, tmp_path, capsys):

@@ -254,7 +254,7 @@ class Guard:
         elif _host_name(host) not in LOOPBACK:
             raise _Refused(403, "WrongHost", "this server answers only as 127.0.0.1 or localhost")
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != host:
+        if origin is not None and origin.partition("://")[2] != host:
             raise _Refused(403, "WrongOrigin", "requests from pages of other origins are refused")
         return caller
 
@@ -314,8 +314,11 @@ class Guard:
 
 @lru_cache(256)
 def _host_name(host: str) -> str:
-    """Name of a Host header without its port; of [::1]:80 too."""
-    return urlsplit(f"//{host}").hostname or "" if host.isprintable() else ""
+    """Name of a Host header without its port, of [::1]:80 too; empty if it is none."""
+    try:
+        return urlsplit(f"//{host}").hostname or "" if host.isprintable() else ""
+    except ValueError:
+        return ""
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
