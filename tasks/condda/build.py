@@ -197,6 +197,11 @@ def is_part_of(protocol: str, wanted: str) -> bool:
     return f"{protocol}/".startswith(f"{wanted}/")
 
 
+def is_wanted(protocol: str, protocols: Sequence[str]) -> bool:
+    """Whether a protocol is among those that are named, or below one; all are if none is named."""
+    return not protocols or any(is_part_of(protocol, one) for one in protocols)
+
+
 @stage(writes=(TESTS, SAMPLES, SPLITS), version=2)
 def read_test(shard: Shard, settings: Settings) -> Produced:
     """Describe one test: its size, its classes, when its world changes, and every instance."""
@@ -281,10 +286,7 @@ class Tests:
         rows = build.read(TESTS.name).with_columns(
             pl.concat_str("protocol", "domain", "test_id", separator="/").alias("whole")
         )
-        wanted = [
-            not protocols or any(is_part_of(name, one) for one in protocols)
-            for name in rows["whole"]
-        ]
+        wanted = [is_wanted(name, protocols) for name in rows["whole"]]
         pairs = zip(build.table(TESTS.name), build.table(SPLITS.name), strict=True)
         parts = {test.shard: (test, splits) for test, splits in pairs}
         chosen = rows.filter(pl.Series(wanted, dtype=pl.Boolean))
@@ -367,23 +369,22 @@ def check_server(config: Config) -> None:
     """Refuse what the server of the runs would refuse, before any work: whether it answers and
     takes the token, offers the tests, and allows the red light and the threshold."""
     run, library = config.run, TestLibrary(config.tests)
+    places = [(one, domain) for one in PROTOCOLS for domain in library.domains(one)]
     with HttpHarness(str(run.url), token=run.token, patience=0) as server:
         try:
-            for protocol in PROTOCOLS:
-                for domain in sorted(DOMAINS.keys() & set(library.domains(protocol))):
-                    listed = server.test_ids_request(protocol=protocol, domain=domain)
-                    offered = set(listed.decode().split())
-                    for test in library.test_ids(protocol, domain):
-                        name = protocol_name(protocol, domain, test)
-                        wanted = not config.protocols or any(
-                            is_part_of(name, one) for one in config.protocols
+            for protocol, domain in places:
+                if domain not in DOMAINS:
+                    continue
+                offered = server.test_ids_request(protocol=protocol, domain=domain)
+                for test in library.test_ids(protocol, domain):
+                    name = protocol_name(protocol, domain, test)
+                    runs = is_wanted(name, config.protocols)
+                    runs = runs and (config.tests / features_file(test)).is_file()
+                    if runs and test not in offered.decode().split():
+                        raise ConfigError(
+                            f"{run.url} does not offer test {name}; serve the tests in "
+                            f"{config.tests} there, or choose by --protocols"
                         )
-                        has_features = (config.tests / features_file(test)).is_file()
-                        if wanted and has_features and test not in offered:
-                            raise ConfigError(
-                                f"{run.url} does not offer test {name}; serve the tests in "
-                                f"{config.tests} there, or choose by --protocols"
-                            )
             policy = server.policy()
         except ProtocolRefusal as refusal:
             reason = refusal.message

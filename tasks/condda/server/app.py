@@ -15,7 +15,6 @@ import hmac
 import io
 import json
 import logging
-import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -335,11 +334,6 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 DATASET_TYPE = "Content-Type: text/csv; charset=utf-16"
 _DEFAULT_DOMAIN = "image_classification"
 _MOST_PARTS = 100
-_PLAIN_MULTIPART = re.compile(r"multipart/form-data; boundary=([0-9A-Za-z_-]{1,70})")
-_PLAIN_PART = re.compile(
-    rb'\r\nContent-Disposition: form-data; name="([\w.-]+)"(?:; filename="[\w.-]*")?\r\n'
-    rb"(?:Content-Type: [0-9A-Za-z/+.-]+\r\n)?\r\n"
-)
 
 
 Handler = Callable[[Harness, "Sent"], Response]
@@ -384,9 +378,6 @@ class Sent:
 
 def read_sent(content_type: str, query: Mapping[str, str], body: bytes) -> Sent:
     """Take a request's body apart as its content type says."""
-    plain = _PLAIN_MULTIPART.fullmatch(content_type)
-    if plain and (parts := _plain_parts(body, plain[1].encode())) is not None:
-        return Sent(parts, query, {})
     kind, options = parse_options_header(content_type)
     if kind == "multipart/form-data":
         return Sent(_parts(body, options.get("boundary", "")), query, {})
@@ -396,22 +387,6 @@ def read_sent(content_type: str, query: Mapping[str, str], body: bytes) -> Sent:
     if kind == "application/json" and body:
         return Sent({}, query, json_object(body, "the body"))
     return Sent({}, query, {})
-
-
-def _plain_parts(body: bytes, boundary: bytes) -> dict[str, bytes] | None:
-    """Parts as clients send them, a name and maybe a filename; None for any other body."""
-    first, *pieces = (b"\r\n" + body).split(b"\r\n--" + boundary)
-    if first or len(pieces) > _MOST_PARTS or pieces[-1:] not in ([b"--"], [b"--\r\n"]):
-        return None
-    if body.count(b"--" + boundary) != len(pieces):
-        return None  # a boundary after another line end
-    parts: dict[str, bytes] = {}
-    for piece in pieces[:-1]:
-        head = _PLAIN_PART.match(piece)
-        if head is None:
-            return None
-        parts.setdefault(head[1].decode(), piece[head.end() :])
-    return parts
 
 
 def _parts(body: bytes, boundary: str) -> dict[str, bytes]:
