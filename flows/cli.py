@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from flows.options import INPUTS, add_options, chosen_values, split_settings
-from flows.parser import Parser, time_in, whole_number
+from flows.parser import Parser, path_text, time_in, whole_number
 from schemas.errors import ConfigError, LakeError, NoveltyError
 from schemas.extras import missing_extra
 from schemas.messages import show_messages
@@ -28,6 +28,7 @@ from schemas.similar import did_you_mean
 from schemas.version import VERSION
 
 if TYPE_CHECKING:
+    from schemas.condda import Config
     from storage.tables import TableVersion
 
 FLOWS = Path(__file__).parent
@@ -155,6 +156,12 @@ def benchmarks() -> list[str]:
     """Every flow with a schema of the same name; adding one needs no edit here."""
     schemas = FLOWS.parent / "schemas"
     return sorted(p.stem for p in FLOWS.glob("[!_]*.py") if (schemas / p.name).exists())
+
+
+def predictors() -> list[str]:
+    """What agents are made of, by file, as `tasks.predictors` has it: without its import."""
+    files = (FLOWS.parent / "tasks" / "predictors").glob("[!_]*.py")
+    return sorted(path.stem for path in files if path.stem != "base")
 
 
 def _parser() -> Parser:
@@ -344,13 +351,19 @@ def _parser() -> Parser:
     lists.add_argument("--out", help="Parquet file for every change")
     condda = commands_of("condda", "serve tests, run an agent over them, make some of a lake")
     serve = command("serve", _serve, "serve tests by the published API and by /v1", condda)
-    serve.add_argument("--tests", required=True, help="folder of PROTOCOL/domain/ test files")
-    serve.add_argument("--state", default="condda-state", help="folder for the sessions")
+    serve.add_argument(
+        "--tests", type=path_text, required=True, help="folder of PROTOCOL/domain/ test files"
+    )
+    serve.add_argument(
+        "--state", type=path_text, default="condda-state", help="folder for the sessions"
+    )
     serve.add_argument("--host", default="127.0.0.1", help="other than loopback needs --tokens")
     serve.add_argument(
         "--port", type=whole_number(0, 65535), default=3307, help="0 takes any free one"
     )
-    serve.add_argument("--tokens", help="file of lines: agent or operator, owner's name, token")
+    serve.add_argument(
+        "--tokens", type=path_text, help="file of lines: agent or operator, owner's name, token"
+    )
     serve.add_argument(
         "--policy",
         choices=("published", "evaluation"),
@@ -373,13 +386,22 @@ def _parser() -> Parser:
     retire = command(
         "retire", _retire, "move sessions that ended long ago to another folder", condda
     )
-    retire.add_argument("--state", default="condda-state", help="folder of the server's sessions")
+    retire.add_argument(
+        "--state", type=path_text, default="condda-state", help="folder of the server's sessions"
+    )
     retire.add_argument(
         "--days", type=time_in("days"), required=True, help="days since the session's end"
     )
     run = with_lake(command("run", _run, "run an agent over tests and measure it", condda))
-    run.add_argument("--detector", required=True, help="agent: threshold, clustering")
-    run.add_argument("--tests", required=True, help="folder of tests with their features")
+    run.add_argument(
+        "--detector",
+        action="append",
+        required=True,
+        help=f"agents, as a,b or all: {', '.join(predictors())}",
+    )
+    run.add_argument(
+        "--tests", type=path_text, required=True, help="folder of tests with their features"
+    )
     run.add_argument("--url", help="server to run against (default: in this process)")
     run.add_argument("--token", help="its token, if it wants one")
     run.add_argument("--name", default="", help="another name runs the same once more")
@@ -991,7 +1013,7 @@ def _serve(parsed: argparse.Namespace) -> None:
     fixed = {key: value for key in options if (value := getattr(parsed, key)) is not None}
     if parsed.red_light:
         fixed["red_light"] = True
-    name = parsed.policy or ("evaluation" if parsed.tokens else "published")
+    name = parsed.policy or ("published" if parsed.tokens is None else "evaluation")
     if fixed and name == "published":
         raise ConfigError(
             f"--{next(iter(fixed)).replace('_', '-')} is of an evaluation; add --policy evaluation"
@@ -1002,7 +1024,7 @@ def _serve(parsed: argparse.Namespace) -> None:
         parsed.host,
         parsed.port,
         make_config(Policy, {"name": name, **fixed}) if name == "evaluation" else PUBLISHED,
-        read_tokens(Path(parsed.tokens)) if parsed.tokens else (),
+        read_tokens(Path(parsed.tokens)) if parsed.tokens is not None else (),
         retain_days=parsed.retain_days,
     )
 
@@ -1016,12 +1038,24 @@ def _retire(parsed: argparse.Namespace) -> None:
 
 def _run(parsed: argparse.Namespace) -> None:
     from flows.runner import run_flow
-    from schemas.condda import Config
-    from schemas.config import make_config
     from storage.layout import lake_root
     from tasks.condda.measures import lake_scoreboard
     from tasks.operations.summary import show_frame, show_tables
 
+    run_flow("condda", run_config(parsed))
+    show_tables(parsed.lake, "condda")
+    for frame in lake_scoreboard(lake_root(parsed.lake), parsed.baseline):
+        show_frame(frame)
+
+
+def run_config(parsed: argparse.Namespace) -> "Config":
+    """The build that `novelty condda run` is."""
+    from schemas.condda import Config
+    from schemas.config import make_config
+
+    names = [name.strip() for entry in parsed.detector for name in entry.split(",")]
+    if not all(names):
+        raise ConfigError(f"--detector names no agent; there are: {', '.join(predictors())}")
     run = {
         "red_light": parsed.red_light or ("without" if parsed.url else "both"),
         "baseline": parsed.baseline,
@@ -1029,12 +1063,9 @@ def _run(parsed: argparse.Namespace) -> None:
         "token": parsed.token,
         "name": parsed.name,
     }
-    agents = (parsed.detector,) if parsed.url else (parsed.detector, parsed.baseline)
+    agents = names if parsed.url else [*names, parsed.baseline]
     config = {"tests": parsed.tests, "predictors": {name: {} for name in agents}, "run": run}
-    run_flow("condda", make_config(Config, config | ({"lake": parsed.lake} if parsed.lake else {})))
-    show_tables(parsed.lake, "condda")
-    for frame in lake_scoreboard(lake_root(parsed.lake), parsed.baseline):
-        show_frame(frame)
+    return make_config(Config, config | ({"lake": parsed.lake} if parsed.lake else {}))
 
 
 def _make_tests(words: list[str]) -> int:

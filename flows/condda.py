@@ -9,6 +9,7 @@ from tasks.condda.build import (
     ExportSettings,
     ProgramSettings,
     Tests,
+    check_server,
     chosen_agents,
     export_session,
     fitting_scores,
@@ -22,6 +23,7 @@ from tasks.condda.build import (
     plan_tests,
     read_test,
     run_agent,
+    state_store,
 )
 from tasks.condda.export import P_UNKNOWN
 from tasks.engine.stage import Build
@@ -44,6 +46,10 @@ CONVENTIONS = ("openood",)
 def build(config: Config) -> None:
     """Tests, scores of their features, agents, sessions of a server, measures of all."""
     agents, scores = chosen_agents(config), fitting_scores(config)
+    if config.run.url is not None:
+        check_server(config)
+    if config.state is not None:
+        state_store(config.state).close()
     lake = lake_root(config.lake)
     with Build("condda", lake, config, config.max_reject_share) as build:
         source = build.source(config.tests)

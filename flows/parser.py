@@ -41,6 +41,13 @@ def whole_number(least: int = 0, most: int | None = None) -> Callable[[str], int
     return read
 
 
+def path_text(text: str) -> str:
+    """The type of an option of a path; an empty one would be the folder where one is."""
+    if not text:
+        raise argparse.ArgumentTypeError("it is empty; name a file or folder")
+    return text
+
+
 class Parser(argparse.ArgumentParser):
     """`groups` of a parser with commands: title to the names in it; the rest is under `more`."""
 

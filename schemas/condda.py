@@ -4,7 +4,7 @@ A session is one agent's run over some tests: by the flow itself, or by any clie
 """
 
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
 from pydantic import Field, model_validator
@@ -186,10 +186,10 @@ PROGRAM = Table(
             "metric", pa.string(), "M1, M2, M2.1, no_cdt, false_alarms, nuisance_alarms, M3 to M6"
         ),
         Column("value", pa.float64(), "Its value; null if not applicable", nullable=True),
-        Column("tests", pa.int32(), "Completed tests, with and without red light", minimum=0),
+        Column("tests", pa.int32(), "Completed tests, each counted once", minimum=0),
     ),
     key=("agent", "protocol", "domain", "metric"),
-    version=2,
+    version=3,
 )
 
 TABLES = (
@@ -289,9 +289,19 @@ class Config(RunChoices):
     """Tests to run, such as OND, OND/novelty or OND/novelty/OND.1.0.0 (default: all)."""
     run: SessionSettings = SessionSettings()
     state: Path | None = None
-    """State folder of `novelty condda serve`: its sessions are exported too."""
+    """State folder of `novelty condda serve`: its sessions are exported too; alone if no agents,
+    scores or seeds are named."""
     max_reject_share: float = Field(0.5, ge=0, le=1)
     """Share of tests that may go to quarantine before the build stops."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _exports_alone(cls, values: Any) -> Any:
+        """A build that names a state and nothing to run exports its sessions alone."""
+        runs = {"models", "networks", "scores", "predictors", "preset", "seeds", "train", "run"}
+        if values.get("state") is None or runs & values.keys():
+            return values
+        return {**values, "predictors": {}, "scores": {}}
 
     @classmethod
     def demo(cls, sample: Path) -> "Config":

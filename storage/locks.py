@@ -26,10 +26,11 @@ def locked(
     wait_seconds: float = 0.0,
     shared: bool = False,
     busy: str = "",
+    cure: str = "wait for it to end, or set NOVELTY_LOCK_WAIT to the seconds to wait",
 ) -> Iterator[None]:
     """Hold the lock called `name`; wait up to `wait_seconds` for it, else say who has it.
 
-    Many may hold it `shared` at once. `busy` says what the holder does.
+    Many may hold it `shared` at once. `busy` says what the holder does, `cure` what to do then.
     """
     path = lock_path(lake, name)
     with explained(path):
@@ -44,8 +45,7 @@ def locked(
             except BlockingIOError:
                 if time.monotonic() >= deadline:
                     raise LockedError(
-                        f"{busy or f'{name} is being built'} by {_holder(path)}; wait for it to "
-                        "end, or set NOVELTY_LOCK_WAIT to the seconds to wait"
+                        f"{busy or f'{name} is being built'} by {_holder(path)}; {cure}"
                     ) from None
                 time.sleep(0.05)
         with contextlib.suppress(OSError):  # a full disk: `gc` makes room on it

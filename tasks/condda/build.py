@@ -10,7 +10,7 @@ import io
 import logging
 import uuid
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -24,6 +24,7 @@ from pydantic import Field
 from schemas.condda import (
     CHARACTERIZATION,
     PROGRAM,
+    PROTOCOLS,
     SESSION_MEASURES,
     SESSIONS,
     TESTS,
@@ -54,7 +55,7 @@ from tasks.condda.export import (
 from tasks.condda.harness import Harness
 from tasks.condda.measures import measured_tests, program_of
 from tasks.condda.run import LOOP_VERSION, run_session
-from tasks.condda.server.client import Mirrored
+from tasks.condda.server.client import HttpHarness, Mirrored
 from tasks.condda.session import open_state
 from tasks.condda.store import EVENTS, EventStore
 from tasks.condda.test_files import METADATA, TRUTH, TestLibrary, features_file, protocol_name
@@ -196,6 +197,11 @@ def is_part_of(protocol: str, wanted: str) -> bool:
     return f"{protocol}/".startswith(f"{wanted}/")
 
 
+def is_wanted(protocol: str, protocols: Sequence[str]) -> bool:
+    """Whether a protocol is among those that are named, or below one; all are if none is named."""
+    return not protocols or any(is_part_of(protocol, one) for one in protocols)
+
+
 @stage(writes=(TESTS, SAMPLES, SPLITS), version=2)
 def read_test(shard: Shard, settings: Settings) -> Produced:
     """Describe one test: its size, its classes, when its world changes, and every instance."""
@@ -280,10 +286,7 @@ class Tests:
         rows = build.read(TESTS.name).with_columns(
             pl.concat_str("protocol", "domain", "test_id", separator="/").alias("whole")
         )
-        wanted = [
-            not protocols or any(is_part_of(name, one) for one in protocols)
-            for name in rows["whole"]
-        ]
+        wanted = [is_wanted(name, protocols) for name in rows["whole"]]
         pairs = zip(build.table(TESTS.name), build.table(SPLITS.name), strict=True)
         parts = {test.shard: (test, splits) for test, splits in pairs}
         chosen = rows.filter(pl.Series(wanted, dtype=pl.Boolean))
@@ -362,6 +365,41 @@ def pass_features(shard: Shard, settings: Settings) -> Produced:
 # ---------------------------------------------------------------- runs of agents
 
 
+def check_server(config: Config) -> None:
+    """Refuse what the server of the runs would refuse, before any work: whether it answers and
+    takes the token, offers the tests, and allows the red light and the threshold."""
+    run, library = config.run, TestLibrary(config.tests)
+    places = [(one, domain) for one in PROTOCOLS for domain in library.domains(one)]
+    with HttpHarness(str(run.url), token=run.token, patience=0) as server:
+        try:
+            for protocol, domain in places:
+                if domain not in DOMAINS:
+                    continue
+                offered = server.test_ids_request(protocol=protocol, domain=domain)
+                for test in library.test_ids(protocol, domain):
+                    name = protocol_name(protocol, domain, test)
+                    runs = is_wanted(name, config.protocols)
+                    runs = runs and (config.tests / features_file(test)).is_file()
+                    if runs and test not in offered.decode().split():
+                        raise ConfigError(
+                            f"{run.url} does not offer test {name}; serve the tests in "
+                            f"{config.tests} there, or choose by --protocols"
+                        )
+            policy = server.policy()
+        except ProtocolRefusal as refusal:
+            reason = refusal.message
+            if refusal.reason == "Unauthorized":
+                reason = f"{'this' if run.token else 'no'} token; name one by --token"
+            raise ConfigError(f"{run.url} refuses: {reason}") from refusal
+    if policy.strict and run.red_light != "without" and not policy.red_light:
+        raise ConfigError(f"the operator of {run.url} allows no red light; run without it")
+    if policy.strict and run.detection_threshold != policy.detection_threshold:
+        raise ConfigError(
+            f"the detection_threshold of {run.url} is {policy.detection_threshold:g}, not "
+            f"{run.detection_threshold:g}; leave it out"
+        )
+
+
 def plan_runs(tests: Tests, agents: Sequence[RunFacts], settings: SessionSettings) -> list[Shard]:
     """One run for each agent, test and way of detection.
 
@@ -377,7 +415,7 @@ def plan_runs(tests: Tests, agents: Sequence[RunFacts], settings: SessionSetting
                 way = "given" if red_light else "system"
                 shards.append(tests.shard(facts, row, f"{agent.model}/{row['whole']}/{way}"))
     lacking = tests.rows.filter(examples=0)["test_id"]
-    if len(lacking):
+    if agents and len(lacking):
         log.warning(
             f"agents do not run {len(lacking)} tests, which have no features, such as "
             f"{features_file(lacking[0])}"
@@ -412,13 +450,13 @@ def run_agent(shard: Shard, settings: Access) -> Produced:
     library, policy = TestLibrary(root), Policy(**condition)
     try:
         agent.fit(training)
-        with closing(EventStore(shard.work / EVENTS)) as store:
+        with ExitStack() as open_files:
+            store = open_files.enter_context(closing(EventStore(shard.work / EVENTS)))
             harness = Harness(library, store, policy, clock=lambda: never, new_id=lambda: session)
             target: Any = harness
             if way["url"]:
-                from tasks.condda.server.client import HttpHarness
-
-                target = Mirrored(HttpHarness(way["url"], token=settings.token), library, store)
+                server = open_files.enter_context(HttpHarness(way["url"], token=settings.token))
+                target = Mirrored(server, library, store)
                 harness = target.local
             run = run_session(
                 *(target, [test["test_id"]], agent, features),
@@ -454,16 +492,21 @@ class ExportSettings(Settings):
     state: Path = Field(exclude=True)
 
 
+def state_store(state: Path) -> EventStore:
+    """The store of a server's state folder, which must be there."""
+    path = state / EVENTS
+    if not path.is_file():
+        raise SourceError(f"{state} holds no {EVENTS}; name the state folder of a server")
+    return EventStore(path)
+
+
 def plan_exports(state: Path, tests: Tests) -> list[tuple[PassedRun | None, Shard]]:
     """One shard for each test of a session; one that has had no event since stays as it is.
 
     A completed test that is among `tests` is a run, named by the digest of its events.
     """
-    path = state / EVENTS
-    if not path.is_file():
-        raise SourceError(f"{state} holds no {EVENTS}; name the state folder of a server")
     planned: list[tuple[PassedRun | None, Shard]] = []
-    with closing(EventStore(path)) as store:
+    with closing(state_store(state)) as store:
         for session in store.sessions():
             opened = open_state(session, store.load(session, kind="opened")[0].event)
             ended = [stored.event.time for stored in store.load(session, kind="terminated")]
@@ -509,7 +552,7 @@ def plan_exports(state: Path, tests: Tests) -> list[tuple[PassedRun | None, Shar
 def export_session(shard: Shard, settings: ExportSettings) -> Produced:
     """Rows of one test of a server's session, measured if it is completed."""
     facts = shard.about["facts"] and RunFacts.model_validate(shard.about["facts"])
-    with closing(EventStore(settings.state / EVENTS)) as store:
+    with closing(state_store(settings.state)) as store:
         harness = Harness(TestLibrary(Path(shard.source or "")), store)
         place = shard.about["session"], shard.about["test"]
         frames, rejects = session_frames(harness, *place, facts)
@@ -539,7 +582,7 @@ def plan_program(build: Build) -> list[Shard]:
     return [Shard("all", parts=tuple(piece.part(name) for name in tables for piece in pieces))]
 
 
-@stage(writes=(PROGRAM,), version=5)
+@stage(writes=(PROGRAM,), version=6)
 def measure_program(shard: Shard, settings: ProgramSettings) -> Produced:
     """M1 to M6 of each agent over its completed tests, each session's own."""
     if not shard.parts:

@@ -6,6 +6,7 @@ classes from the train split.
 """
 
 import io
+import logging
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,8 @@ from tasks.condda.make_tests import LABELLED, PlannedTest, Pool, planned
 from tasks.condda.media import MediaWriter
 from tasks.condda.scenarios import scenarios_named
 from tasks.condda.test_files import features_file
+
+log = logging.getLogger(__name__)
 
 # Frames of an episode are alike: so many, evenly spread, are examples enough of a class.
 EXAMPLES_PER_CLASS = 200
@@ -41,7 +44,8 @@ def tests_of_lake(
     """Write tests and features below `out`; gives one row per test.
 
     `run` is the beginning of a run's id. Without a name the protocol is the first that runs with
-    features are of, and the run is the only one of the protocol that has features.
+    features are of, and the run is the only one of the protocol that has features; of runs that
+    differ in their seed alone, that of the lowest one, which is said.
     """
     scenarios_named(settings.scenario)  # refuses what is none
     runs = _feature_runs(lake, benchmark)
@@ -159,8 +163,9 @@ def _outputs(lake: Path, benchmark: str) -> pl.LazyFrame:
 
 
 def _feature_runs(lake: Path, benchmark: str) -> pl.DataFrame:
-    """run_id, protocol, model and seed of the runs that give features."""
-    runs = _table(lake, benchmark, "runs").select("run_id", "protocol", "model", "seed").collect()
+    """run_id, protocol, model, seed and config_id of the runs that give features."""
+    columns = ("run_id", "protocol", "model", "seed", "config_id")
+    runs = _table(lake, benchmark, "runs").select(columns).collect()
     plain = _outputs(lake, benchmark).filter(pl.col("view") == PLAIN)
     giving = plain.select(pl.col("run_id").unique()).collect()
     runs = runs.join(giving, on="run_id", how="semi").sort("protocol", "model", "seed", "run_id")
@@ -194,12 +199,15 @@ def _chosen_run(runs: pl.DataFrame, benchmark: str, protocol: str) -> str:
     fitting = runs.filter(pl.col("protocol") == protocol)
     if fitting.is_empty():
         fitting = runs.filter(pl.col("protocol").is_null())
-    if fitting.height == 1:
-        return str(fitting["run_id"][0])
+    if fitting["config_id"].n_unique() == 1:
+        run_id, _, model, seed, _ = fitting.sort("seed", "run_id").row(0)
+        if fitting.height > 1:
+            log.warning(f"features are of run {run_id} ({model}, seed {seed}), the lowest seed")
+        return str(run_id)
     shown = fitting if fitting.height else runs
     names = [
         f"{run_id} ({model}, seed {seed}, {of or 'any protocol'})"
-        for run_id, of, model, seed in shown.iter_rows()
+        for run_id, of, model, seed, _ in shown.iter_rows()
     ]
     count = "several runs have" if fitting.height else "no such run has"
     raise ConfigError(

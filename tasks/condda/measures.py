@@ -79,7 +79,7 @@ def measured_tests(
 def program_of(
     tests: Sequence[Measured], baseline: str
 ) -> dict[tuple[str, str, str], tuple[int, Metric]]:
-    """Number of tests and M1 to M6 of each agent, protocol and domain.
+    """Number of different tests and M1 to M6 of each agent, protocol and domain.
 
     Of several sessions of the baseline, without the red light, the newest counts; an agent without
     detection is none.
@@ -90,13 +90,15 @@ def program_of(
         if baseline in (test.agent, test.agent.rpartition("-")[0]) and not test.red_light
     }
     trials: dict[tuple[str, str, str], list[Trial]] = {}
+    names: dict[tuple[str, str, str], set[str]] = {}
     for test in tests:
         if "m_num_stats" in test.metrics:
             condition = "given" if test.red_light else "system"
             against = base.get((*test.group[1:], test.test))
             trial = Trial(test.metrics, condition, against)  # type: ignore[arg-type]
             trials.setdefault(test.group, []).append(trial)
-    return {place: (len(of), program_metrics(of)) for place, of in sorted(trials.items())}
+            names.setdefault(test.group, set()).add(test.test)
+    return {place: (len(names[place]), program_metrics(of)) for place, of in sorted(trials.items())}
 
 
 def scoreboard(tests: Sequence[Measured], baseline: str) -> list[dict[str, Any]]:

@@ -7,22 +7,31 @@ an owner has opened: leaving does not give anyone another attempt.
 """
 
 import json
+import logging
+import sqlite3
 import threading
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from schemas.errors import ConfigError, LakeError
+from schemas.errors import ConfigError, LakeError, NoveltyError
+from storage.atomic import explained
 from tasks.condda.store import EVENTS, Conflict, EventStore
 
 RETIRED = "retired"
 _DAY_SECONDS = 86_400.0
+_log = logging.getLogger(__name__)
+
+
+def check_days(days: float) -> None:
+    """Refuse a number of days that none are kept for."""
+    if not days >= 0:  # NaN too
+        raise ConfigError(f"sessions are kept for 0 days or more, not {days:g}")
 
 
 def retire(state: Path, days: float, now: datetime | None = None) -> list[str]:
     """Move sessions that ended more than `days` ago; gives their ids."""
-    if days < 0:
-        raise ConfigError(f"sessions are kept for 0 days or more, not {days:g}")
+    check_days(days)
     if not (state / EVENTS).exists():
         raise ConfigError(f"{state} is no state folder of a server: it has no {EVENTS}")
     before = (now or datetime.now(UTC)) - timedelta(days=days)
@@ -33,7 +42,8 @@ def retire(state: Path, days: float, now: datetime | None = None) -> list[str]:
             if datetime.fromisoformat(stored.event.time) < before
         ]
         if sessions:
-            (state / RETIRED).mkdir(exist_ok=True)
+            with explained(state / RETIRED):
+                (state / RETIRED).mkdir(exist_ok=True)
             with closing(EventStore(state / RETIRED / EVENTS)) as kept:
                 for session in sessions:
                     _move(session, store, kept)
@@ -42,6 +52,8 @@ def retire(state: Path, days: float, now: datetime | None = None) -> list[str]:
 
 def _move(session: str, store: EventStore, kept: EventStore) -> None:
     events = [stored.event for stored in store.load(session, bodies=True)]
+    if not events:
+        return  # another run has moved it meanwhile
     try:
         kept.append(session, 0, events)
     except Conflict:
@@ -50,20 +62,26 @@ def _move(session: str, store: EventStore, kept: EventStore) -> None:
                 f"{kept.path} holds another session {session}; move that file away and try again"
             ) from None
     opened = events[0].detail
-    with store.writing() as connection:
-        connection.execute(
-            "insert into retired (session, owner, tests) values (?, ?, ?)",
-            (session, opened.get("owner", ""), json.dumps(opened["tests"])),
-        )
-        connection.execute("delete from events where session = ?", (session,))
+    try:
+        with store.writing() as connection:
+            connection.execute(
+                "insert or ignore into retired (session, owner, tests) values (?, ?, ?)",
+                (session, opened.get("owner", ""), json.dumps(opened["tests"])),
+            )
+            connection.execute("delete from events where session = ?", (session,))
+    except sqlite3.Error as error:
+        raise LakeError(f"cannot write the event store {store.path}: {error}") from error
 
 
 def retire_daily(state: Path, days: float, stopped: threading.Event) -> threading.Thread:
-    """The same now and every day, in a thread, until `stopped`."""
+    """The same now and every day, in a thread, until `stopped`; what fails is tried again then."""
 
     def work() -> None:
         while True:
-            retire(state, days)
+            try:
+                retire(state, days)
+            except (NoveltyError, OSError) as error:
+                _log.error("old sessions were not retired and will be tomorrow: %s", error)
             if stopped.wait(_DAY_SECONDS):
                 return
 

@@ -234,6 +234,10 @@ class EventStore:
         )
         return len(rows), hashlib.sha256(repr([session, test, rows]).encode()).hexdigest()
 
+    def retired_count(self) -> int:
+        """Number of sessions that have left."""
+        return int(self._query("select count(*) from retired", [])[0][0])
+
     def session_count(self) -> int:
         """Number of sessions."""
         return int(self._query("select count(*) from events where kind = 'opened'", [])[0][0])

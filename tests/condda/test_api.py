@@ -268,6 +268,28 @@ def test_bodies_that_are_no_object(api: httpx.Client, session: str, body: bytes)
         assert "Traceback" not in answer.text
 
 
+@pytest.mark.parametrize(
+    ("content", "place"),
+    [
+        (b'{"protocol": 1', "the body: "),
+        (b"", "the body: "),
+        (json.dumps({**NEW, "test_ids": ["a", 1]}), "test_ids[1]: "),
+        (json.dumps({**NEW, "threshold": 1}), "threshold: "),
+        (json.dumps({"protocol": "OND"}), "domain: "),
+    ],
+)
+def test_what_is_wrong_is_named(api: httpx.Client, content: bytes | str, place: str) -> None:
+    answer = api.post("/sessions", content=content, headers={"content-type": "application/json"})
+    assert answer.status_code == 422 and answer.json()["message"].startswith(place)
+
+
+def test_the_line_that_is_wrong_is_named(api: httpx.Client, session: str) -> None:
+    answer = api.put(place(session, "/rounds/0/results"), json=table(["a"], [[0.5, None]]))
+    assert answer.json()["message"].startswith("detection.values[0][1]: ")
+    answer = api.get("/sessions?limit=0")
+    assert answer.json()["message"].startswith("limit: ")
+
+
 def test_a_wrong_method_is_told_the_right_ones(api: httpx.Client, session: str) -> None:
     for path, allowed in (
         *(("/sessions", "GET, POST"), (f"/sessions/{session}", "DELETE, GET, PUT")),

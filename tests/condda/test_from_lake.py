@@ -84,11 +84,29 @@ def test_a_wrong_scenario_is_refused_before_the_lake_is_looked_at(tmp_path: Path
         write_tests(tmp_path / "absent", "small", tmp_path / "out", wrong)
 
 
-def test_several_runs_need_a_name(lake: Path, tmp_path: Path) -> None:
+def test_of_runs_that_differ_in_their_seed_the_lowest_is_taken(
+    lake: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     raw = lake.parent / "raw"
-    build_small(tmp_path / "lake", raw, protocols=("first",), seeds=(0, 1))
-    with pytest.raises(ConfigError, match=r"several runs .*seed 0, first\), .*seed 1, first"):
-        write_tests(tmp_path / "lake", "small", tmp_path / "out", SETTINGS)
+    build_small(tmp_path / "lake", raw, protocols=("first",), seeds=(1, 0))
+    caplog.set_level("WARNING")
+    caplog.clear()
+    made = write_tests(tmp_path / "lake", "small", tmp_path / "out", SETTINGS)
+    runs = current_version(tmp_path / "lake", "small", "runs").read()
+    (lowest,) = runs.filter(seed=0)["run_id"]
+    assert caplog.messages == [f"features are of run {lowest} (line, seed 0), the lowest seed"]
+    named = write_tests(tmp_path / "lake", "small", tmp_path / "b", SETTINGS, run=lowest)
+    assert made.equals(named)
+
+
+def test_several_runs_need_a_name(tmp_path: Path) -> None:
+    runs = [{"run_id": name, "model": name, "config_id": name} for name in ("cosine", "line")]
+    put_table(tmp_path, "kowl", "runs", runs)
+    outputs = [{"run_id": row["run_id"], "sample_id": "s", "features": [0.5]} for row in runs]
+    put_table(tmp_path, "kowl", "outputs", [row | {"view": "plain"} for row in outputs])
+    put_table(tmp_path, "kowl", "splits", [{"protocol": "p", "sample_id": "s", "class": "x"}])
+    with pytest.raises(ConfigError, match=r"several runs .*cosine \(cosine, .*line \(line, "):
+        write_tests(tmp_path, "kowl", tmp_path / "out", SETTINGS)
 
 
 def test_a_run_without_a_protocol_serves_all_of_them(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from schemas.errors import ConfigError, LakeError
 from tasks.condda.commands import CALLER, EVALUATION, Caller, OpenSession, ProtocolRefusal
 from tasks.condda.harness import Harness
 from tasks.condda.retention import RETIRED, retire
+from tasks.condda.server.page import scores
 from tasks.condda.server.serve import make_harness
 from tasks.condda.store import EVENTS, EventStore
 from tests.condda.small import DOMAIN, IDS, TEST, detection, write_test
@@ -102,6 +103,15 @@ def test_another_session_of_that_name_is_not_overwritten(harness: Harness) -> No
     with pytest.raises(LakeError, match="holds another session"):
         retire(state, 30, NOW)
     assert harness.sessions() == [old]
+
+
+def test_the_scoreboard_says_where_retired_sessions_are(harness: Harness) -> None:
+    state = harness.store.path.parent
+    session(harness, True, 40)
+    assert "retired" not in scores(harness)
+    retire(state, 30, NOW)
+    assert scores(harness)["retired"].startswith("1 retired sessions are not shown; novelty build")
+    assert f"--state {state / RETIRED} " in scores(harness)["retired"]
 
 
 def test_the_command(harness: Harness, capsys: pytest.CaptureFixture[str]) -> None:

@@ -243,7 +243,7 @@ def test_a_setting_a_seed_and_a_version_make_their_own_runs_only(built, tmp_path
         {},
     ]
     assert runs.height == 4 and runs["config_id"].n_unique() == 2
-    assert table(lake, "sessions").height == 4 and set(table(lake, "program")["tests"]) == {4}
+    assert table(lake, "sessions").height == 4 and set(table(lake, "program")["tests"]) == {2}
 
 
 def test_another_test_makes_no_run_anew_and_a_changed_one_its_own(built, tmp_path, capsys):
@@ -310,6 +310,7 @@ def test_the_scoreboard_has_all_measures_and_both_ways_side_by_side(built):
 
     program, sides = lake_scoreboard(built[0] / "lake", "threshold")
     row = program.filter(agent=CLUSTERING, protocol="CONDDA", domain="image_classification")
+    assert row["tests"].to_list() == [2]  # with and without the red light
     alarms = ("M1", "M2", "M2.1", "no_cdt", "false_alarms", "nuisance_alarms")
     named = (*alarms, "M3", "M4", "M5", "M6_docs", "M6_balanced")
     # All sample tests change, so there is no false alarm to count.
@@ -506,7 +507,7 @@ def test_each_session_counts_and_a_baseline_needs_no_detection(built, tmp_path):
     update = {**FEW, "lake": tmp_path / "lake", "state": tmp_path / "state", "run": run}
     build(config.model_copy(update=update))
     program = table(tmp_path / "lake", "program")
-    assert set(program["agent"]) == {"client-1"} and set(program["tests"]) == {2}
+    assert set(program["agent"]) == {"client-1"} and set(program["tests"]) == {1}
     values = dict(program.select("metric", "value").iter_rows())
     assert values["M2"] == 100 and values["M1"] == 4.5 and values["M3"] == 1.0
     measured = table(tmp_path / "lake", "session_measures")

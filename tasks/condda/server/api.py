@@ -17,7 +17,7 @@ from fastapi import APIRouter, Body, Path, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from tasks.condda import commands
-from tasks.condda.commands import Limits, ProtocolRefusal, refused
+from tasks.condda.commands import Limits, Policy, ProtocolRefusal, refused
 from tasks.condda.domains import DOMAINS
 from tasks.condda.harness import Harness
 from tasks.condda.media import TYPES, MediaLinks
@@ -210,8 +210,8 @@ def _session(harness: Harness, session_id: str) -> Session:
     return Session(**harness.session_progress(session_id=session_id))
 
 
-def api_router(harness: Harness) -> APIRouter:
-    """Routes of /v1 over a harness with the policy `evaluation`."""
+def api_router(harness: Harness, policy: Policy) -> APIRouter:
+    """Routes of /v1 over a harness with the policy `evaluation`; `policy` is the wire API's."""
     described: dict[int | str, dict[str, Any]] = {
         401: {"description": "No token"},
         403: {"description": "The operator does not allow it"},
@@ -222,6 +222,11 @@ def api_router(harness: Harness) -> APIRouter:
     }
     described = {code: {"model": Problem, **about} for code, about in described.items()}
     router = APIRouter(prefix=API, responses=described)
+
+    @router.get("/policy", tags=["tests"], summary="What the published paths let agents ask for")
+    def operators_policy() -> Policy:
+        return policy
+
     _add_sessions(router, harness)
     _add_tests(router, harness)
     _add_results(router, harness)

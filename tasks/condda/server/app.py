@@ -15,9 +15,9 @@ import hmac
 import io
 import json
 import logging
-import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -82,7 +82,7 @@ def make_app(harness: Harness, *, tokens: Sequence[Token] = ()) -> ASGIApp:
         redirect_slashes=False,
     )
     # A further part of the server is a router more: of agents below /v1, by the same harness.
-    app.include_router(api_router(_evaluating(harness)))
+    app.include_router(api_router(_evaluating(harness), harness.policy))
     app.include_router(page_router(harness))
     app.include_router(docs_router(app.openapi))
     for kind in (HTTPException, RequestValidationError, ProtocolRefusal, Exception):
@@ -138,8 +138,7 @@ def response_to(path: str, error: Exception, headers: Mapping[str, str] | None =
             return error_response(path, ours if _is_ours(path) else wire, reason, message)
         case RequestValidationError():
             # What was sent is not sent back: it may be large, or no JSON (NaN).
-            wrong = [(".".join(map(str, one["loc"])), one["msg"]) for one in error.errors()[:5]]
-            message = "; ".join(f"{place}: {text}" for place, text in wrong)
+            message = "; ".join(f"{_place(one)}: {one['msg']}" for one in error.errors()[:5])
             return error_response(path, 422, "InvalidRequest", message)
         case HTTPException(status_code=status, detail=message):
             reason = {404: "NotFound", 405: "MethodNotAllowed"}.get(status, "InvalidRequest")
@@ -147,6 +146,17 @@ def response_to(path: str, error: Exception, headers: Mapping[str, str] | None =
             status = 422 if status == 400 else status
             return error_response(path, status, reason, str(message), headers)
     return error_response(path, 500, "InternalError", "a defect of the server; see its log")
+
+
+def _place(wrong: Mapping[str, Any]) -> str:
+    """Where something is wrong, such as test_ids[0], of what pydantic says."""
+    _, *names = wrong["loc"]
+    if not names or wrong["type"] == "json_invalid":
+        return "the body"
+    kinds = ("float", "str", "[key]")  # what it tried to read a value as
+    while len(names) > 1 and names[-1] in kinds:
+        names.pop()
+    return "".join(f"[{name}]" if isinstance(name, int) else f".{name}" for name in names)[1:]
 
 
 async def _refusal(request: Request, error: Exception) -> Response:
@@ -198,6 +208,9 @@ class Guard:
                 body = await self._body(headers, receive)
         except _Refused as error:
             response = response_to(path, error)
+            if error.args[0] == 413:
+                await self._refuse(response, receive, send)
+                return
         else:
             if body is None:
                 return  # the client has gone
@@ -240,7 +253,7 @@ class Guard:
         elif _host_name(host) not in LOOPBACK:
             raise _Refused(403, "WrongHost", "this server answers only as 127.0.0.1 or localhost")
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != host:
+        if origin is not None and origin.partition("://")[2] != host:
             raise _Refused(403, "WrongOrigin", "requests from pages of other origins are refused")
         return caller
 
@@ -260,32 +273,51 @@ class Guard:
 
     async def _body(self, headers: Headers, receive: Receive) -> bytes | None:
         """The whole body; None if the client went away."""
-        body, size, more = bytearray(), 0, True
+        too_large = _Refused(413, "TooLarge", f"a request has at most {self.body_bytes} bytes")
         declared = headers.get("content-length", "0")
-        too_large = declared.isdigit() and int(declared) > self.body_bytes
+        if declared.isdigit() and int(declared) > self.body_bytes:
+            raise too_large
+        body, more = bytearray(), True
         try:
             async with asyncio.timeout(_BODY_SECONDS):
-                # A client reads the answer when it has sent all; twice the limit is enough.
-                while more and size <= 2 * self.body_bytes:
+                while more:
                     message = await asyncio.wait_for(receive(), _CHUNK_SECONDS)
                     if message["type"] == "http.disconnect":
                         return None
-                    chunk, more = message.get("body", b""), message.get("more_body", False)
-                    size += len(chunk)
-                    too_large = too_large or size > self.body_bytes
-                    if not too_large:
-                        body += chunk
+                    body += message.get("body", b"")
+                    more = message.get("more_body", False)
+                    if len(body) > self.body_bytes:
+                        body.clear()
+                        raise too_large
         except TimeoutError:
             raise _Refused(408, "Timeout", "the body took too long") from None
-        if too_large:
-            raise _Refused(413, "TooLarge", f"a request has at most {self.body_bytes} bytes")
         return bytes(body)
+
+    async def _refuse(self, response: Response, receive: Receive, send: Send) -> None:
+        """Answer at once, then take what still comes: a client may read when it has sent all.
+
+        Twice the limit is enough; nothing of it is kept.
+        """
+        status, headers = response.status_code, response.raw_headers
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": response.body, "more_body": True})
+        size, more = 0, True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_BODY_SECONDS):
+                while more and size <= 2 * self.body_bytes:
+                    message = await asyncio.wait_for(receive(), _CHUNK_SECONDS)
+                    size += len(message.get("body", b""))
+                    more = message.get("more_body", False)
+        await send({"type": "http.response.body"})
 
 
 @lru_cache(256)
 def _host_name(host: str) -> str:
-    """Name of a Host header without its port; of [::1]:80 too."""
-    return urlsplit(f"//{host}").hostname or "" if host.isprintable() else ""
+    """Name of a Host header without its port, of [::1]:80 too; empty if it is none."""
+    try:
+        return urlsplit(f"//{host}").hostname or "" if host.isprintable() else ""
+    except ValueError:
+        return ""
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
@@ -302,11 +334,6 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 DATASET_TYPE = "Content-Type: text/csv; charset=utf-16"
 _DEFAULT_DOMAIN = "image_classification"
 _MOST_PARTS = 100
-_PLAIN_MULTIPART = re.compile(r"multipart/form-data; boundary=([0-9A-Za-z_-]{1,70})")
-_PLAIN_PART = re.compile(
-    rb'\r\nContent-Disposition: form-data; name="([\w.-]+)"(?:; filename="[\w.-]*")?\r\n'
-    rb"(?:Content-Type: [0-9A-Za-z/+.-]+\r\n)?\r\n"
-)
 
 
 Handler = Callable[[Harness, "Sent"], Response]
@@ -351,9 +378,6 @@ class Sent:
 
 def read_sent(content_type: str, query: Mapping[str, str], body: bytes) -> Sent:
     """Take a request's body apart as its content type says."""
-    plain = _PLAIN_MULTIPART.fullmatch(content_type)
-    if plain and (parts := _plain_parts(body, plain[1].encode())) is not None:
-        return Sent(parts, query, {})
     kind, options = parse_options_header(content_type)
     if kind == "multipart/form-data":
         return Sent(_parts(body, options.get("boundary", "")), query, {})
@@ -363,22 +387,6 @@ def read_sent(content_type: str, query: Mapping[str, str], body: bytes) -> Sent:
     if kind == "application/json" and body:
         return Sent({}, query, json_object(body, "the body"))
     return Sent({}, query, {})
-
-
-def _plain_parts(body: bytes, boundary: bytes) -> dict[str, bytes] | None:
-    """Parts as clients send them, a name and maybe a filename; None for any other body."""
-    first, *pieces = (b"\r\n" + body).split(b"\r\n--" + boundary)
-    if first or len(pieces) > _MOST_PARTS or pieces[-1:] not in ([b"--"], [b"--\r\n"]):
-        return None
-    if body.count(b"--" + boundary) != len(pieces):
-        return None  # a boundary after another line end
-    parts: dict[str, bytes] = {}
-    for piece in pieces[:-1]:
-        head = _PLAIN_PART.match(piece)
-        if head is None:
-            return None
-        parts.setdefault(head[1].decode(), piece[head.end() :])
-    return parts
 
 
 def _parts(body: bytes, boundary: str) -> dict[str, bytes]:

@@ -21,7 +21,7 @@ import polars as pl
 
 from schemas.errors import ConfigError, SourceError
 from tasks.condda import commands
-from tasks.condda.commands import PUBLISHED, Calls, Command, ProtocolRefusal
+from tasks.condda.commands import PUBLISHED, Calls, Command, Policy, ProtocolRefusal
 from tasks.condda.harness import Harness
 from tasks.condda.posts import RESULTS
 from tasks.condda.store import EventStore
@@ -60,6 +60,13 @@ class HttpHarness(Calls):
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    def policy(self) -> Policy:
+        """What its operator lets agents ask for; a server without /v1 is a public one."""
+        try:
+            return Policy(**self._send("GET", "/v1/policy").json())
+        except SourceError:
+            return PUBLISHED
 
     def run(self, session: str | None, command: Command) -> Any:
         """Send a command to the place that it has, and read the answer."""

@@ -26,6 +26,7 @@ from tasks.condda.commands import ProtocolRefusal, refused
 from tasks.condda.harness import Harness
 from tasks.condda.measures import scoreboard
 from tasks.condda.posts import parse
+from tasks.condda.retention import RETIRED
 from tasks.condda.server.api import finite
 from tasks.condda.session import is_name, lenient_metadata, round_count
 
@@ -175,8 +176,14 @@ def session_list(harness: Harness, search: str = "", skip: int = 0) -> dict[str,
 
 
 def scores(harness: Harness) -> dict[str, Any]:
-    """The scoreboard over all completed tests."""
-    return {"baseline": _BASELINE, "rows": scoreboard(list(harness.measured()), _BASELINE)}
+    """The scoreboard over all completed tests of the sessions here, and where others are."""
+    board: dict[str, Any] = {"rows": scoreboard(list(harness.measured()), _BASELINE)}
+    if count := harness.store.retired_count():
+        board["retired"] = (
+            f"{count} retired sessions are not shown; novelty build condda --tests DIR --state "
+            f"{harness.store.path.parent / RETIRED} makes tables of them."
+        )
+    return {"baseline": _BASELINE, **board}
 
 
 def _summary(harness: Harness, session: str) -> dict[str, Any]:

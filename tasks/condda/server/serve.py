@@ -1,6 +1,7 @@
 """Running the server: a data directory and a state directory in, a listening socket out.
 
-Everything that the server remembers is one file below the state directory. It listens on this
+Everything that the server remembers is one file below the state directory, which no second server
+opens meanwhile: what an owner may do is decided by one policy and one process. It listens on this
 machine only, unless tokens are given; then the policy is `evaluation`.
 """
 
@@ -17,14 +18,16 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from schemas.errors import ConfigError
+from storage.locks import locked
 from tasks.condda.commands import EVALUATION, PUBLISHED, Caller, Limits, Policy, Role
 from tasks.condda.harness import Harness
-from tasks.condda.retention import retire_daily
+from tasks.condda.retention import check_days, retire_daily
 from tasks.condda.store import EVENTS, EventStore
 from tasks.condda.test_files import TestLibrary
 
 PORT = 3307
 _TOKEN_LENGTH = 16
+_WRITE_TOKENS = "write a line for each: agent or operator, the owner's name, the token"
 # A request's line and headers: ids for feedback come in the query.
 _HEAD_BYTES = 4 * 1024 * 1024
 _START_SECONDS = 30.0
@@ -52,23 +55,37 @@ class Token:
 
 
 def read_tokens(path: Path) -> list[Token]:
-    """Tokens from a file of lines such as `agent alice <token>` or `operator bob <token>`."""
+    """Tokens from a file of lines such as `agent alice <token>` or `operator bob <token>`.
+
+    Empty lines, and those that begin with #, are passed over. An owner has one role, maybe several
+    tokens; a token has one owner.
+    """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the tokens in {path}: {error}") from error
-    tokens = []
+        reason = "it is not UTF-8 text" if isinstance(error, ValueError) else error.strerror
+        raise ConfigError(f"cannot read the tokens in {path}: {reason}") from error
+    tokens: dict[str, Token] = {}
+    roles: dict[str, str] = {}
     for number, line in enumerate(lines, start=1):
         words = line.split()
-        if not words:
+        if not words or words[0].startswith("#"):
             continue
         if len(words) != 3 or words[0] not in get_args(Role):
+            raise ConfigError(f"line {number} of {path} is no token; {_WRITE_TOKENS}")
+        role, owner, text = words
+        if text in tokens:
             raise ConfigError(
-                f"line {number} of {path} is no token; write: agent or operator, the owner's name, "
-                "the token"
+                f"line {number} of {path} has a token of an earlier line; make another"
             )
-        tokens.append(Token(words[2], Caller(words[1], cast(Role, words[0]))))
-    return tokens
+        if roles.setdefault(owner, role) != role:
+            raise ConfigError(
+                f"{owner} is agent and operator in {path}; give one of them another name"
+            )
+        tokens[text] = Token(text, Caller(owner, cast(Role, role)))
+    if not tokens:
+        raise ConfigError(f"there is no token in {path}; {_WRITE_TOKENS}")
+    return list(tokens.values())
 
 
 def check_access(host: str, tokens: Sequence[Token], policy: Policy | None = None) -> Policy:
@@ -120,6 +137,8 @@ def serve(
 
     Sessions that ended more than `retain_days` ago are retired at the start and every day.
     """
+    if retain_days is not None:
+        check_days(retain_days)
     stopped = threading.Event()
     with _ready(tests, state, host, port, policy, tokens, limits) as (server, harness, listening):
         try:
@@ -205,7 +224,8 @@ def _ready(
     policy = check_access(host, tokens, policy)
     with contextlib.closing(_listen(host, port)) as listening:
         harness = make_harness(tests, state, policy, limits=limits)
-        with contextlib.closing(harness.store):
+        busy, cure = f"{state} is served", "stop it, or name another state folder"
+        with contextlib.closing(harness.store), locked(state, "server", busy=busy, cure=cure):
             config = uvicorn.Config(
                 make_app(harness, tokens=tokens),
                 http=Connection,
