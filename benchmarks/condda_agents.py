@@ -26,7 +26,7 @@ import polars as pl
 from schemas.condda import TestSettings
 from schemas.errors import NoveltyError
 from storage.raw import open_raw
-from tasks.condda.agent import Agent, TestInfo, Training
+from tasks.condda.agent import Agent, AgentSettings, TestInfo, Training
 from tasks.condda.build import read_features
 from tasks.condda.characterization import characterize
 from tasks.condda.from_lake import tests_of_lake
@@ -50,6 +50,8 @@ class Stream:
     classes: np.ndarray
     """Known classes from 1, novel ones below 0."""
     round_size: int
+    groups: np.ndarray | None = None
+    """Of the examples."""
 
     @property
     def novel(self) -> np.ndarray:
@@ -114,10 +116,12 @@ def best_count(rows: np.ndarray, tree: np.ndarray) -> int:
 def led(test: Stream, name: str, seed: int, told: bool, settings: dict | None = None) -> Answer:
     """An agent of the project through the test."""
     kind = find_predictor(name)
-    agent = Agent(kind(kind.resolve(None, settings or {}), device="cpu"), seed=seed)
+    settings = dict(settings or {})
+    own = AgentSettings(**settings.pop("agent", {}))
+    agent = Agent(kind(kind.resolve(None, settings), device="cpu"), own, seed)
     ids = [f"{row:06d}" for row in range(len(test.labels))]
     known = tuple(f"{label:03d}" for label in range(test.known))
-    agent.fit(Training(ids, test.examples, test.labels, known))
+    agent.fit(Training(ids, test.examples, test.labels, known, test.groups))
     agent.start(TestInfo("test", "CONDDA", test.known, test.number if told else None))
     chances, blocks = [], []
     for first in range(0, len(test.rows), test.round_size):
@@ -145,11 +149,13 @@ def measured(test: Stream, answer: Answer) -> dict[str, float | None]:
     return found
 
 
-def streams(lake: Path, benchmark: str, seed: int, tests: int) -> list[Stream]:
+def streams(
+    lake: Path, benchmark: str, seed: int, tests: int, unchanged: float = 0.25
+) -> list[Stream]:
     """Generated tests of a benchmark."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)
-        settings = TestSettings(scenario=SCENARIOS, tests=tests, seed=seed)
+        settings = TestSettings(scenario=SCENARIOS, tests=tests, seed=seed, unchanged=unchanged)
         try:
             made = tests_of_lake(lake, benchmark, out, settings)
         except NoveltyError as error:
@@ -169,6 +175,7 @@ def streams(lake: Path, benchmark: str, seed: int, tests: int) -> list[Stream]:
                     features.of(test.names),
                     test.labels,
                     test.metadata["round_size"],
+                    training.groups,
                 )
             )
         return found
@@ -198,6 +205,7 @@ def main() -> None:
     parser.add_argument("--agent", default="clustering")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--tests", type=int, default=8, help="tests of each seed")
+    parser.add_argument("--unchanged", type=float, default=0.25, help="share without a change")
     parser.add_argument("--told", action="store_true", help="tell the number of novel classes")
     parsed = parser.parse_args()
     if not parsed.lakes:
@@ -211,7 +219,7 @@ def main() -> None:
             tests = [
                 (seed, test)
                 for seed in seeds
-                for test in streams(Path(lake), benchmark, seed, parsed.tests)
+                for test in streams(Path(lake), benchmark, seed, parsed.tests, parsed.unchanged)
             ]
             one = tests[0][1]
             print(

@@ -89,6 +89,8 @@ class Training:
     features: np.ndarray
     labels: np.ndarray
     known: tuple[str, ...]
+    groups: np.ndarray | None = None
+    """The number of each example's episode, video or the like; -1 where there is none."""
 
     def __post_init__(self) -> None:
         size = len(self.sample_ids)
@@ -97,6 +99,8 @@ class Training:
                 f"training: {size} ids, features {self.features.shape}, {len(self.labels)} labels; "
                 "expected N, (N, D), N"
             )
+        if self.groups is not None and len(self.groups) != size:
+            raise ConfigError(f"training: {size} ids and {len(self.groups)} groups; give one each")
         if not size:
             raise ConfigError("training: there is no example to learn from")
         if not ((self.labels >= 0) & (self.labels < len(self.known))).all():
@@ -108,7 +112,16 @@ class Training:
         """The same in the order of the ids, so that the given order does not matter."""
         order = np.argsort(np.asarray(self.sample_ids, dtype=np.str_), kind="stable")
         ids = [self.sample_ids[row] for row in order]
-        return Training(ids, self.features[order], self.labels[order], self.known)
+        groups = None if self.groups is None else self.groups[order]
+        return Training(ids, self.features[order], self.labels[order], self.known, groups)
+
+    @property
+    def shared_groups(self) -> np.ndarray | None:
+        """`groups` if two examples are of one."""
+        if self.groups is None:
+            return None
+        _, sizes = np.unique(self.groups[self.groups >= 0], return_counts=True)
+        return self.groups if sizes.max(initial=0) > 1 else None
 
 
 def training_examples(
@@ -149,6 +162,9 @@ class AgentSettings(Settings):
     folds: int = Field(3, ge=1)
     """Times that a share is held out for the change rule, each for a predictor of its own: the more
     examples it is calibrated on, the sooner it is sure. 1: those of the predictor only."""
+    by_group: bool = True
+    """Whether examples of one group (episode, video) are held out together, where the test says
+    which are: test rows are of groups that no example is of."""
     change: str = "martingale"
     """Rule by which the agent says that the world has changed."""
     change_settings: dict[str, Any] = Field({}, validate_default=True)
@@ -187,7 +203,8 @@ class Agent:
         self.known = len(training.known)
         self.valid: Examples | None
         names = pl.Series([f"class {label:06d}" for label in given.labels], dtype=pl.String)
-        examples = Examples(given.features, names)
+        groups = given.shared_groups if self.settings.by_group else None
+        examples = Examples(given.features, names, groups)
         if not self.fitted.needs_validation:
             self.examples, self.valid = examples, None
             self.fitted.fit(examples, seed=[self.seed])
@@ -269,9 +286,11 @@ class Agent:
         names = [self._name(label) for label in self.told.values()]
         rest = self._since_change()
         labels = pl.Series([*names, *[None] * len(rest)], dtype=pl.String)
+        groups = self.examples.groups
         experience = Examples(
             np.vstack([self.examples.features, rows, rest]),
             pl.concat([self.examples.labels, labels]),
+            None if groups is None else np.append(groups, np.full(len(labels), -1)),
         )
         seed = [self.seed, len(self.told)]
         self.predictor.fit(experience, self.valid, seed=seed, most=self._most)

@@ -247,7 +247,8 @@ def read_features(root: Path, file: RawFile, unknown: str) -> tuple[Training, Fe
     """Examples of the known classes and vectors of a test's instances, out of an npz file.
 
     It holds instance_id, features, train_features and train_labels, these as the domain counts
-    them: from 1 where the unknown column is first, else from 0.
+    them: from 1 where the unknown column is first, else from 0. It may hold train_groups: the
+    number of each example's episode or video, -1 where there is none.
     """
     data = open_raw(root).read(file.name, limit=FEATURE_BYTES)
     try:
@@ -255,6 +256,7 @@ def read_features(root: Path, file: RawFile, unknown: str) -> tuple[Training, Fe
             ids = [str(name) for name in arrays["instance_id"]]
             vectors, examples = arrays["features"], arrays["train_features"]
             labels = arrays["train_labels"].astype(np.int64) - int(unknown == "first")
+            groups = arrays["train_groups"].astype(np.int64) if "train_groups" in arrays else None
     except (ValueError, KeyError, OSError) as error:
         raise SourceError(
             f"{file.name} is no file of features ({error}); expected an npz of instance_id, "
@@ -262,7 +264,7 @@ def read_features(root: Path, file: RawFile, unknown: str) -> tuple[Training, Fe
         ) from error
     known = tuple(str(number) for number in range(int(labels.max(initial=0)) + 1))
     names = [f"example {number:08d}" for number in range(len(labels))]
-    return Training(names, examples, labels, known), FeatureLookup(ids, vectors)
+    return Training(names, examples, labels, known, groups), FeatureLookup(ids, vectors)
 
 
 # ---------------------------------------------------------------- features as a run

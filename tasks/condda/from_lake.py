@@ -1,12 +1,14 @@
 """Tests and their features out of a lake: the splits of any protocol, the outputs of any run.
 
-Enters: `splits`, `runs` and `outputs` of a benchmark. Leaves: a folder of test files (`make_tests`)
-with `features/<test>.npz` for agents: vectors of the test's instances, and examples of the known
-classes from the train split.
+Enters: `splits`, `samples`, `runs` and `outputs` of a benchmark. Leaves: a folder of test files
+(`make_tests`) with `features/<test>.npz` for agents: vectors of the test's instances, and examples
+of the known classes from the train split, with the number of each one's sequence (`train_groups`)
+where samples come in sequences.
 """
 
 import io
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -85,6 +87,9 @@ def tests_of_lake(
     features = _vectors(outputs, needed)
     kept = pl.col("sample_id").is_in(pl.Series(examples, dtype=pl.String).implode())
     training = training_examples(labelled.filter((pl.col("split") != "train") | kept), features)
+    groups: dict[str, np.ndarray] = {}
+    if "train" not in settings.splits:  # else rows of a test are of the examples' sequences
+        groups = _groups(_table(lake, benchmark, "samples"), training.sample_ids)
 
     def write_beside(test: PlannedTest) -> None:
         if media is not None:
@@ -97,6 +102,7 @@ def tests_of_lake(
             features=features.of(names).astype(np.float32),
             train_features=training.features.astype(np.float32),
             train_labels=training.labels + 1,
+            **groups,
         )
         write_bytes(out / features_file(test.test_id), buffer.getvalue())
 
@@ -116,6 +122,18 @@ def _vectors(outputs: pl.LazyFrame, needed: set[tuple[str, str]]) -> FeatureLook
     return FeatureLookup.of_table(
         rows.with_columns(sample_id=pl.Series(keys, dtype=pl.String)), embedding="features"
     )
+
+
+def _groups(samples: pl.LazyFrame, examples: Sequence[str]) -> dict[str, np.ndarray]:
+    """`train_groups`: sequences of the examples, numbered as they come, -1 for none; empty if no
+    example is of one."""
+    ids = pl.DataFrame({"sample_id": examples}, {"sample_id": pl.String}).lazy()
+    rows = ids.join(samples, on="sample_id", how="left", maintain_order="left")
+    names = rows.select("sequence").collect()["sequence"]
+    number = {
+        name: place for place, name in enumerate(names.drop_nulls().unique(maintain_order=True))
+    }
+    return {"train_groups": np.array([number.get(name, -1) for name in names])} if number else {}
 
 
 def _distances(

@@ -44,12 +44,19 @@ class Examples:
 
     features: FeatureRows
     labels: pl.Series
+    groups: np.ndarray | None = None
+    """The number of each row's group (an episode, a video), -1 where it is of none. Rows of a group
+    are alike in more than their label, so they are held out together."""
 
     def __post_init__(self) -> None:
         if len(self.features.shape) != 2 or len(self.features) != len(self.labels):
             raise ConfigError(
                 f"examples: features are {self.features.shape}, labels {len(self.labels)}; "
                 "expected (N, D) and N"
+            )
+        if self.groups is not None and len(self.groups) != len(self.labels):
+            raise ConfigError(
+                f"examples: {len(self.labels)} labels and {len(self.groups)} groups; give one each"
             )
         reserved = self.labels.filter(self.labels.str.contains(_RESERVED))
         if len(reserved):
@@ -68,7 +75,8 @@ class Examples:
     def take(self, rows: np.ndarray) -> Examples:
         """Those that a mask marks."""
         features = some_rows(self.features, np.flatnonzero(rows))
-        return Examples(features, self.labels.filter(pl.Series(rows)))
+        groups = None if self.groups is None else self.groups[rows]
+        return Examples(features, self.labels.filter(pl.Series(rows)), groups)
 
     def unlabelled(self) -> FeatureRows:
         return some_rows(self.features, self.labels.is_null().arg_true().to_numpy())
@@ -260,15 +268,42 @@ def revive(
 
 
 def held_out(examples: Examples, share: float, seed: Sequence[int]) -> np.ndarray:
-    """Marks a share of each label's examples, drawn; at least one of a label stays."""
+    """Marks a share of each label's examples, drawn; at least one of a label stays.
+
+    Groups are drawn as a whole, as long as that brings the numbers nearer to the share.
+    """
     held = np.zeros(len(examples), dtype=bool)
     names = sorted(examples.labels.unique())
     codes = examples.codes(names)
+    if examples.groups is not None:
+        blocks, counts = blocks_of(examples.groups, codes)
+        whole, taken = counts.sum(0), np.zeros(len(names), np.int64)
+        for block in np.random.default_rng(list(seed)).permutation(len(counts)):
+            more = taken + counts[block]
+            nearer = np.abs(more - share * whole) < np.abs(taken - share * whole)
+            if (nearer & (more < whole))[counts[block] > 0].all():
+                taken, held[blocks == block] = more, True
+        return held
     for label in range(len(names)):
         rows = np.flatnonzero(codes == label)
         drawn = np.random.default_rng([*seed, label]).permutation(rows)
         held[drawn[: min(round(len(rows) * share), len(rows) - 1)]] = True
     return held
+
+
+def blocks_of(groups: np.ndarray, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What is held out together: the block of each row, and the rows (blocks, labels) of each.
+
+    A block is a group; rows of none, and those of a label that has one group only, are single.
+    """
+    single = groups < 0
+    for label in np.unique(codes):
+        single |= (codes == label) & (len(np.unique(groups[codes == label])) == 1)
+    alone = np.max(groups, initial=-1) + 1 + np.arange(len(groups))
+    _, blocks = np.unique(np.where(single, alone, groups), return_inverse=True)
+    counts = np.zeros((blocks.max(initial=-1) + 1, codes.max(initial=-1) + 1), np.int64)
+    np.add.at(counts, (blocks, codes), 1)
+    return blocks, counts
 
 
 def with_unknown(probabilities: np.ndarray, detected: np.ndarray) -> np.ndarray:

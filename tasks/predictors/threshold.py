@@ -12,6 +12,7 @@ the distance to their nearest examples.
 Held out are the validation samples. Without any, the examples are, in `folds` shares: the score is
 fitted once without each share, and a sample's novelty is the mean of these scores. So every example
 calibrates, and all are there when a label is looked for. The only example of a label stays in.
+Examples of a group (an episode, a video) are of one share.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pydantic import Field, model_validator
 
 from schemas.config import Settings
 from schemas.errors import ConfigError
-from tasks.predictors.base import UNKNOWN, Examples, Prediction, Predictor
+from tasks.predictors.base import UNKNOWN, Examples, Prediction, Predictor, blocks_of
 from tasks.scores import find
 from tasks.scores.base import Outputs, Reference, Score
 
@@ -109,7 +110,8 @@ class Threshold(Predictor):
             self.share = np.full(len(order), -1)
             held, labels = [np.asarray(valid.features)], valid.codes(self.known)
         else:
-            self.share = _shares(self.owner, self.settings.folds, seed)
+            groups = None if train.groups is None else train.groups[order]
+            self.share = _shares(self.owner, self.settings.folds, seed, groups)
             shares = [self.share == fold for fold in range(self.share.max() + 1)]
             held = [self.examples[rows] for rows in shares]
             labels = np.concatenate([self.owner[:0], *(self.owner[rows] for rows in shares)])
@@ -316,10 +318,28 @@ class Space:
         return rows / np.where(length > 0, length, 1)
 
 
-def _shares(owner: np.ndarray, folds: int, seed: Sequence[int]) -> np.ndarray:
-    """The fold of each example, drawn: each label is spread over all; -1 if it is the only one."""
+def _shares(
+    owner: np.ndarray, folds: int, seed: Sequence[int], groups: np.ndarray | None
+) -> np.ndarray:
+    """The fold of each example, drawn: each label is spread over all; -1 if it is the only one.
+
+    Groups go as a whole, the largest first, to the fold that has fewest rows of their labels.
+    """
     draws = np.random.default_rng([*seed, folds])
     share = np.full(len(owner), -1)
+    if groups is not None:
+        blocks, counts = blocks_of(groups, owner)
+        load, whole = np.zeros((folds, counts.shape[1]), np.int64), counts.sum(0)
+        order = draws.permutation(len(counts))
+        for block in order[np.argsort(-counts[order].sum(1), kind="stable")]:
+            rows = counts[block]
+            if not (rows < whole)[rows > 0].any():
+                continue
+            emptied = (load + rows >= whole)[:, rows > 0].any(1)
+            fold = np.lexsort((load.sum(1), load @ rows, emptied))[0]
+            load[fold] += rows
+            share[blocks == block] = fold
+        return share
     for label in np.unique(owner):
         rows = draws.permutation(np.flatnonzero(owner == label))
         if len(rows) > 1:

@@ -148,8 +148,9 @@ def test_every_predictor_is_an_agent(name: str) -> None:
 @pytest.mark.parametrize("name", predictor_names())
 def test_a_saved_agent_goes_on_as_if_it_had_never_stopped(name: str, tmp_path: Path) -> None:
     blob = easy(name, 3)
+    training = replace(blob.training, groups=np.arange(len(blob.training.labels)) // 3)
     # As in files of features.
-    blob = replace(blob, features=blob.features.astype(np.float32))
+    blob = replace(blob, training=training, features=blob.features.astype(np.float32))
     features = FeatureLookup(blob.ids, blob.features)
     place = dict(zip(blob.ids, blob.labels.tolist(), strict=True))
 
@@ -220,6 +221,47 @@ def test_the_order_of_examples_does_not_matter() -> None:
     expected = led_through(fitted("clustering", blob), blob)
     assert np.array_equal(chances, expected[0])
     assert all(np.array_equal(*pair) for pair in zip(vectors, expected[1], strict=True))
+
+
+def in_groups(seed: int, groups: np.ndarray | None = None) -> Blobs:
+    """Nothing novel comes; rows and examples of each eight have a shift of their own."""
+    blob = blobs(seed, before=60, after=0, each=48)
+    draws, training = np.random.default_rng([seed, 11]), blob.training
+    of_examples = np.arange(len(training.labels)) // 8
+    shifts = 3 * draws.standard_normal((of_examples.max() + 1, DIMENSIONS))
+    examples = training.features + shifts[of_examples]
+    rows = blob.features + 3 * draws.standard_normal((60, DIMENSIONS))
+    known = of_examples if groups is None else groups
+    return replace(blob, training=replace(training, features=examples, groups=known), features=rows)
+
+
+@pytest.mark.parametrize("name", ["threshold", "evm"])
+def test_groups_of_examples_keep_the_alarm_off_where_rows_are_of_other_groups(name: str) -> None:
+    alarms = []
+    for seed in range(10 if name == "threshold" else 3):
+        ways = []
+        for by_group in (True, False):
+            agent = fitted(name, in_groups(seed), seed=seed, agent={"by_group": by_group})
+            ways.append(led_through(agent, in_groups(seed))[0][-1] > 0.5)
+        alarms.append(ways)
+    by_group, by_row = np.mean(alarms, 0)
+    assert by_group <= 0.1 and by_row >= 0.8
+
+
+@pytest.mark.parametrize("name", predictor_names())
+def test_an_agent_without_groups_is_the_same_to_the_bit(name: str) -> None:
+    """Groups of one example and none at all are no groups; and the setting turns them off."""
+    blob = easy(name, 2)
+    size = len(blob.training.labels)
+    ways = [(None, True), (np.full(size, -1), True), (np.arange(size), True),
+            (np.arange(size) // 4, False)]  # fmt: skip
+    results = []
+    for groups, by_group in ways:
+        agent = make_agent(name, agent={"by_group": by_group})
+        agent.fit(replace(blob.training, groups=groups))
+        results.append((agent.calibration, agent.fitted.novelty(blob.features)))
+    for other in results[1:]:
+        assert all(np.array_equal(*pair) for pair in zip(results[0], other, strict=True))
 
 
 def test_discovered_classes_match_the_novel_ones() -> None:

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from schemas.errors import ConfigError
 from tasks.condda.changes import change_names, find_change
-from tasks.condda.changes.base import ChangeRule
+from tasks.condda.changes.base import Bets, BetSettings, ChangeRule
+from tasks.condda.changes.martingale import _boundary
 
 
 def rule(name: str, held_out: np.ndarray, **settings: object) -> ChangeRule:
@@ -43,6 +44,55 @@ def test_false_alarms_are_no_more_often_than_stated(name, settings, held_out) ->
         alarms += change.update(rng.standard_normal(400))[-1] > 0.5
     # 3.3 standard deviations above the bound; without the bound being kept it is far above.
     assert alarms / 400 <= 0.15
+
+
+@pytest.mark.parametrize(
+    ("settings", "rows", "least"),
+    [
+        ({}, 45, 0.012),
+        ({"horizon": 45}, 45, 0.035),
+        ({"horizon": 20}, 60, 0.035),
+        ({"false_alarms": 0.0001}, 45, 0.0),
+        pytest.param({}, 1100, 0.03, marks=pytest.mark.slow),
+    ],
+)
+def test_most_of_the_false_alarms_allowed_are_spent_on_tests_as_short_as_there_are(
+    settings: dict, rows: int, least: float
+) -> None:
+    """Of 1,000 unchanged streams; the endless bound alone gave 3 in streams of 45 rows."""
+    alarms = 0
+    for seed in range(1000):
+        values = np.random.default_rng([seed, 1]).standard_normal(100 + rows)
+        alarms += rule("martingale", values[:100], **settings).update(values[100:])[-1] > 0.5
+    assert least <= alarms / 1000 <= 0.065  # 5 %, and 2.2 standard deviations
+
+
+def test_a_boundary_is_the_same_however_it_is_asked_for() -> None:
+    """In one process or another, for many rows at once or one; and it ends in the endless bound."""
+    scores = np.random.default_rng(3).standard_normal(1200)
+    at_once = rule("martingale", scores[:50]).update(scores)
+    _boundary.cache_clear()
+    change = rule("martingale", scores[:50])
+    by_row = np.concatenate([change.update(scores[row : row + 1]) for row in range(1200)])
+    np.testing.assert_allclose(by_row, at_once, rtol=1e-9)
+    heights = change.boundary.at(np.array([1023, 1024, 10**6]))
+    left = 0.05 * (1 - 1024 / (1024 + 64))
+    assert heights[0] < heights[1] == heights[2] == pytest.approx(-np.log(left))
+    # Fewer than streams can tell: then Ville's bound holds in each step; 16 rows have a fifth.
+    rare = rule("martingale", scores[:50], false_alarms=0.0001).boundary.at(np.zeros(1))
+    assert rare == pytest.approx(-np.log(0.0001 / 5))
+    # With a horizon, nothing comes after it.
+    ending = rule("martingale", scores[:50], horizon=30)
+    ending.update(scores[50:80])
+    assert ending.update(np.full(500, 9.0))[-1] == ending.highest < 0.5
+
+
+@pytest.mark.parametrize("size", [7, 40, 93, 250])
+def test_bets_are_fair_for_every_number_of_ranks(size: int) -> None:
+    """A rank is any of 1 to `size` alike: no bet gains in the mean, and none is idle."""
+    gains = np.exp(Bets(BetSettings()).gains(np.arange(1, size + 1) / size, np.full(size, size)))
+    np.testing.assert_allclose(gains.mean(0), 1)
+    assert (gains[0] > 1).all() and (gains[-1] < 1).all()
 
 
 @pytest.mark.parametrize("name", change_names())

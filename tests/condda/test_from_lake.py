@@ -14,6 +14,7 @@ from tasks.condda.build import plan_tests, read_features, read_test
 from tasks.condda.from_lake import labelled_samples
 from tasks.condda.from_lake import tests_of_lake as write_tests
 from tasks.condda.test_files import TestLibrary
+from tests.condda.test_scenarios import put_lake
 from tests.evaluation.small_runs import build_small, write_raw
 from tests.small_lake import put_table
 
@@ -57,6 +58,36 @@ def test_the_first_protocol_and_its_only_run_are_taken(lake: Path, tmp_path: Pat
         splits = tables["splits"]
         assert set(splits.filter(role="novel")["class"]) == {"c"}
         assert tables["tests"]["examples"].to_list() == [40]
+
+
+def test_sequences_of_examples_are_groups_that_tell_nothing_else(tmp_path: Path) -> None:
+    lake = tmp_path / "lake"
+    put_lake(lake)
+
+    def arrays(name: str, **changes: object) -> dict[str, np.ndarray]:
+        settings = SETTINGS.model_copy(update=changes)
+        made = write_tests(lake, "kowl", tmp_path / name, settings)
+        file = tmp_path / name / f"features/{made['test_id'][0]}.npz"
+        with np.load(file) as read:
+            return dict(read)
+
+    without = arrays("without")
+    assert "train_groups" not in without
+    samples = current_version(lake, "kowl", "samples").read()
+    place = pl.col("sample_id").str.slice(1).cast(pl.Int64)
+    sequence = pl.when(place % 7 > 0).then(pl.format("{}{}", pl.col("class"), place // 5))
+    put_table(lake, "kowl", "samples", samples.with_columns(sequence.alias("sequence")))
+    groups = (read := arrays("with")).pop("train_groups")
+    for name, values in read.items():
+        assert np.array_equal(values, without[name])
+    # Forty examples of each of three classes; every seventh is of no sequence.
+    expected = [5 * 0 + (8 * c + n // 5 if n % 7 else -1) for c in range(3) for n in range(40)]
+    assert groups.tolist() == expected
+    # Where test rows come of the examples' own sequences, these would be held out in vain.
+    assert "train_groups" not in arrays("train", splits=("train", "test"))
+    files = {file.name: file for file in open_raw(tmp_path / "with").files()}
+    name = next(file for file in files if file.endswith(".npz"))
+    assert read_features(tmp_path / "with", files[name], "first")[0].groups.tolist() == expected
 
 
 def test_a_protocol_and_a_run_can_be_named(lake: Path, tmp_path: Path) -> None:
@@ -129,6 +160,7 @@ def test_a_run_without_a_protocol_serves_all_of_them(tmp_path: Path) -> None:
         for number, s in enumerate(ids)
     ]
     put_table(lake, "kowl", "splits", splits)
+    put_table(lake, "kowl", "samples", [{"sample_id": s} for s in ids])
     made = write_tests(lake, "kowl", tmp_path / "p", SETTINGS)
     assert known_names(tmp_path / "p", made["test_id"][0]) == ["x", "y"]
     made = write_tests(lake, "kowl", tmp_path / "q", SETTINGS, protocol="q", run="fro")

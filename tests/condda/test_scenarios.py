@@ -33,6 +33,8 @@ def put_lake(
     put_table(lake, benchmark, "runs", [{"run_id": "frozen", "origin": "frozen"}])
     splits = [dict(zip(("sample_id", "class", "split", "role"), row, strict=True)) for row in rows]
     put_table(lake, benchmark, "splits", [row | {"protocol": "p"} for row in splits])
+    samples = [{"sample_id": row[0], "class": row[1], "sequence": None} for row in rows]
+    put_table(lake, benchmark, "samples", samples)
     outputs = [
         {
             "run_id": "frozen",

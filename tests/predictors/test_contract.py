@@ -15,7 +15,7 @@ from tasks.predictors import (
     predictor_names,
     resolved_predictors,
 )
-from tasks.predictors.base import Examples, with_unknown
+from tasks.predictors.base import Examples, held_out, with_unknown
 from tests.predictors import WIDTH, examples, named, samples
 
 NAMES = predictor_names()
@@ -230,3 +230,19 @@ def test_a_detected_row_keeps_its_sum_and_names_unknown():
     np.testing.assert_allclose(changed[1], rows[1])
     np.testing.assert_allclose(changed[2], [0.6, 0.25, 0.15])
     assert rows[0, 1] == 0.6
+
+
+def test_a_share_is_held_out_by_groups_where_there_are_any():
+    labels = pl.Series(["a"] * 30 + ["b"] * 30 + ["c"])
+    groups = np.append(np.repeat(np.arange(20), 3), -1)
+    train = Examples(np.zeros((61, 2)), labels, groups)
+    held = held_out(train, 0.3, [1])
+    assert np.array_equal(held, held_out(train, 0.3, [1]))
+    assert all(len(set(held[groups == group])) == 1 for group in range(20))
+    assert [held[:30].sum(), held[30:60].sum(), held[60]] == [9, 9, False]
+    # A label of one group is held out by single examples; part of an example set keeps its groups.
+    one = Examples(np.zeros((20, 2)), pl.Series(["a"] * 20), np.zeros(20, np.int64))
+    assert held_out(one, 0.3, [1]).sum() == 6
+    assert train.take(held).groups.tolist() == groups[held].tolist()
+    with pytest.raises(ConfigError, match="examples: 61 labels and 60 groups"):
+        Examples(np.zeros((61, 2)), labels, groups[:60])

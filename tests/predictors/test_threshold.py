@@ -46,6 +46,49 @@ def test_every_example_is_held_out_once_but_a_label_never_whole() -> None:
     assert predictor.held_out.min() > 0
 
 
+def in_groups(size: int, each: int, seed: int) -> Examples:
+    """Groups of `each` rows that share a shift, `size` rows a class; one class is of one group."""
+    rows, labels = samples(size, seed), np.repeat(np.arange(CLASSES), size)
+    groups = np.where(labels == 3, 3 * size // each, np.arange(len(labels)) // each)
+    shift = 2 * np.random.default_rng([seed, 9]).standard_normal((groups.max() + 1, WIDTH))
+    return Examples(rows.features + shift[groups], rows.labels, groups)
+
+
+def test_examples_of_a_group_are_of_one_fold_and_labels_are_spread_over_all() -> None:
+    train = in_groups(40, 4, 0)
+    predictor, again = fitted(train), fitted(train)
+    assert np.array_equal(predictor.share, again.share)
+    for group in range(30):  # the examples are sorted by class already
+        assert len(set(predictor.share[train.groups == group])) == 1
+    for label in range(CLASSES):
+        # Two of ten groups a fold; the class of one group is spread by single examples.
+        assert np.bincount(predictor.share[predictor.owner == label]).tolist() == [8] * 5
+    alone = Examples(train.features, train.labels, np.full(len(train), -1))
+    assert sorted(np.bincount(fitted(alone).share)) == [32] * 5
+
+
+def test_a_label_of_two_groups_is_never_left_out_whole() -> None:
+    labels = np.repeat([0, 0, 1, 1, 1, 1], 6)
+    groups = np.repeat([0, 1, 0, 1, 2, 3], 6)
+    features = np.random.default_rng(0).standard_normal((36, WIDTH))
+    train = Examples(features, pl.Series([f"class {label}" for label in labels]), groups)
+    for seed in range(10):
+        share = fitted(train, seed=seed, folds=2).share
+        assert set(share[:6]) != set(share[6:12]) and set(share) == {0, 1}
+
+
+def test_rows_of_new_groups_are_as_novel_as_examples_only_if_groups_are_held_out() -> None:
+    shares = []
+    for seed in range(10):
+        train, test = in_groups(60, 6, 2 * seed), in_groups(60, 6, 2 * seed + 1)
+        rows = test.features[:180]
+        ways = (train, Examples(train.features, train.labels))
+        values = [fitted(way, seed=seed)._p_values(rows) for way in ways]
+        shares.append([(value <= 0.1).mean() for value in values])
+    by_group, by_row = np.mean(shares, 0)
+    assert by_group < 0.15 and by_row > 0.25
+
+
 @pytest.mark.parametrize("score", ["nearest", "mahalanobis"])
 @pytest.mark.parametrize("scaling", ["none", "whiten"])
 def test_known_samples_are_as_novel_as_held_out_examples(score: str, scaling: str) -> None:

@@ -32,6 +32,22 @@ class BetSettings(Settings):
     """Shares of novel rows after the change that are bet on."""
 
 
+class Bets:
+    """Each tail with each share of novel rows."""
+
+    def __init__(self, settings: BetSettings) -> None:
+        bets = [(s, t) for t in settings.tails for s in settings.novel_shares]
+        self.share, self.tail = np.array(bets).T
+
+    def gains(self, p_values: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+        """Logarithms (rows, bets) of what a bet is multiplied by: p-values are whole parts of
+        `sizes`, and the odds are those of so many of them."""
+        places = np.maximum(np.floor(self.tail * sizes[:, None] + 1e-9), 1)
+        won = p_values[:, None] * sizes[:, None] < places + 0.5
+        return np.log(np.where(won, 1 - self.share + self.share * sizes[:, None] / places,
+                               1 - self.share))  # fmt: skip
+
+
 class ChangeRule(Plugin, ABC):
     """Subclasses set `name` and `configuration` (of `BetSettings`) and implement `_evidence`.
 
@@ -45,10 +61,8 @@ class ChangeRule(Plugin, ABC):
         """`held_out`: novelty of known examples that the predictor was not fitted on."""
         self.settings = settings
         self.seen = np.sort(held_out)
-        bet_on = cast(BetSettings, settings)
-        bets = [(s, t) for t in bet_on.tails for s in bet_on.novel_shares]
-        self.share, self.tail = np.array(bets).T
-        self.capital = np.full(len(bets), -np.inf)
+        self.bets = Bets(cast(BetSettings, settings))
+        self.capital = np.full(len(self.bets.share), -np.inf)
         """Logarithm of what each bet has grown to."""
         self.count = 0
         self.highest = 0.0
@@ -57,9 +71,8 @@ class ChangeRule(Plugin, ABC):
         """P(the world has changed) after each of these rows."""
         if not len(novelty):
             return np.empty(0)
-        won = self._p_values(novelty)[:, None] <= self.tail
-        gain = np.log(np.where(won, 1 - self.share + self.share / self.tail, 1 - self.share))
-        odds = self._evidence(gain)
+        sizes = len(self.seen) + 1 + np.arange(len(novelty))
+        odds = self._evidence(self.bets.gains(self._p_values(novelty), sizes))
         self.count += len(novelty)
         chances = 1 / (1 + np.exp(-np.clip(odds, -700, 700)))
         chances = np.maximum.accumulate(np.maximum(chances, self.highest))

@@ -23,6 +23,7 @@ class Configuration(BetSettings):
 
 class Cusum(ChangeRule):
     name: ClassVar[str] = "cusum"
+    version: ClassVar[int] = 2
     configuration: ClassVar[type[Settings]] = Configuration
 
     def _evidence(self, gain: np.ndarray) -> np.ndarray:
