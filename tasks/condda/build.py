@@ -52,7 +52,7 @@ from tasks.condda.export import (
     session_frames,
 )
 from tasks.condda.harness import Harness
-from tasks.condda.measures import measured_tests, program_of
+from tasks.condda.measures import begun_tests, program_of
 from tasks.condda.run import LOOP_VERSION, run_session
 from tasks.condda.server.client import Mirrored
 from tasks.condda.session import open_state
@@ -505,7 +505,7 @@ def plan_exports(state: Path, tests: Tests) -> list[tuple[PassedRun | None, Shar
     return planned
 
 
-@stage(writes=SESSION_TABLES, version=6)
+@stage(writes=SESSION_TABLES, version=7)
 def export_session(shard: Shard, settings: ExportSettings) -> Produced:
     """Rows of one test of a server's session, measured if it is completed."""
     facts = shard.about["facts"] and RunFacts.model_validate(shard.about["facts"])
@@ -539,13 +539,13 @@ def plan_program(build: Build) -> list[Shard]:
     return [Shard("all", parts=tuple(piece.part(name) for name in tables for piece in pieces))]
 
 
-@stage(writes=(PROGRAM,), version=5)
+@stage(writes=(PROGRAM,), version=6)
 def measure_program(shard: Shard, settings: ProgramSettings) -> Produced:
     """M1 to M6 of each agent over its completed tests, each session's own."""
     if not shard.parts:
         return Produced({}, 0)
     read = (shard.read(table.name) for table in (SESSIONS, SESSION_MEASURES, CHARACTERIZATION))
-    found = program_of(measured_tests(*read), settings.baseline)
+    found = program_of(begun_tests(*read), settings.baseline)
     rows = [
         (*place, metric, value, count)
         for place, (count, metrics) in found.items()

@@ -175,8 +175,8 @@ def session_list(harness: Harness, search: str = "", skip: int = 0) -> dict[str,
 
 
 def scores(harness: Harness) -> dict[str, Any]:
-    """The scoreboard over all completed tests."""
-    return {"baseline": _BASELINE, "rows": scoreboard(list(harness.measured()), _BASELINE)}
+    """The scoreboard over all tests that were begun."""
+    return {"baseline": _BASELINE, "rows": scoreboard(list(harness.begun()), _BASELINE)}
 
 
 def _summary(harness: Harness, session: str) -> dict[str, Any]:
