@@ -1020,6 +1020,7 @@ def _run(parsed: argparse.Namespace) -> None:
     from schemas.config import make_config
     from storage.layout import lake_root
     from tasks.condda.measures import lake_scoreboard
+    from tasks.condda.telling import warn_of_telling_names
     from tasks.operations.summary import show_frame, show_tables
 
     run = {
@@ -1032,6 +1033,7 @@ def _run(parsed: argparse.Namespace) -> None:
     agents = (parsed.detector,) if parsed.url else (parsed.detector, parsed.baseline)
     config = {"tests": parsed.tests, "predictors": {name: {} for name in agents}, "run": run}
     run_flow("condda", make_config(Config, config | ({"lake": parsed.lake} if parsed.lake else {})))
+    warn_of_telling_names(Path(parsed.tests))
     show_tables(parsed.lake, "condda")
     for frame in lake_scoreboard(lake_root(parsed.lake), parsed.baseline):
         show_frame(frame)
