@@ -74,20 +74,12 @@ def begun_tests(
     rows = sessions.filter(pl.col("test_id") != "").sort("opened", *key)
     state = pl.when("completed").then(pl.lit("no_measures")).when(state="terminated")
     rows = rows.with_columns(outcome=state.then(pl.lit("given_up")).otherwise(pl.lit("open")))
+    about = rows.select("agent", "protocol", "domain", "red_light", "outcome", test="test_id")
     tests = []
-    about = ("agent", "protocol", "domain", "test_id", "red_light", "outcome")
-    for *place, agent, protocol, domain, test, red_light, outcome in rows.select(
-        *key, *about
-    ).iter_rows():
-        found = groups.get(tuple(place), {})
-        tests.append(
-            Begun(
-                *(agent, protocol, domain, test, red_light),
-                "measured" if found else outcome,
-                found,
-                shapes.get(tuple(place), {}),
-            )
-        )
+    for place, row in zip(rows.select(key).rows(), about.iter_rows(named=True), strict=True):
+        if place in groups:
+            row["outcome"] = "measured"
+        tests.append(Begun(**row, metrics=groups.get(place, {}), discovered=shapes.get(place, {})))
     return tests
 
 

@@ -210,6 +210,9 @@ def test_without_public_evaluation_there_are_the_corrected_measures(tmp_path: Pa
         harness.complete_test(**about)
         if policy.strict:
             assert harness.evaluate(**about)["m_acc"]["post_top1"] == 1.0
+            compared = harness.evaluate(**about, baseline_session_id=about["session_id"])
+            # Columns of zeros but the unknown one: right after the change, wrong before it.
+            assert compared["m_nrp"] == {"M_nrp_post_top1": None, "M_nrp_post_top3": 100.0}
         else:
             assert reason(harness.evaluate, **about) == "InvalidResults"
 
