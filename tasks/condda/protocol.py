@@ -204,7 +204,7 @@ def _serve(state: SessionState, command: commands.Dataset, rules: Rules) -> Deci
     test, metadata = load_test(state, command.test, rules)
     size = round_size(metadata, command.test)
     if rules.strict:
-        _check_round_order(state, command, progress, round_count(test, size))
+        _check_round_order(state, command, round_count(test, size))
     events: list[Event] = []
     attempt = progress.attempt
     served = progress.served
@@ -219,11 +219,10 @@ def _serve(state: SessionState, command: commands.Dataset, rules: Rules) -> Deci
     return Decision(tuple(events), round_bytes(test, command.round, size))
 
 
-def _check_round_order(
-    state: SessionState, command: commands.Dataset, progress: TestState, rounds: int
-) -> None:
-    following = len(progress.served)
-    if command.round in progress.served or (command.round >= rounds == following):
+def _check_round_order(state: SessionState, command: commands.Dataset, rounds: int) -> None:
+    served = state.test(command.test).served
+    following = len(served)
+    if command.round in served or (command.round >= rounds == following):
         return
     if command.round != following:
         raise refused(

@@ -53,10 +53,10 @@ def opened(harness: Harness, protocol: str, domain: str, *hints: str) -> dict[st
 
 
 @st.composite
-def files(draw: st.DrawFn, plain: bool = False) -> tuple[str, int, str]:
+def files(draw: st.DrawFn) -> tuple[str, int, str]:
     """A type, a number of values on a line, and how each of them is written."""
-    number = draw(st.sampled_from(NUMBERS[:6] if plain else NUMBERS))
-    return draw(st.sampled_from(KINDS)), draw(st.integers(0, 6)), number
+    text = draw(st.sampled_from(NUMBERS))
+    return draw(st.sampled_from(KINDS)), draw(st.integers(0, 6)), text
 
 
 def tried(call: Any, **options: Any) -> bool:
@@ -71,32 +71,34 @@ def test_a_completed_test_has_measures_whatever_was_posted(tmp_path: Path) -> No
     harness = make_harness(tmp_path, POLICY)
     outcomes: Counter[str] = Counter()
 
-    @settings(max_examples=120, deadline=None, derandomize=True, database=None)
+    @settings(max_examples=60, deadline=None, derandomize=True, database=None)
     @given(data=st.data())
     def play(data: st.DataObject) -> None:
         protocol = data.draw(st.sampled_from(sorted(MEASURED)))
         domain = data.draw(st.sampled_from(sorted(TRUTHS)))
         hints = data.draw(st.sampled_from([(), ("red_light",)]))
         about = opened(harness, protocol, domain, *hints)
-        # Nearly honest agents finish; each then strays where it is drawn to.
-        widths = {kind: data.draw(st.integers(1, 5)) for kind in KINDS}
+        # Agents mean to finish and try widths until one is taken; each strays where it is drawn to.
         for number in range(ROUNDS):
             tried(harness.dataset_request, round_id=number, **about)
-            strays = data.draw(st.lists(files(), max_size=1))
-            honest = [
-                (kind, widths[kind], "0.5")
-                for kind in data.draw(st.permutations(KINDS))
-                if data.draw(st.integers(0, 9))
+            widths = data.draw(st.permutations(range(1, 6)))
+            strays = [
+                (kind, [w], text) for kind, w, text in data.draw(st.lists(files(), max_size=1))
             ]
-            for kind, width, text in (*strays, *honest):
-                names = IDS if (protocol, kind) == ("OND", KINDS[2]) else round_ids(number)
-                body = "".join(",".join([name, *[text] * width]) + "\n" for name in names)
-                where = 0 if names == IDS else number
-                results = {kind: body.encode()}
-                tried(harness.post_results, result_files=results, round_id=where, **about)
-                if kind != KINDS[2]:
-                    # Another width, from the first round that takes it.
-                    widths[kind] = width
+            honest = [
+                (kind, widths, ".5")
+                for kind in data.draw(st.permutations(KINDS))
+                if data.draw(st.integers(0, 19))
+            ]
+            for kind, wanted, text in (*strays, *honest):
+                whole = (protocol, kind) == ("OND", "characterization")
+                names = IDS if whole else round_ids(number)
+                for width in wanted:
+                    body = "".join(",".join([name, *[text] * width]) + "\n" for name in names)
+                    results = {kind: body.encode()}
+                    where = 0 if whole else number
+                    if tried(harness.post_results, result_files=results, round_id=where, **about):
+                        break
         done = tried(harness.complete_test, **about)
         outcomes[f"{protocol} {'completed' if done else 'not'}"] += 1
         if done:
@@ -107,8 +109,8 @@ def test_a_completed_test_has_measures_whatever_was_posted(tmp_path: Path) -> No
             assert harness.evaluate(**about)
 
     play()
-    assert min(outcomes[f"{protocol} completed"] for protocol in MEASURED) >= 10, outcomes
-    assert min(outcomes[f"{protocol} not"] for protocol in MEASURED) >= 10, outcomes
+    assert min(outcomes[f"{protocol} completed"] for protocol in MEASURED) >= 4, outcomes
+    assert min(outcomes[f"{protocol} not"] for protocol in MEASURED) >= 4, outcomes
     harness.store.close()
 
 
