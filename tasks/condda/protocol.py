@@ -171,23 +171,19 @@ def _check_runnable(test: TestFile) -> None:
         raise refused("no_known_classes", f"test {test.test_id} does not say its known_classes")
 
 
-def _missing_results(state: SessionState, test: str, number: int) -> list[str]:
-    """Types that a round lacks of those that the test is measured by.
+def _require_results(
+    state: SessionState, test: str, rounds: Iterable[int], reason: str, before: str
+) -> None:
+    """Refuse what may only be asked when these rounds have all that the test is measured by.
 
     Under the red light detection is not asked for: a reaction baseline posts none, in any round.
     """
     progress = state.test(test)
     detects = RED_LIGHT not in state.hints or progress.has_posted("detection")
     kinds = (*(("detection",) if detects else ()), MEASURED[state.protocol])
-    return [kind for kind in kinds if kind not in progress.posted.get(number, {})]
-
-
-def _require_results(
-    state: SessionState, test: str, rounds: Iterable[int], reason: str, before: str
-) -> None:
-    """Refuse what may only be asked when these rounds lack nothing."""
     for number in rounds:
-        if missing := _missing_results(state, test, number):
+        missing = [kind for kind in kinds if kind not in progress.posted.get(number, {})]
+        if missing:
             raise refused(reason, f"post {' and '.join(missing)} of round {number} {before}")
 
 
@@ -269,10 +265,7 @@ def _resume(state: SessionState, command: commands.Resume, rules: Rules) -> Deci
     rounds = round_count(test, round_size(metadata, command.test))
     progress = state.test(command.test)
     last = max(progress.served, default=-1)
-    over = last in progress.posted
-    if rules.strict and last >= 0:
-        over = not _missing_results(state, command.test, last)
-    following = last + 1 if last < 0 or over else last
+    following = last + 1 if last < 0 or last in progress.posted else last
     return Decision(
         answer={
             "test_id": command.test,
