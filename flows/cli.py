@@ -1040,9 +1040,11 @@ def _run(parsed: argparse.Namespace) -> None:
     from flows.runner import run_flow
     from storage.layout import lake_root
     from tasks.condda.measures import lake_scoreboard
+    from tasks.condda.telling import warn_of_telling_names
     from tasks.operations.summary import show_frame, show_tables
 
     run_flow("condda", run_config(parsed))
+    warn_of_telling_names(Path(parsed.tests))
     show_tables(parsed.lake, "condda")
     for frame in lake_scoreboard(lake_root(parsed.lake), parsed.baseline):
         show_frame(frame)

@@ -53,7 +53,7 @@ from tasks.condda.export import (
     session_frames,
 )
 from tasks.condda.harness import Harness
-from tasks.condda.measures import measured_tests, program_of
+from tasks.condda.measures import begun_tests, program_of
 from tasks.condda.run import LOOP_VERSION, run_session
 from tasks.condda.server.client import HttpHarness, Mirrored
 from tasks.condda.session import open_state
@@ -550,7 +550,7 @@ def plan_exports(state: Path, tests: Tests) -> list[tuple[PassedRun | None, Shar
     return planned
 
 
-@stage(writes=SESSION_TABLES, version=6)
+@stage(writes=SESSION_TABLES, version=7)
 def export_session(shard: Shard, settings: ExportSettings) -> Produced:
     """Rows of one test of a server's session, measured if it is completed."""
     facts = shard.about["facts"] and RunFacts.model_validate(shard.about["facts"])
@@ -590,7 +590,7 @@ def measure_program(shard: Shard, settings: ProgramSettings) -> Produced:
     if not shard.parts:
         return Produced({}, 0)
     read = (shard.read(table.name) for table in (SESSIONS, SESSION_MEASURES, CHARACTERIZATION))
-    found = program_of(measured_tests(*read), settings.baseline)
+    found = program_of(begun_tests(*read), settings.baseline)
     rows = [
         (*place, metric, value, count)
         for place, (count, metrics) in found.items()

@@ -217,7 +217,9 @@ DOMAINS: dict[str, Domain] = {
     domain.name: domain
     for domain in (IMAGE_CLASSIFICATION, ACTIVITY_RECOGNITION, TRANSCRIPTS, NLT, NOVELTY)
 }
-PROTOCOLS = ("OND", "CONDDA")
+# The type of results that a test is measured by, beside detection.
+MEASURED: Mapping[str, Values] = {"OND": "classification", "CONDDA": "characterization"}
+PROTOCOLS = tuple(MEASURED)
 
 # Metadata that an agent may see and that a hint "key=number" may replace for its session.
 SHOWN_METADATA = (

@@ -244,7 +244,7 @@ def prediction_frames(
     The likeliest column is the prediction, the first of equals. P(unknown) is what the unknown and
     the discovered columns have together; lines without such columns have no score.
     """
-    kind = class_kind(results)
+    kind = class_kind(test, results)
     if kind is None:
         raise RecordError("no_classes", f"no classes were posted for test {test.test_id}")
     chances, columns = posted_classes(test, results[kind], kind)

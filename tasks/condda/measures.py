@@ -9,9 +9,9 @@ for one instance the last counts.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import polars as pl
@@ -22,6 +22,7 @@ from storage.tables import current_version
 from tasks.condda import metrics, metrics_upstream
 from tasks.condda.characterization import characterize, pad_blocks
 from tasks.condda.commands import ProtocolRefusal, refused
+from tasks.condda.domains import MEASURED
 from tasks.condda.metrics import Columns, Metric, Trial, program_metrics
 from tasks.condda.metrics_upstream import THRESHOLDS
 from tasks.condda.session import count_known, round_size
@@ -32,28 +33,33 @@ DISCOVERED = ("nmi", "discovery_accuracy", "k_plus_1_accuracy", "column_stabilit
 MEANS = ("post_top1", *DISCOVERED)
 SIDES = ("system", "given")
 """Without and with the red light."""
+Outcome = Literal["measured", "given_up", "open", "no_measures"]
+"""A test that was begun is measured; or its session ended before it was completed, or goes on; or
+it was completed with results that have no measures (policy `published`)."""
+UNMEASURED = get_args(Outcome)[1:]
 
 
 @dataclass(frozen=True)
-class Measured:
-    """A completed test of a session, in corrected form."""
+class Begun:
+    """A test that a session has begun; if it is measured, in corrected form."""
 
     agent: str
     protocol: str
     domain: str
     test: str
     red_light: bool
-    metrics: Mapping[str, Metric]
-    discovered: Metric
+    outcome: Outcome
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    discovered: Metric = field(default_factory=dict)
 
     @property
     def group(self) -> tuple[str, str, str]:
         return self.agent, self.protocol, self.domain
 
 
-def measured_tests(
+def begun_tests(
     sessions: pl.DataFrame, measures: pl.DataFrame, discovered: pl.DataFrame
-) -> list[Measured]:
+) -> list[Begun]:
     """The tests of the tables sessions, session_measures and characterization, oldest first."""
     key = ["session_id", "test_id"]
     groups: dict[tuple, dict[str, Metric]] = {}
@@ -64,35 +70,38 @@ def measured_tests(
     after = discovered.filter(pl.col("metric").is_in(DISCOVERED), part="post")
     for session, test, metric, value in after.select(*key, "metric", "value").iter_rows():
         shapes.setdefault((session, test), {})[f"post_{metric}"] = value
-    rows = sessions.sort("opened", *key).select(*key, "agent", "protocol", "domain", "red_light")
-    return [
-        Measured(
-            *(agent, protocol, domain, test, red_light),
-            groups[session, test],
-            shapes.get((session, test), {}),
-        )
-        for session, test, agent, protocol, domain, red_light in rows.iter_rows()
-        if (session, test) in groups
-    ]
+    # A session that has begun no test has a row without one.
+    rows = sessions.filter(pl.col("test_id") != "").sort("opened", *key)
+    state = pl.when("completed").then(pl.lit("no_measures")).when(state="terminated")
+    rows = rows.with_columns(outcome=state.then(pl.lit("given_up")).otherwise(pl.lit("open")))
+    about = rows.select("agent", "protocol", "domain", "red_light", "outcome", test="test_id")
+    tests = []
+    for place, row in zip(rows.select(key).rows(), about.iter_rows(named=True), strict=True):
+        if place in groups:
+            row["outcome"] = "measured"
+        tests.append(Begun(**row, metrics=groups.get(place, {}), discovered=shapes.get(place, {})))
+    return tests
 
 
 def program_of(
-    tests: Sequence[Measured], baseline: str
+    tests: Sequence[Begun], baseline: str
 ) -> dict[tuple[str, str, str], tuple[int, Metric]]:
     """Number of different tests and M1 to M6 of each agent, protocol and domain.
 
-    Of several sessions of the baseline, without the red light, the newest counts; an agent without
-    detection is none.
+    Of several sessions of the baseline, without the red light, the newest counts; a baseline that
+    posts no detection is no agent, unless it was given the red light.
     """
     base = {
         (*test.group[1:], test.test): test.metrics["m_acc"]
         for test in tests
-        if baseline in (test.agent, test.agent.rpartition("-")[0]) and not test.red_light
+        if baseline in (test.agent, test.agent.rpartition("-")[0])
+        and not test.red_light
+        and test.metrics
     }
     trials: dict[tuple[str, str, str], list[Trial]] = {}
     names: dict[tuple[str, str, str], set[str]] = {}
     for test in tests:
-        if "m_num_stats" in test.metrics:
+        if "m_num_stats" in test.metrics or (test.metrics and test.red_light):
             condition = "given" if test.red_light else "system"
             against = base.get((*test.group[1:], test.test))
             trial = Trial(test.metrics, condition, against)  # type: ignore[arg-type]
@@ -101,15 +110,21 @@ def program_of(
     return {place: (len(names[place]), program_metrics(of)) for place, of in sorted(trials.items())}
 
 
-def scoreboard(tests: Sequence[Measured], baseline: str) -> list[dict[str, Any]]:
-    """A row for each agent, protocol and domain: program metrics, then means of what tests have
-    without (`system`) and with (`given`) the red light."""
+def scoreboard(tests: Sequence[Begun], baseline: str) -> list[dict[str, Any]]:
+    """A row for each agent, protocol and domain: how many tests were measured and how many not,
+    program metrics, then means of what tests have without (`system`) and with (`given`) the red
+    light."""
     rows = []
-    for place, (count, program) in program_of(tests, baseline).items():
+    programs = program_of(tests, baseline)
+    for place in sorted({*programs, *(t.group for t in tests if t.outcome != "measured")}):
+        of_agent = [test for test in tests if test.group == place]
+        count, program = programs.get(place, (0, program_metrics([])))
         row: dict[str, Any] = dict(zip(("agent", "protocol", "domain"), place, strict=True))
-        row |= {"tests": count, **program}
+        row |= {"tests": count}
+        row |= {name: sum(test.outcome == name for test in of_agent) for name in UNMEASURED}
+        row |= program
         for side in SIDES:
-            of_side = [t for t in tests if t.group == place and t.red_light == (side == "given")]
+            of_side = [t for t in of_agent if t.metrics and t.red_light == (side == "given")]
             values = {"post_top1": [t.metrics["m_acc"].get("post_top1") for t in of_side]}
             values |= {n: [t.discovered.get(f"post_{n}") for t in of_side] for n in DISCOVERED}
             for name, found in values.items():
@@ -123,7 +138,7 @@ def lake_scoreboard(lake: Path, baseline: str) -> list[pl.DataFrame]:
     """The scoreboard of a lake's sessions: program metrics, and both ways of detection."""
     names = (SESSIONS.name, SESSION_MEASURES.name, CHARACTERIZATION.name)
     tables = (current_version(lake, "condda", name).read() for name in names)
-    rows = scoreboard(measured_tests(*tables), baseline)
+    rows = scoreboard(begun_tests(*tables), baseline)
     if not rows:
         return []
     board = pl.DataFrame(rows, infer_schema_length=None)
@@ -160,7 +175,7 @@ def measure_test(
     A CONDDA test is measured as one of K + 1 classes by its characterization, whose discovered
     columns count as unknown. A reaction baseline posts no detection: it has its accuracy alone.
     """
-    kind = class_kind(results)
+    kind = class_kind(test, results)
     clusters = CHARACTERIZATION.empty().drop("session_id", "test_id")
     if kind is None:
         return metrics.long_form({}, {}), clusters
@@ -192,9 +207,11 @@ def measure_test(
     return metrics.long_form(upstream, corrected), clusters
 
 
-def class_kind(results: Mapping[str, pl.DataFrame]) -> str | None:
-    """The type of results that tells classes; None where none was posted."""
-    return next((kind for kind in ("classification", "characterization") if kind in results), None)
+def class_kind(test: TestFile, results: Mapping[str, pl.DataFrame]) -> str | None:
+    """The type of results that tells classes, first that of the protocol; None where none was
+    posted."""
+    kinds = sorted(MEASURED.values(), key=lambda kind: kind != MEASURED.get(test.protocol))
+    return next((kind for kind in kinds if kind in results), None)
 
 
 def posted_classes(test: TestFile, results: pl.DataFrame, kind: str) -> tuple[np.ndarray, Columns]:

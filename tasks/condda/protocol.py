@@ -7,8 +7,9 @@
 The policy `published` takes all that the published client sends and answers as the public server
 was seen to; docs/condda.md lists where it differs, on purpose. `evaluation` also refuses what the
 protocol forbids: rounds out of order, results that were not asked for, foreign ids, wrong columns,
-values that are no probabilities, feedback on instances that were not served; and what the operator
-has not allowed.
+values that are no probabilities, feedback on instances that are not answered yet; what the operator
+has not allowed; and tests that cannot be measured, or results that would leave one so: each round
+needs all that the test is measured by before the next one, feedback or the end.
 
 Posts: all files of a post are taken or none; the same file again, for the same round and type, is a
 repeated request and makes no event. Feedback: rows are rows of the test, an answer is in their
@@ -18,7 +19,7 @@ last lines posted, each label told costs a point.
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -29,6 +30,7 @@ from tasks.condda import commands
 from tasks.condda.commands import Command, Decision, Event, Limits, Policy, ProtocolRefusal, refused
 from tasks.condda.domains import (
     DOMAINS,
+    MEASURED,
     PROTOCOLS,
     RED_LIGHT,
     SHOWN_METADATA,
@@ -42,6 +44,7 @@ from tasks.condda.session import (
     SessionState,
     TestState,
     check_name,
+    count_known,
     find_test,
     known_classes,
     lenient_metadata,
@@ -135,6 +138,8 @@ def _open(command: commands.OpenSession, rules: Rules) -> Decision:
         if len(set(command.tests)) != len(command.tests):
             raise refused("RepeatedTests", "a test id was given twice")
         _check_asked(command, rules.policy)
+        for test in command.tests:
+            _check_runnable(find_test(command, test, rules.library))
     lists = {"tests": list(command.tests), "hints": list(command.hints)}
     detail = {**vars(command), **lists, "fixed": rules.policy.fixed}
     return Decision((Event("opened", rules.now, detail=detail),))
@@ -157,6 +162,31 @@ def _check_asked(command: commands.OpenSession, policy: Policy) -> None:
         )
 
 
+def _check_runnable(test: TestFile) -> None:
+    """Refuse what could not be served or measured: opening it would cost its owner an attempt."""
+    round_size(test.metadata, test.test_id)
+    if not test.ids:
+        raise refused("no_defined_rounds", f"test {test.test_id} has no instances")
+    if known_classes(test.metadata) is None:
+        raise refused("no_known_classes", f"test {test.test_id} does not say its known_classes")
+
+
+def _require_results(
+    state: SessionState, test: str, rounds: Iterable[int], reason: str, before: str
+) -> None:
+    """Refuse what may only be asked when these rounds have all that the test is measured by.
+
+    Under the red light detection is not asked for: a reaction baseline posts none, in any round.
+    """
+    progress = state.test(test)
+    detects = RED_LIGHT not in state.hints or progress.has_posted("detection")
+    kinds = (*(("detection",) if detects else ()), MEASURED[state.protocol])
+    for number in rounds:
+        missing = [kind for kind in kinds if kind not in progress.posted.get(number, {})]
+        if missing:
+            raise refused(reason, f"post {' and '.join(missing)} of round {number} {before}")
+
+
 def _metadata(state: SessionState, command: commands.Metadata, rules: Rules) -> Decision:
     _, metadata = load_test(state, command.test, rules, truth_first=False)
     shown = {*SHOWN_METADATA, *((RED_LIGHT,) if RED_LIGHT in state.hints else ())}
@@ -170,7 +200,7 @@ def _serve(state: SessionState, command: commands.Dataset, rules: Rules) -> Deci
     test, metadata = load_test(state, command.test, rules)
     size = round_size(metadata, command.test)
     if rules.strict:
-        _check_round_order(command, progress, round_count(test, size))
+        _check_round_order(state, command, round_count(test, size))
     events: list[Event] = []
     attempt = progress.attempt
     served = progress.served
@@ -185,16 +215,17 @@ def _serve(state: SessionState, command: commands.Dataset, rules: Rules) -> Deci
     return Decision(tuple(events), round_bytes(test, command.round, size))
 
 
-def _check_round_order(command: commands.Dataset, progress: TestState, rounds: int) -> None:
-    following = len(progress.served)
-    if command.round in progress.served or (command.round >= rounds == following):
+def _check_round_order(state: SessionState, command: commands.Dataset, rounds: int) -> None:
+    served = state.test(command.test).served
+    following = len(served)
+    if command.round in served or (command.round >= rounds == following):
         return
     if command.round != following:
         raise refused(
             "RoundOrder", f"round {command.round} was asked for, round {following} is next"
         )
-    if following and following - 1 not in progress.posted:
-        raise refused("RoundOrder", f"post results of round {following - 1} before the next round")
+    over = range(max(following - 1, 0), following)
+    _require_results(state, command.test, over, "RoundOrder", "before the next round")
 
 
 def _complete(state: SessionState, command: commands.CompleteTest, rules: Rules) -> Decision:
@@ -202,12 +233,14 @@ def _complete(state: SessionState, command: commands.CompleteTest, rules: Rules)
     if rules.strict:
         test, metadata = load_test(state, command.test, rules)
         rounds = round_count(test, round_size(metadata, command.test))
-        if len(progress.served) < rounds or rounds - 1 not in progress.posted:
+        if len(progress.served) < rounds:
             raise refused(
                 "TestIncomplete",
-                f"{len(progress.served)} of {rounds} rounds of {command.test} were served and "
-                "the last one must have results; go on, or end the session to give up",
+                f"{len(progress.served)} of {rounds} rounds of {command.test} were served; go on, "
+                "or end the session to give up",
             )
+        whole_test = f"before test {command.test} is completed, or end the session to give up"
+        _require_results(state, command.test, range(rounds), "TestIncomplete", whole_test)
     return Decision((Event("completed", rules.now, command.test, progress.attempt),))
 
 
@@ -370,26 +403,31 @@ class _Posted:
             raise refused("RoundNotServed", f"ask for the data of round {number} before posting")
         if number != len(served) - 1:
             raise refused("RoundOrder", f"round {number} is over, {len(served) - 1} is open")
+        if kind == "detection" and number and kind not in self.progress.posted.get(0, {}):
+            raise refused("RoundOrder", "round 0 has no detection, so no round can have one")
         return self.test.names[round_rows(self.test, number, size)]
 
     def _columns_allowed(self, values: Values, before: int | None) -> tuple[int, int | None]:
         """Least and greatest number of values on a line; `before` is what earlier files had.
 
+        A file has as many as the first of its type, but what CONDDA discovers may grow.
         known_classes is not to be trusted to one (CONDDA rule 3): a classification may have K or
-        K+1 columns, but always as many as in its first round.
+        K+1 columns, but an unknown column that is first is never left out.
         """
-        if values in ("detection", "text", "labels"):
-            return {"detection": (1, 2), "text": (1, 1), "labels": (2, 2)}[values]
-        known = known_classes(self.metadata)
-        if values == "classification":
-            if before is not None:
-                return before, before
-            return (2, None) if known is None else (known, known + 1)
-        if self.session.protocol != "CONDDA":
-            return 1, None
-        counted = DOMAINS[self.session.domain].unknown_counted
-        # No bound by the number of novel classes: being refused would tell it.
-        return max(2 if known is None else known + 1 - counted, before or 0), None
+        assert self.test is not None
+        domain, known = self.test.domain, count_known(self.test)
+        if values == "characterization":
+            # No bound by the number of novel classes: being refused would tell it.
+            least = known + 1 if self.session.protocol == "CONDDA" else 1
+            return max(least, before or 0), None
+        if before is not None:
+            return before, before
+        return {
+            "detection": (1, 2),
+            "text": (1, 1),
+            "labels": (2, 2),
+            "classification": (known + domain.first_label, known + 1 + domain.unknown_counted),
+        }[values]
 
 
 def _check_ids(kind: str, ids: list[str], expected: Sequence[str]) -> None:
@@ -429,6 +467,9 @@ def give_feedback(state: SessionState, command: commands.Feedback, rules: Rules)
     left = asked.ids_left(progress.spent.get((current, command.type), 0))
     if not progress.has_posted("detection"):
         raise refused("DetectionPostRequired", "post detection results before asking for feedback")
+    if rules.strict:
+        before = "before asking for feedback"
+        _require_results(state, command.test, [current], "ResultsMissing", before)
     if not asked.declared and (rules.strict or not kind.undeclared):
         return Decision(answer=b"")
     rows = asked.rows_asked() if command.ids else asked.rows_without_ids()
@@ -502,19 +543,24 @@ class _Question:
         return [row for row in self.last_rows() if self.marks[row] < 0 or not self.marks[row] & 1]
 
     def rows_asked(self) -> list[int]:
-        """Rows of the ids that are asked and were seen in the session."""
+        """Rows of the ids that are asked and were seen in the session; where the policy is strict,
+        that are answered: what is told of a row must not help to answer it."""
         asked = self.test.rows(self.command.ids)
         size = round_size(self.metadata, self.command.test)
 
         def seen(row: int) -> bool:
+            if row < 0:
+                return False
+            if self.rules.strict:
+                return row // size in self.posted.posted
             marked = any(row in marks for marks in self.posted.marks.values())
-            in_round = row // size in self.posted.served
-            return row >= 0 and (in_round or (marked and not self.rules.strict))
+            return marked or row // size in self.posted.served
 
         hidden = [name for name, row in zip(self.command.ids, asked, strict=True) if not seen(row)]
         if hidden and self.rules.strict:
             raise refused(
-                "FeedbackIdsNotServed", f"{hidden[0]!r} has not been served in this session"
+                "FeedbackIdsNotServed",
+                f"{hidden[0]!r} is of no round that has results in this session",
             )
         return [row for row in asked if seen(row)]
 

@@ -17,7 +17,7 @@ from itertools import repeat
 from typing import Any
 
 from schemas.errors import SourceError
-from tasks.condda.commands import Event, Limits, Policy, ProtocolRefusal, refused
+from tasks.condda.commands import Event, Limits, OpenSession, Policy, ProtocolRefusal, refused
 from tasks.condda.domains import SHOWN_METADATA
 from tasks.condda.test_files import TestFile, TestLibrary
 
@@ -56,6 +56,11 @@ class TestState:
     score: int = 0
     """Points of nlt."""
     completed: bool = False
+
+    @property
+    def begun(self) -> bool:
+        """Whether a round was served or has results."""
+        return bool(self.served or self.posted)
 
     def has_posted(self, kind: str) -> bool:
         """Whether any file of this type was posted."""
@@ -229,16 +234,20 @@ def overrides(hints: Sequence[str]) -> dict[str, int]:
 
 
 def find_test(
-    state: SessionState, test: str, library: TestLibrary, *, truth_first: bool = True
+    opened: SessionState | OpenSession,
+    test: str,
+    library: TestLibrary,
+    *,
+    truth_first: bool = True,
 ) -> TestFile:
     """A test that must have ground truth and metadata, and that must be readable.
 
     As published some calls look for the truth first, others for the metadata.
     """
     try:
-        return library.load(test, state.protocol, state.domain)
+        return library.load(test, opened.protocol, opened.domain)
     except SourceError as error:
-        place = (test, state.protocol, state.domain)
+        place = (test, opened.protocol, opened.domain)
         has_truth, has_metadata = library.has_truth(*place), library.has_metadata(*place)
         if has_truth and has_metadata:
             raise refused("SourceError", str(error)) from error

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from tasks.condda.commands import EVALUATION, Policy, ProtocolRefusal
-from tests.condda.small import CHANGED, DOMAIN, IDS, ROUND_SIZE, detection, write_test
+from tests.condda.small import CHANGED, DOMAIN, IDS, ROUND_SIZE, classes, detection, write_test
 
 TESTS = ("OND.1.1.1", "OND.1.1.2")
 ROUNDS = 3
@@ -70,10 +70,11 @@ class Oracle:
         if refusal:
             return refusal
         served, posted = self.served[test], {number for number, _, _ in self.posts[test]}
+        lacking = bool(served) and not self.answered(test, served[-1])
         if self.strict and number not in served:
             if len(served) == ROUNDS and number >= ROUNDS:
                 return 204, "EndOfDataset"
-            if number != len(served) or (served and served[-1] not in posted):
+            if number != len(served) or lacking:
                 return 400, "RoundOrder"
         if not self.strict and number == 0 and (posted or set(served) - {0}):
             self.served[test], self.posts[test], self.told[test] = [], [], []
@@ -125,6 +126,8 @@ class Oracle:
         lines = self.lines(test, "detection")
         if not any(kind == "detection" for _, kind, _ in self.posts[test]):
             return 400, "DetectionPostRequired"
+        if self.strict and not self.answered(test, current):
+            return 400, "ResultsMissing"
         if not any(value > THRESHOLD for _, value in lines):
             return b""
         rows = sorted({IDS.index(name) for name, _ in lines[-ROUND_SIZE:] if name in IDS})[:left]
@@ -135,8 +138,7 @@ class Oracle:
         refusal = self._closed(test)
         if refusal:
             return refusal
-        posted = {number for number, _, _ in self.posts[test]}
-        if self.strict and (len(self.served[test]) < ROUNDS or ROUNDS - 1 not in posted):
+        if self.strict and not all(self.answered(test, number) for number in range(ROUNDS)):
             return 400, "TestIncomplete"
         self.finished.append(test)
         return None
@@ -151,6 +153,11 @@ class Oracle:
             return 400, "SessionEnded"
         self.ended = True
         return None
+
+    def answered(self, test: str, number: int) -> bool:
+        """Whether a round has all that an OND test is measured by."""
+        posted = {kind for of, kind, _ in self.posts[test] if of == number}
+        return {"detection", "classification"} <= posted
 
     def lines(self, test: str, kind: str) -> list[tuple[str, float]]:
         """Every line posted, in order."""
@@ -244,7 +251,9 @@ def protocol_machine(mode: Policy, start: Callable[[Path], Client]) -> type[Rule
             expected = oracle.dataset(test, number)
             self.compare(expected, lambda: self.client.dataset_request(**about))
             if isinstance(expected, bytes):
-                self.send(session, test, number, "detection", detection(ids_of(number), value))
+                ids = ids_of(number)
+                self.send(session, test, number, "detection", detection(ids, value))
+                self.send(session, test, number, "classification", classes(ids))
 
         @rule(data=st.data(), test=st.sampled_from(TESTS))
         def feedback(self, data: st.DataObject, test: str) -> None:

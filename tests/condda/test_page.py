@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tasks.condda.measures import UNMEASURED
 from tasks.condda.server import page
 from tasks.condda.server.client import HttpHarness
 from tasks.condda.server.page import Curve, Curves, content_policy, curve_svg, thinned
@@ -108,8 +109,10 @@ def test_measures_and_scoreboard(site: tuple[str, str, str]) -> None:
     [test] = get(url, "/operator/tests", session_id=done).json()["tests"]
     assert test["measures"]["novel from row"] == 5 and test["measures"]["detected in row"] == 6
     board = get(url, "/operator/scoreboard").json()
-    [row] = board["rows"]
+    going, row = board["rows"]
+    assert (going["agent"], going["tests"], going["open"], going["M1"]) == (HOSTILE, 0, 1, None)
     assert (row["agent"], row["tests"]) == ("first-1", 1)
+    assert [row[name] for name in UNMEASURED] == [0, 0, 0]
     assert (row["M1"], row["no_cdt"], row["M2"], row["M2.1"]) == (1, 0, 100, 0)
     assert row["post_top1_system"] == 0.25 and row["post_top1_given"] is None
 

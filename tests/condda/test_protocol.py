@@ -91,7 +91,15 @@ class Session:
     def play(self, rounds: int = 3, test: str = TEST, value: float = 0.1) -> None:
         for number in range(rounds):
             self(Dataset(test, number))
-            self(Post(test, number, {"detection": detection(round_ids(number), value)}))
+            self.answer(number, test, value)
+
+    def answer(self, number: int, test: str = TEST, value: float = 0.1) -> None:
+        """What a round of an OND test needs before the next one."""
+        ids = round_ids(number)
+        files = {"detection": detection(ids, value)}
+        if self.mode.strict:
+            files["classification"] = classes(ids)
+        self(Post(test, number, files))
 
 
 @pytest.fixture
@@ -123,7 +131,7 @@ def test_a_whole_strict_run(strict: Session) -> None:
     strict(Post(TEST, 1, {"detection": detection(round_ids(1))}))
     strict(Post(TEST, 1, {"classification": classes(round_ids(1))}))
     assert strict(Dataset(TEST, 2)) == b"img_6.png\nimg_7.png\n"
-    strict(Post(TEST, 2, {"detection": detection(round_ids(2))}))
+    strict.answer(2)
     for _ in range(5):
         assert strict.refused(Dataset(TEST, 3)) == (204, "EndOfDataset")
     strict(Post(TEST, 0, {"characterization": classes(IDS)}))
@@ -148,9 +156,9 @@ def test_strict_serves_an_old_round_again_and_wipes_nothing(strict: Session) -> 
     strict.play(2)
     strict(Dataset(TEST, 0))
     assert strict(Resume(TEST))["next_round"] == 2
-    assert strict.refused(Post(TEST, 0, {"classification": classes(round_ids(0))})) == (
+    assert strict.refused(Post(TEST, 0, {"classification": classes(round_ids(0), 2)})) == (
         400,
-        "RoundOrder",
+        "ResultRepost",
     )
 
 
@@ -195,7 +203,9 @@ def test_all_files_of_a_post_or_none(strict: Session) -> None:
 
 def test_strict_classification_keeps_its_columns(strict: Session) -> None:
     strict(Dataset(TEST, 0))
-    strict(Post(TEST, 0, {"classification": classes(round_ids(0), columns=2)}))
+    ids = round_ids(0)
+    files = {"detection": detection(ids), "classification": classes(ids, columns=2)}
+    strict(Post(TEST, 0, files))
     strict(Dataset(TEST, 1))
     post = Post(TEST, 1, {"classification": classes(round_ids(1), columns=3)})
     assert strict.refused(post) == (400, "WrongColumns")
@@ -205,8 +215,9 @@ def test_condda_clusters_only_grow_and_no_refusal_tells_how_many_there_are(root:
     session = Session(root, EVALUATION, tests=(CONDDA,), protocol="CONDDA")
 
     def post(number: int, columns: int) -> Post:
-        body = classes(round_ids(number), columns=columns)
-        return Post(CONDDA, number, {"characterization": body})
+        ids = round_ids(number)
+        files = {"detection": detection(ids), "characterization": classes(ids, columns=columns)}
+        return Post(CONDDA, number, files)
 
     session(Dataset(CONDDA, 0))
     # known_classes is 2 here, of which images count one as unknown.
@@ -698,11 +709,12 @@ def test_nlt_feedback_is_gated_and_budgeted(root: Path, mode: Policy) -> None:
     kinds = ("score", "labels", "detection")
     for kind in kinds:
         assert session.refused(Feedback("N", kind, ("i1",))) == (400, "DetectionPostRequired")
-    session(Post("N", 0, {"detection": b"i0,0.1,0.9\ni1,0.1,0.9\n"}))
+    lines = {"detection": b"i0,0.1,0.9\ni1,0.1,0.9\n"}
+    session(Post("N", 0, {**lines, "classification": b"i0,0.1,0.9\ni1,0.1,0.9\n"}))
     assert [session(Feedback("N", kind, ("i1",))) for kind in kinds] == [b""] * 3
     session(Dataset("N", 1))
     lines = {"labels": b"i2,1,3\ni3,1,4\n", "detection": b"i2,0.9,0.9\ni3,0.9,0.9\n"}
-    session(Post("N", 1, lines))
+    session(Post("N", 1, {**lines, "classification": b"i2,0.1,0.9\ni3,0.1,0.9\n"}))
     # Without ids: those whose second value is on the wrong side of 0.5.
     assert session(Feedback("N", "detection")) == b"i2,0\n"
     assert session(Feedback("N", "detection", ("i2", "i3"))).startswith(b"i2,0\n")
@@ -734,7 +746,8 @@ def test_the_operator_fixes_rounds_budgets_and_hints(root: Path) -> None:
     assert (shown["round_size"], shown["feedback_max_ids"]) == (4, 1)
     assert shown["red_light"] == IDS[4]
     assert session(Dataset(TEST, 0)).decode().split() == list(IDS[:4])
-    session(Post(TEST, 0, {"detection": detection(IDS[:4], 0.9)}))
+    files = {"detection": detection(IDS[:4], 0.9), "classification": classes(IDS[:4])}
+    session(Post(TEST, 0, files))
     assert session(Feedback(TEST, "detection")).count(b"\n") == 1  # with a red light, too
     session.mode = EVALUATION  # the operator changed her mind: the session goes on as it was opened
     assert session(Dataset(TEST, 1)).decode().split() == list(IDS[4:])

@@ -3,7 +3,9 @@
 Tests are of all scenarios; neither names, order, sizes nor metadata tell which.
 """
 
+import io
 import json
+import zipfile
 from collections.abc import Iterator
 from itertools import chain
 from typing import Any
@@ -48,6 +50,12 @@ def play(agent: Watched, session: str, test: str, alarm: int) -> None:
     """A whole test: every question that an agent may ask, right or wrong."""
     place = f"/v1/sessions/{session}/tests/{test}"
     about = {"session_id": session, "test_id": test}
+
+    def ask(kind: str, ids: list[str] | None = None) -> None:
+        agent("POST", f"{place}/feedback", json={"type": kind, "ids": ids})
+        named = {"feedback_ids": "|".join(ids)} if ids else {}
+        agent("GET", "/session/feedback", params={**about, "feedback_type": kind, **named})
+
     agent("GET", place)
     agent("GET", f"{place}/metadata")
     agent("GET", "/test/metadata", params=about)
@@ -56,20 +64,23 @@ def play(agent: Watched, session: str, test: str, alarm: int) -> None:
         agent("GET", "/session/dataset", params={**about, "round_id": number})
         chances = [[float(number >= alarm)] for _ in ids]
         vectors = [[0.1, 0.6, 0.1, 0.1, 0.1, 0.0, 0.0] for _ in ids]
-        results = {
-            "detection": {"ids": ids, "values": chances},
-            "characterization": {"ids": ids, "values": vectors},
-        }
-        sent = agent("PUT", f"{place}/rounds/{number}/results", json=results)
-        assert sent.status_code == 204, sent.text
+        for kind, values in (("detection", chances), ("characterization", vectors)):
+            # Of what is served and not answered, or not all of it, nothing is told to anyone.
+            ask("classification", ids)
+            ask("detection", ids)
+            ask("score")
+            results = {kind: {"ids": ids, "values": values}}
+            sent = agent("PUT", f"{place}/rounds/{number}/results", json=results)
+            assert sent.status_code == 204, sent.text
         for kind in ("classification", "detection", "score", "labels", "no such"):
             if number < alarm:
-                agent("POST", f"{place}/feedback", json={"type": kind})
-                agent("GET", "/session/feedback", params={**about, "feedback_type": kind})
+                ask(kind)
         agent("GET", f"{place}/metrics")
         agent("GET", f"{place}/rounds/{number}/metrics")
         agent("GET", "/session/evaluations", params={**about, "devmode": "1"})
+        agent("GET", "/session/evaluations", params={**about, "round_id": number})
         agent("GET", f"{place}/results/detection")
+        agent("GET", f"{place}/results/characterization")
     agent("GET", f"{place}/rounds/5")
     agent("PUT", f"{place}/completion")
     agent("GET", f"{place}/metrics")
@@ -97,9 +108,15 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Watched, lis
             play(agent, session, test, 5 if number else 3)
         for path in ("/", "/operator/sessions", f"/operator/tests?session_id={session}", "/docs"):
             agent("GET", path)
-        for path in (f"/v1/sessions/{session}", "/v1/sessions", "/session/status", "/nothing"):
+        status = ("/session/status", "/session/status?include_tests=1", "/session/latest")
+        for path in (f"/v1/sessions/{session}", "/v1/sessions", *status, "/nothing"):
             agent("GET", path)
         agent("GET", f"/operator/curve?session_id={session}&test_id={tests[0]}")
+        archives = (f"/v1/sessions/{session}/archive", f"/session/zip?session_id={session}")
+        for path in archives:
+            with zipfile.ZipFile(io.BytesIO(agent("GET", path).content)) as file:
+                inside = "".join(file.read(name).decode() for name in file.namelist())
+            agent.kept.append((f"members of {path}", httpx.Response(200, text=inside)))
         library = TestLibrary(folder / "data")
         yield agent, [library.load(test, "CONDDA", "novelty") for test in tests]
 
@@ -128,7 +145,7 @@ def test_no_response_of_a_whole_run_tells_truth(run: tuple[Watched, list[TestFil
     for asked, answer in agent.kept:
         if "/docs" in asked:
             continue
-        text = answer.content.decode() + json.dumps(dict(answer.headers))
+        text = answer.content.decode(errors="replace") + json.dumps(dict(answer.headers))
         # Refusing a hint repeats it.
         found = [word for word in telling if word in text and "HintNotAllowed" not in text]
         assert not found, (asked, found)

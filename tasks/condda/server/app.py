@@ -60,7 +60,7 @@ _REASONS = {
     "InvalidFeedbackType EndOfDataset result_file_not_found",
     409: "RoundOrder RoundNotServed DetectionRepost ResultRepost TestCompleted SessionEnded "
     "TestIncomplete TestInProcess DetectionPostRequired KeyError FeedbackBudgetExceeded "
-    "IncompleteResults NotLastRound SessionExists SessionOpen AttemptsExceeded",
+    "IncompleteResults ResultsMissing NotLastRound SessionExists SessionOpen AttemptsExceeded",
     413: "TooLarge",
     500: "LakeError SourceError",
     503: "TooManySessions Conflict",

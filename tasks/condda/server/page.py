@@ -176,8 +176,8 @@ def session_list(harness: Harness, search: str = "", skip: int = 0) -> dict[str,
 
 
 def scores(harness: Harness) -> dict[str, Any]:
-    """The scoreboard over all completed tests of the sessions here, and where others are."""
-    board: dict[str, Any] = {"rows": scoreboard(list(harness.measured()), _BASELINE)}
+    """The scoreboard over all tests that were begun in the sessions here, and where others are."""
+    board: dict[str, Any] = {"rows": scoreboard(list(harness.begun()), _BASELINE)}
     if count := harness.store.retired_count():
         board["retired"] = (
             f"{count} retired sessions are not shown; novelty build condda --tests DIR --state "

@@ -23,6 +23,7 @@ from tasks.condda.commands import EVALUATION, PUBLISHED, Caller, Limits, Policy,
 from tasks.condda.harness import Harness
 from tasks.condda.retention import check_days, retire_daily
 from tasks.condda.store import EVENTS, EventStore
+from tasks.condda.telling import warn_of_telling_names
 from tasks.condda.test_files import TestLibrary
 
 PORT = 3307
@@ -143,6 +144,8 @@ def serve(
     with _ready(tests, state, host, port, policy, tokens, limits) as (server, harness, listening):
         try:
             print(f"serving {tests} at {url_of(listening)} ({harness.policy.name})", flush=True)
+            if harness.policy.strict:
+                warn_of_telling_names(tests)
             if not harness.library.has_tests():
                 print(f"{tests} holds no OND/<domain>/<test>_single_df.csv so far", flush=True)
             if retain_days is not None:
