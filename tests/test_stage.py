@@ -215,6 +215,15 @@ def test_the_smallest_shard_tells_the_pace_and_then_the_largest_come_first():
     assert [left.next() for _ in range(len(left))] == [3, 0, 2]
 
 
+def test_a_thread_that_waits_for_others_is_not_busy(monkeypatch):
+    left = Spread(2, {0: 1.0, 1: 1.0}, None)
+    first = left.next()
+    with monkeypatch.context() as clocks, left.measured(first):
+        now = time.monotonic()
+        clocks.setattr(time, "monotonic", lambda: now + 100)
+    assert not left.is_long(left.next())
+
+
 @pytest.mark.parametrize(
     ("workers", "sizes", "long"),
     [

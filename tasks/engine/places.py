@@ -67,7 +67,8 @@ class Spread:
 
     Threads of one process share one interpreter, but starting others and their imports takes half
     a second: a few short shards are made here. What a shard takes grows with its `size`; it is told
-    by `seconds` for all that are missing, where those are known, and by the shards made here. If
+    by `seconds` for all that are missing, where those are known, and by the shards made here: by
+    the processor time of their threads, as one that waits keeps no other from its work. If
     nothing is known the smallest shard is made first, else the largest, so that all ends together.
     Once a shard has gone to another process, the rest go too. `warm`: processes are there already.
     """
@@ -97,9 +98,9 @@ class Spread:
     @contextmanager
     def measured(self, number: int) -> Iterator[None]:
         """Around the making of one shard in this process."""
-        start = time.monotonic()
+        start = time.thread_time()
         yield
-        self._made_seconds += time.monotonic() - start
+        self._made_seconds += time.thread_time() - start
         self._made += self._sizes[number]
         self._pace = self._made_seconds / self._made
 

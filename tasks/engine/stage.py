@@ -241,7 +241,7 @@ class Stage:
         if piece is not None:
             return piece
         one_blas_thread()
-        start = time.perf_counter()
+        start, busy = time.perf_counter(), time.thread_time()
         work = work_path(lake, benchmark, self.name, key)
         produced = read_unchanged(
             shard.source,
@@ -280,7 +280,8 @@ class Stage:
         )
         frames[QUARANTINE.name] = (QUARANTINE, quarantine)
         piece = write_piece(lake, manifest, frames, produced.files)
-        note_time(lake, manifest, time.perf_counter() - start)
+        seconds = time.perf_counter() - start
+        note_time(lake, manifest, seconds, time.thread_time() - busy)
         shutil.rmtree(work, ignore_errors=True)
         return piece
 
@@ -606,7 +607,7 @@ class Build:
         if self._paces is None:
             self._paces = paces(self.lake, self.benchmark)
         if (pace := self._paces.get(stage.name)) is not None:
-            return pace.expect(None) * len(shards)
+            return pace.busy / pace.shards * len(shards)
         raw = Raw.sum(raw_of(shards).values())
         rate = shipped_reference().rates.get((self.benchmark, stage.name, ""))
         return rate.seconds * raw.megabytes if rate is not None and raw.files else None
