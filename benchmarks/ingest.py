@@ -6,6 +6,9 @@ process and on workers, and of the whole command without and with Blender's mask
 is the build's own process and an even share of its workers' time, starting them included: what
 passes where every process has a core. On a busy machine the workers' real shares follow the load.
 
+`--times 4` takes every episode four times, under other numbers, and leaves out the whole command:
+the start of the workers counts the less the more there is to do.
+
 `--against` names a checkout of another version; its numbers come from the same run, and its rows
 must be the same.
 """
@@ -15,6 +18,7 @@ import hashlib
 import itertools
 import json
 import os
+import shutil
 import struct
 import sys
 import tempfile
@@ -123,6 +127,7 @@ def main() -> None:
     parser.add_argument("--source", type=Path, help="raw NovelCraft (default: the sample)")
     parser.add_argument("--against", type=Path, help="checkout of another version")
     parser.add_argument("--workers", type=int, default=min(2, os.cpu_count() or 1))
+    parser.add_argument("--times", type=int, default=1, help="take every episode so many times")
     parser.add_argument("--bare", type=Path, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.bare:
@@ -135,6 +140,8 @@ def main() -> None:
         if source is None:
             run("-m", "flows.cli", "sample", "--only", "novelcraft", "--out", str(root))
             source = root / "novelcraft"
+        if chosen.times > 1:
+            source = _repeated(source, root / "repeated", chosen.times)
         files = sorted(str(path) for path in source.rglob("*") if path.is_file())
         bare = sum(_bare(root, files, 1))
         shares = _bare(root, files, workers)
@@ -165,9 +172,29 @@ def main() -> None:
         print(f"  stages, {workers} workers / one process {ours.longest / first.longest:.2f} x")
         efficiency = one[""].total / (workers * ours.longest)
         print(f"  efficiency of {workers} workers, start-up included {efficiency:.0%}")
+        if chosen.times > 1:
+            return
         render_cpu = one[""].parts[2][0]
         for name, checkout in checkouts.items():
             _whole(name, checkout, source, root, sum(shares), render_cpu)
+
+
+def _repeated(source: Path, folder: Path, times: int) -> Path:
+    """The same episodes again under other numbers: hard links where the disk is the same."""
+    for number in range(times):
+        for path in source.rglob("*"):
+            parts = [
+                str(int(part) + 1000 * number) if part.isdigit() else part
+                for part in path.relative_to(source).parent.parts
+            ]
+            target = folder.joinpath(*parts, path.name)
+            if path.is_file() and not target.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                try:
+                    target.hardlink_to(path)
+                except OSError:
+                    shutil.copyfile(path, target)
+    return folder
 
 
 def _bare(root: Path, files: list[str], processes: int) -> list[float]:
