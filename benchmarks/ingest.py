@@ -3,7 +3,7 @@
 `python -m benchmarks.ingest` prints CPU seconds, as other work on the machine does not change them
 much: of a loop that only reads, hashes, inflates and parses every file, of the two stages in one
 process and on workers, and of the whole command without and with Blender's mask checks. "Longest"
-is the build's own process and an even share of its workers' time, starting them included: what
+is an even share of the time of all processes while several work, starting them included: what
 passes where every process has a core. On a busy machine the workers' real shares follow the load.
 
 `--times 4` takes every episode four times, under other numbers, and leaves out the whole command:
@@ -100,26 +100,18 @@ class Stages:
         self.rows, self.shards = measured["rows"], measured["shards"]
         marks = measured["marks"]
         self.parts = [
-            (_sum(after) - _sum(before), _longest(after) - _longest(before))
+            (spent := sum(after) - sum(before), spent / (workers if len(after) > 1 else 1))
             for before, after in itertools.pairwise(marks)
         ]
-        self.total = _sum(marks[-1]) - _sum(marks[0])
-        self.longest = _longest(marks[-1]) - _longest(marks[0])
-        self.tables = _longest(marks[2]) - _longest(marks[0])
+        self.total = sum(marks[-1]) - sum(marks[0])
+        self.longest = sum(longest for _, longest in self.parts)
+        self.tables = sum(longest for _, longest in self.parts[:2])
 
     def show(self, title: str) -> None:
         names = ("list and hash", "ingest", "render")
         parts = ", ".join(f"{n} {cpu:.2f}" for n, (cpu, _) in zip(names, self.parts, strict=True))
         line = f"{title:<34} {self.total:6.2f} s   longest {self.longest:5.2f} s"
         print(f"{line}   ({parts})", flush=True)
-
-
-def _sum(spent: list[float]) -> float:
-    return sum(spent)
-
-
-def _longest(spent: list[float]) -> float:
-    return spent[0] + (sum(spent[1:]) / len(spent[1:]) if spent[1:] else 0.0)
 
 
 def main() -> None:

@@ -78,7 +78,7 @@ from tasks.engine.estimates import (
     raw_of,
 )
 from tasks.engine.flow_run import FlowRun, current_run
-from tasks.engine.places import WORKERS, Spread, make_apart, make_on_cluster, make_shard
+from tasks.engine.places import SLOTS, WORKERS, Spread, make_apart, make_on_cluster, make_shard
 from tasks.engine.progress import progress
 from tasks.engine.reference import Raw, shipped_reference
 from tasks.engine.threads import one_blas_thread
@@ -563,10 +563,14 @@ class Build:
                     return make_on_cluster(cluster, stage, self.lake, *what)
                 if stage.apart:
                     return make_shard(stage.code, str(self.lake), *what)
-                if left.is_long(number):
+                if not left.is_long(number):
+                    with left.measured(number):
+                        return stage.make(self.lake, *what)
+                with left.free() as free:
+                    if free:
+                        with SLOTS.taken("cpu"):
+                            return stage.make(self.lake, *what)
                     return make_apart(stage.code, str(self.lake), *what)
-                with left.measured(number):
-                    return stage.make(self.lake, *what)
 
             done: queue.SimpleQueue[Future[Piece]] = queue.SimpleQueue()
             waiting: dict[Future[Piece], int] = {}
