@@ -158,7 +158,10 @@ def main() -> None:
         ours = many[""]
         print(f"{ours.shards} shards; ratios of the longest process:")
         start = run("-c", "import tasks.novelcraft.ingest").cpu
-        for title, tables in (("", ours.tables), (" without start-up", ours.tables - start)):
+        for title, tables in (
+            ("", ours.tables),
+            (" without start-up", ours.tables - start * (1 - 1 / workers)),
+        ):
             print(f"  ingest tables{title}, {workers} workers / bare {tables / max(shares):.2f} x")
         print(f"  ingest tables, one process / bare {one[''].tables / bare:.2f} x")
         print(f"  stages, {workers} workers / one process {ours.longest / first.longest:.2f} x")
