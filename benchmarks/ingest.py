@@ -3,8 +3,11 @@
 `python -m benchmarks.ingest` prints CPU seconds, as other work on the machine does not change them
 much: of a loop that only reads, hashes, inflates and parses every file, of the two stages in one
 process and on workers, and of the whole command without and with Blender's mask checks. "Longest"
-is the build's own process and an even share of its workers' time, starting them included: what
+is an even share of the time of all processes while several work, starting them included: what
 passes where every process has a core. On a busy machine the workers' real shares follow the load.
+
+`--times 4` takes every episode four times, under other numbers, and leaves out the whole command:
+the start of the workers counts the less the more there is to do.
 
 `--against` names a checkout of another version; its numbers come from the same run, and its rows
 must be the same.
@@ -15,6 +18,7 @@ import hashlib
 import itertools
 import json
 import os
+import shutil
 import struct
 import sys
 import tempfile
@@ -96,12 +100,12 @@ class Stages:
         self.rows, self.shards = measured["rows"], measured["shards"]
         marks = measured["marks"]
         self.parts = [
-            (_sum(after) - _sum(before), _longest(after) - _longest(before))
+            (spent := sum(after) - sum(before), spent / (workers if len(after) > 1 else 1))
             for before, after in itertools.pairwise(marks)
         ]
-        self.total = _sum(marks[-1]) - _sum(marks[0])
-        self.longest = _longest(marks[-1]) - _longest(marks[0])
-        self.tables = _longest(marks[2]) - _longest(marks[0])
+        self.total = sum(marks[-1]) - sum(marks[0])
+        self.longest = sum(longest for _, longest in self.parts)
+        self.tables = sum(longest for _, longest in self.parts[:2])
 
     def show(self, title: str) -> None:
         names = ("list and hash", "ingest", "render")
@@ -110,19 +114,12 @@ class Stages:
         print(f"{line}   ({parts})", flush=True)
 
 
-def _sum(spent: list[float]) -> float:
-    return sum(spent)
-
-
-def _longest(spent: list[float]) -> float:
-    return spent[0] + (sum(spent[1:]) / len(spent[1:]) if spent[1:] else 0.0)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--source", type=Path, help="raw NovelCraft (default: the sample)")
     parser.add_argument("--against", type=Path, help="checkout of another version")
     parser.add_argument("--workers", type=int, default=min(2, os.cpu_count() or 1))
+    parser.add_argument("--times", type=int, default=1, help="take every episode so many times")
     parser.add_argument("--bare", type=Path, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.bare:
@@ -135,6 +132,8 @@ def main() -> None:
         if source is None:
             run("-m", "flows.cli", "sample", "--only", "novelcraft", "--out", str(root))
             source = root / "novelcraft"
+        if chosen.times > 1:
+            source = _repeated(source, root / "repeated", chosen.times)
         files = sorted(str(path) for path in source.rglob("*") if path.is_file())
         bare = sum(_bare(root, files, 1))
         shares = _bare(root, files, workers)
@@ -159,15 +158,38 @@ def main() -> None:
         ours = many[""]
         print(f"{ours.shards} shards; ratios of the longest process:")
         start = run("-c", "import tasks.novelcraft.ingest").cpu
-        for title, tables in (("", ours.tables), (" without start-up", ours.tables - start)):
+        for title, tables in (
+            ("", ours.tables),
+            (" without start-up", ours.tables - start * (1 - 1 / workers)),
+        ):
             print(f"  ingest tables{title}, {workers} workers / bare {tables / max(shares):.2f} x")
         print(f"  ingest tables, one process / bare {one[''].tables / bare:.2f} x")
         print(f"  stages, {workers} workers / one process {ours.longest / first.longest:.2f} x")
         efficiency = one[""].total / (workers * ours.longest)
         print(f"  efficiency of {workers} workers, start-up included {efficiency:.0%}")
+        if chosen.times > 1:
+            return
         render_cpu = one[""].parts[2][0]
         for name, checkout in checkouts.items():
             _whole(name, checkout, source, root, sum(shares), render_cpu)
+
+
+def _repeated(source: Path, folder: Path, times: int) -> Path:
+    """The same episodes again under other numbers: hard links where the disk is the same."""
+    for number in range(times):
+        for path in source.rglob("*"):
+            parts = [
+                str(int(part) + 1000 * number) if part.isdigit() else part
+                for part in path.relative_to(source).parent.parts
+            ]
+            target = folder.joinpath(*parts, path.name)
+            if path.is_file() and not target.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                try:
+                    target.hardlink_to(path)
+                except OSError:
+                    shutil.copyfile(path, target)
+    return folder
 
 
 def _bare(root: Path, files: list[str], processes: int) -> list[float]:

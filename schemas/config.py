@@ -1,5 +1,6 @@
 """Base of every flow's configuration: frozen, described, unknown keys refused."""
 
+from multiprocessing import parent_process
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -13,7 +14,12 @@ from schemas.similar import did_you_mean
 class Settings(BaseModel):
     """Settings of one stage. All of them are part of the content key of what the stage makes."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        # For help and deployments. Workers show neither, and it is a tenth of their start.
+        use_attribute_docstrings=parent_process() is None,
+    )
 
 
 def _names_or_tree(value: Any) -> Any:

@@ -100,12 +100,19 @@ def test_pace_is_by_record_or_by_shard(tmp_path):
     note_time(tmp_path, manifest("read", 300), 6.0)
     note_time(tmp_path, manifest("none", 0), 3.0)
     found = paces(tmp_path, "toy")
-    assert found == {"read": Pace(2, 400, 8.0), "none": Pace(1, 0, 3.0)}
+    assert found == {"read": Pace(2, 400, 8.0, 8.0), "none": Pace(1, 0, 3.0, 3.0)}
     assert found["read"].expect(50) == pytest.approx(1.0)
     assert found["read"].expect(None) == pytest.approx(4.0)
     assert found["none"].expect(50) == pytest.approx(3.0)
     assert paces(tmp_path, "other") == {}
     assert paces(tmp_path / "nowhere", "toy") == {}
+
+
+def test_a_pace_knows_how_busy_the_threads_were(tmp_path):
+    (tmp_path / ".novelty").mkdir()
+    note_time(tmp_path, manifest("read", 100), 2.0, 0.5)
+    note_time(tmp_path, manifest("read", 100), 3.0)  # by an older version
+    assert paces(tmp_path, "toy") == {"read": Pace(2, 200, 5.0, 3.5)}
 
 
 def test_only_recent_pieces_count(tmp_path, monkeypatch):
@@ -114,7 +121,7 @@ def test_only_recent_pieces_count(tmp_path, monkeypatch):
     for number, seconds in enumerate((100.0, 1.0, 1.0)):
         monkeypatch.setattr("time.time", lambda number=number: 1.8e9 + number)
         note_time(tmp_path, manifest("read", 10), seconds)
-    assert paces(tmp_path, "toy")["read"] == Pace(2, 20, 2.0)
+    assert paces(tmp_path, "toy")["read"] == Pace(2, 20, 2.0, 2.0)
 
 
 def test_many_writers_and_torn_lines(tmp_path):
@@ -124,7 +131,7 @@ def test_many_writers_and_torn_lines(tmp_path):
             pool.submit(note_time, tmp_path, manifest("read", 1, f"shard {number}"), 0.5)
     with timings(tmp_path).open("ab") as file:
         file.write(b'{"benchmark": "toy", "stage": "read", "rec\nnot JSON\n')
-    assert paces(tmp_path, "toy")["read"] == Pace(400, 400, 200.0)
+    assert paces(tmp_path, "toy")["read"] == Pace(400, 400, 200.0, 200.0)
 
 
 def test_times_that_cannot_be_written_do_no_harm(built):

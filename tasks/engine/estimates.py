@@ -32,14 +32,16 @@ RECENT = 500
 """Pieces that a stage's pace is taken from: the last ones."""
 
 
-def note_time(lake: Path, made: PieceManifest, seconds: float) -> None:
-    """Remember how long a piece took. A line is one write, so writers do not mix."""
+def note_time(lake: Path, made: PieceManifest, seconds: float, busy: float | None = None) -> None:
+    """Remember how long a piece took, and its thread was busy. A line is one write, so writers do
+    not mix."""
     line = {
         "benchmark": made.benchmark,
         "stage": made.stage,
         "shard": made.shard,
         "records": made.rows_in,
         "seconds": round(seconds, 4),
+        "busy": None if busy is None else round(busy, 4),
         "when": round(time.time(), 1),
     }
     path = inner(lake) / "timings" / f"{file_slug(socket.gethostname())}.jsonl"
@@ -56,6 +58,8 @@ class Pace:
     shards: int
     records: int
     seconds: float
+    busy: float
+    """Processor time of the threads that made them; all of their time where it is not known."""
 
     def expect(self, records: int | None) -> float:
         """Seconds for a shard of so many records, or for one whose records are not known."""
@@ -72,12 +76,13 @@ def paces(lake: Path, benchmark: str) -> dict[str, Pace]:
         return {}
     rows = duckdb.execute(
         """
-        select stage, count(*), sum(records)::bigint, sum(seconds) from (
+        select stage, count(*), sum(records)::bigint, sum(seconds), sum(coalesce(busy, seconds))
+        from (
             select *, row_number() over (partition by stage order by "when" desc) as place
             from read_json(
                 $files, format = 'newline_delimited', ignore_errors = true,
                 columns = {benchmark: 'varchar', stage: 'varchar', records: 'bigint',
-                           seconds: 'double', "when": 'double'}
+                           seconds: 'double', busy: 'double', "when": 'double'}
             )
             where benchmark = $benchmark and records is not null and seconds is not null
         ) where place <= $recent group by stage

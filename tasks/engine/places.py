@@ -8,6 +8,7 @@ piece is found in the lake, which every worker must therefore see under the same
 import importlib
 import os
 import socket
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -63,13 +64,15 @@ class Cluster(Protocol):
 
 
 class Spread:
-    """Whether the shards of a stage are made in threads or in other processes.
+    """Whether the shards of a stage are made in threads or also in other processes.
 
     Threads of one process share one interpreter, but starting others and their imports takes half
     a second: a few short shards are made here. What a shard takes grows with its `size`; it is told
-    by `seconds` for all that are missing, where those are known, and by the shards made here. If
+    by `seconds` for all that are missing, where those are known, and by the shards made here: by
+    the processor time of their threads, as one that waits keeps no other from its work. If
     nothing is known the smallest shard is made first, else the largest, so that all ends together.
-    Once a shard has gone to another process, the rest go too. `warm`: processes are there already.
+    Once a shard was long the rest are too: one at a time is made here, where all is imported, the
+    others in processes. `warm`: processes are there already.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class Spread:
         self._workers = workers
         self._long = WARM_SECONDS if warm else LONG_SECONDS
         self._elsewhere = False
+        self._made_here = threading.Lock()
         self._sizes = sizes
         self._left = deque(sorted(sizes, key=lambda number: (sizes[number], -number)))
         self._size_left = total = sum(sizes.values())
@@ -97,11 +101,21 @@ class Spread:
     @contextmanager
     def measured(self, number: int) -> Iterator[None]:
         """Around the making of one shard in this process."""
-        start = time.monotonic()
+        start = time.thread_time()
         yield
-        self._made_seconds += time.monotonic() - start
+        self._made_seconds += time.thread_time() - start
         self._made += self._sizes[number]
         self._pace = self._made_seconds / self._made
+
+    @contextmanager
+    def free(self) -> Iterator[bool]:
+        """Whether this process has none of the long shards yet; if so, it has one meanwhile."""
+        is_free = self._made_here.acquire(blocking=False)
+        try:
+            yield is_free
+        finally:
+            if is_free:
+                self._made_here.release()
 
     def is_long(self, number: int) -> bool:
         """Whether this shard and those that wait would keep the threads busy for long.

@@ -78,7 +78,7 @@ from tasks.engine.estimates import (
     raw_of,
 )
 from tasks.engine.flow_run import FlowRun, current_run
-from tasks.engine.places import WORKERS, Spread, make_apart, make_on_cluster, make_shard
+from tasks.engine.places import SLOTS, WORKERS, Spread, make_apart, make_on_cluster, make_shard
 from tasks.engine.progress import progress
 from tasks.engine.reference import Raw, shipped_reference
 from tasks.engine.threads import one_blas_thread
@@ -241,7 +241,7 @@ class Stage:
         if piece is not None:
             return piece
         one_blas_thread()
-        start = time.perf_counter()
+        start, busy = time.perf_counter(), time.thread_time()
         work = work_path(lake, benchmark, self.name, key)
         produced = read_unchanged(
             shard.source,
@@ -280,7 +280,8 @@ class Stage:
         )
         frames[QUARANTINE.name] = (QUARANTINE, quarantine)
         piece = write_piece(lake, manifest, frames, produced.files)
-        note_time(lake, manifest, time.perf_counter() - start)
+        seconds = time.perf_counter() - start
+        note_time(lake, manifest, seconds, time.thread_time() - busy)
         shutil.rmtree(work, ignore_errors=True)
         return piece
 
@@ -562,10 +563,14 @@ class Build:
                     return make_on_cluster(cluster, stage, self.lake, *what)
                 if stage.apart:
                     return make_shard(stage.code, str(self.lake), *what)
-                if left.is_long(number):
+                if not left.is_long(number):
+                    with left.measured(number):
+                        return stage.make(self.lake, *what)
+                with left.free() as free:
+                    if free:
+                        with SLOTS.taken("cpu"):
+                            return stage.make(self.lake, *what)
                     return make_apart(stage.code, str(self.lake), *what)
-                with left.measured(number):
-                    return stage.make(self.lake, *what)
 
             done: queue.SimpleQueue[Future[Piece]] = queue.SimpleQueue()
             waiting: dict[Future[Piece], int] = {}
@@ -606,7 +611,7 @@ class Build:
         if self._paces is None:
             self._paces = paces(self.lake, self.benchmark)
         if (pace := self._paces.get(stage.name)) is not None:
-            return pace.expect(None) * len(shards)
+            return pace.busy / pace.shards * len(shards)
         raw = Raw.sum(raw_of(shards).values())
         rate = shipped_reference().rates.get((self.benchmark, stage.name, ""))
         return rate.seconds * raw.megabytes if rate is not None and raw.files else None

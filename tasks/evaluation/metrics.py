@@ -208,22 +208,20 @@ def _metric_names(convention: Convention) -> list[str]:
 
 def _detection(samples: _Samples, convention: Convention) -> list[Measurement]:
     """Values in the order of `_metric_names`; both classes are present."""
-    from sklearn.metrics import auc
-
     fpr, tpr, roc_thresholds = _roc(samples, convention)
     precision, recall, pr_thresholds = _precision_recall(samples)
     other = replace(samples, rank=-samples.rank, positive=~samples.positive)
     areas = {
         rule: (area(precision, recall), area(*_precision_recall(other)[:2]))
         for rule, area in (
-            ("trapezoid", lambda p, r: float(auc(r, p))),
+            ("trapezoid", lambda p, r: _area(r, p)),
             ("average_precision", lambda p, r: float(-np.sum(np.diff(r) * p[:-1]))),
         )
     }
     ours, theirs = areas[convention.pr_area]
     inside, outside = (ours, theirs) if convention.inside == convention.positive else (theirs, ours)
     step_wise = areas["average_precision"][0]
-    values = (float(auc(fpr, tpr)), ours, inside, outside, step_wise)
+    values = (_area(fpr, tpr), ours, inside, outside, step_wise)
     results: list[Measurement] = [(value, None) for value in values]
 
     at = int(np.argmax(tpr >= convention.tpr_target))
@@ -255,21 +253,41 @@ def _detection(samples: _Samples, convention: Convention) -> list[Measurement]:
     return [*results, (float(1 - fpr[on_roc]), threshold), (float(recall[at]), threshold)]
 
 
-def _roc(samples: _Samples, convention: Convention) -> tuple[Floats, Floats, Floats]:
-    from sklearn.metrics import roc_curve
+def _weights_up_to(samples: _Samples) -> tuple[Floats, Floats, Floats]:
+    """Weight of negative and of positive samples up to each distinct rank, highest first.
 
-    return roc_curve(
-        samples.positive,
-        samples.rank,
-        sample_weight=samples.weight,
-        drop_intermediate=convention.roc_drop_intermediate,
-    )
+    Here and below as in scikit-learn, to the last bit, without a second of imports.
+    """
+    kept = samples.weight != 0
+    rank, positive, weight = samples.rank[kept], samples.positive[kept], samples.weight[kept]
+    order = rank.size - 1 - np.argsort(rank[::-1], kind="stable")[::-1]  # ties in their own order
+    rank, positive, weight = rank[order], positive[order], weight[order]
+    last = np.append(np.flatnonzero(np.diff(rank)), rank.size - 1)
+    return np.cumsum(~positive * weight)[last], np.cumsum(positive * weight)[last], rank[last]
+
+
+def _roc(samples: _Samples, convention: Convention) -> tuple[Floats, Floats, Floats]:
+    """False and true positive rate at each threshold, from the point where nothing is flagged."""
+    fps, tps, thresholds = _weights_up_to(samples)
+    if convention.roc_drop_intermediate and fps.size > 2:
+        corners = (np.diff(fps, 2) != 0) | (np.diff(tps, 2) != 0)
+        kept = np.concatenate([[True], corners, [True]])
+        fps, tps, thresholds = fps[kept], tps[kept], thresholds[kept]
+    fpr, tpr = (np.append(0.0, sums) / sums[-1] for sums in (fps, tps))
+    return fpr, tpr, np.append(np.inf, thresholds)
 
 
 def _precision_recall(samples: _Samples) -> tuple[Floats, Floats, Floats]:
-    from sklearn.metrics import precision_recall_curve
+    """Precision and recall, and thresholds of all but the last point, at recall 0."""
+    fps, tps, thresholds = _weights_up_to(samples)
+    precision, recall = tps / (tps + fps), tps / tps[-1]
+    return np.append(precision[::-1], 1.0), np.append(recall[::-1], 0.0), thresholds[::-1]
 
-    return precision_recall_curve(samples.positive, samples.rank, sample_weight=samples.weight)
+
+def _area(x: Floats, y: Floats) -> float:
+    """Area under a curve by trapezoids; `x` grows or shrinks all the way."""
+    area = float((np.diff(x) * (y[1:] + y[:-1]) / 2.0).sum())
+    return -area if x[0] > x[-1] else area
 
 
 def _share(weight: Floats, selected: Flags) -> float:
@@ -277,12 +295,10 @@ def _share(weight: Floats, selected: Flags) -> float:
 
 
 def _oscr(novelty: Floats, known: Flags, correct: Flags, weight: Floats) -> float:
-    from sklearn.metrics import auc
-
     _, group = np.unique(novelty, return_inverse=True)
 
     def accepted(selected: Flags, among: Flags) -> Floats:
         share = np.bincount(group, weights=weight * selected).cumsum() / weight[among].sum()
         return np.concatenate([[0.0], share])
 
-    return float(auc(accepted(~known, ~known), accepted(correct, known)))
+    return _area(accepted(~known, ~known), accepted(correct, known))

@@ -43,6 +43,7 @@ _INK = "#010203"  # stands for currentColor, which matplotlib does not know
 _STYLE = {
     "axes.axisbelow": True,
     "axes.edgecolor": _INK,
+    "axes.facecolor": "none",
     "axes.grid": True,
     "axes.labelcolor": _INK,
     "axes.labelsize": 9.5,
@@ -50,14 +51,14 @@ _STYLE = {
     "axes.spines.top": False,
     "axes.titlesize": 10,
     "axes.titlelocation": "left",
-    "figure.dpi": 72,
+    "figure.dpi": 144,  # of what is rasterised
+    "figure.facecolor": "none",
     "font.size": 9.5,
     "grid.alpha": 0.14,
     "grid.color": _INK,
     "legend.frameon": False,
     "legend.fontsize": 9,
     "lines.linewidth": 1.5,
-    "savefig.dpi": 144,
     "svg.fonttype": "none",
     "svg.hashsalt": "novelty",
     "text.color": _INK,
@@ -75,13 +76,15 @@ Floats = NDArray[np.float64]
 def svg(width: float, height: float, paint: Callable[["Figure"], None]) -> bytes:
     """What `paint` draws on a figure of that size in inches."""
     from matplotlib import style
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
     with style.context(_STYLE, after_reset=True):
         figure = Figure(figsize=(width, height), layout="constrained")
         paint(figure)
         data = io.BytesIO()
-        figure.savefig(data, format="svg", transparent=True, metadata=_NO_METADATA)
+        # `savefig` would draw twice: once to lay it out.
+        FigureCanvasSVG(figure).print_svg(data, metadata=_NO_METADATA)
     return data.getvalue().replace(_INK.encode(), b"currentColor")
 
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.errors import ConfigError
+from tasks.evaluation import metrics
 from tasks.evaluation.conventions import CONVENTIONS, Convention, find_convention
 from tasks.evaluation.metrics import CURVES, METRICS, curves, detection_delay, evaluate
 from tests.shared import shared_path
@@ -29,6 +30,28 @@ def scored(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
     novel = draw(st.lists(st.booleans(), min_size=size, max_size=size))
     novel[0], novel[1] = True, False
     return np.array(scores, dtype=float), np.array(novel)
+
+
+# ---- curves
+
+
+@given(scored(), st.lists(st.sampled_from([0.0, 0.1, 0.7, 1.0, 3.3]), min_size=30, max_size=30))
+def test_curves_and_areas_are_those_of_sklearn_to_the_last_bit(rows, weights) -> None:
+    from sklearn.metrics import auc, precision_recall_curve, roc_curve
+
+    scores, novel = rows
+    weight = np.array([0.3, 1.1, *weights])[: scores.size]
+    samples = metrics._Samples(rank=scores / 3, positive=novel, weight=weight, sign=1.0)
+    for drop in (True, False):
+        convention = PLAIN.model_copy(update={"roc_drop_intermediate": drop})
+        roc = metrics._roc(samples, convention)
+        theirs = roc_curve(novel, scores / 3, sample_weight=weight, drop_intermediate=drop)
+        assert all(map(np.array_equal, roc, theirs))
+        assert metrics._area(*roc[:2]) == auc(*theirs[:2])
+    pr = metrics._precision_recall(samples)
+    theirs = precision_recall_curve(novel, scores / 3, sample_weight=weight)
+    assert all(map(np.array_equal, pr, theirs))
+    assert metrics._area(pr[1], pr[0]) == auc(theirs[1], theirs[0])
 
 
 # ---- conventions

@@ -113,12 +113,20 @@ def test_where_it_is_used(monkeypatch, library, use):
         use()
 
 
-def test_the_command_line_says_it_of_any_import(tmp_path):
-    """Also of those that nobody guarded: metrics import scikit-learn in many places."""
+def test_detection_is_measured_with_the_base_alone(tmp_path):
     scores = tmp_path / "scores.csv"
     scores.write_text("score,novel\n" + "".join(f"{i},{i % 2}\n" for i in range(8)))
     words = ["evaluate", str(scores), "--score", "score", "--truth", "novel"]
     done = in_the_base(f"from flows.cli import main\nsys.exit(main({words!r}))")
+    assert done.returncode == 0 and "auroc" in done.stdout
+
+
+def test_the_command_line_says_it_of_any_import():
+    """Also of those that nobody guarded."""
+    done = in_the_base(
+        "from flows import cli\ncli.benchmarks = lambda: __import__('sklearn')\n"
+        "sys.exit(cli.main(['build', 'kowl']))"
+    )
     assert done.returncode == 2
     assert done.stderr.startswith("novelty: this needs sklearn, which the extra `learn` brings")
     assert done.stderr.count("\n") == 1

@@ -76,3 +76,16 @@ def test_titles_of_thumbnails_are_wrapped() -> None:
     clouds = [np.zeros((3, 3))] * 6
     said = words(plots.cloud_gallery(clouds, ["bathtub (modelnet40_resampled)"] * 5 + ["a"]))
     assert said == ["bathtub", "(modelnet40_resampled)"] * 5 + ["a"]
+
+
+def test_a_figure_is_laid_out_and_drawn_at_once():
+    from matplotlib.artist import Artist
+
+    times_drawn = []
+
+    class Counted(Artist):
+        def draw(self, renderer: object) -> None:
+            times_drawn.append(renderer)
+
+    plots.svg(2, 2, lambda figure: figure.add_artist(Counted()))
+    assert len(times_drawn) == 1
