@@ -115,6 +115,7 @@ def test_unreadable_config_and_unknown_key(tmp_path, capsys):
     [
         (["status", "--lak", "x", "--nonsense"], "--nonsense is not known here; see"),
         (["gc", "--yse"], "--yse is not known here; did you mean --yes?; see `novelty gc --help`"),
+        (["status", "--check"], "--check is not known here; see `novelty status --help`"),
         (["statsu"], "unknown command 'statsu'; did you mean status?"),
         (["novelcraft", "redner"], "unknown command 'redner'; did you mean render?"),
         (["build", "kowl", "--list", "x", "--vidoes", "y"], "did you mean --videos?"),
