@@ -81,6 +81,10 @@ def test_help_imports_nothing_heavy():
         (["models", "ndc"], "did you mean ndcc?"),
         (["scores", "neares"], "did you mean nearest?"),
         (["sample", "--only", "novelcarft"], "did you mean novelcraft?"),
+        (
+            ["build", "semantic", "--source", "cifar10=.", "--novel", "x"],
+            "novelty: wrong settings: known and novel go together: name a known set and novel ones",
+        ),
         (["sample", "--out", "/dev/null"], "/dev/null is no folder; name another with --out"),
         (["sample", "--out", "/dev/null/x"], "/dev/null/x is no folder; name another with --out"),
         (["sample", "--out", "/proc/x"], "/proc/x is no folder; name another with --out"),
