@@ -79,7 +79,7 @@ class Service(Settings):
     report_port: int | None = Field(None, ge=1, le=65535)
     """Port of the reports on 127.0.0.1 (default: the one after `port`)."""
     database: str | None = None
-    """postgresql+asyncpg://USER@HOST/NAME (default: SQLite in the state folder)."""
+    """postgresql+asyncpg://USER:PASSWORD@HOST/NAME (default: SQLite in the state folder)."""
     timezone: str = "UTC"
     """Time zone of every cron line."""
     notify: tuple[str, ...] = ()

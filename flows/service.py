@@ -5,6 +5,7 @@ the state folder, and an account of them on the terminal. Where PREFECT_API_URL 
 server, that one is used and only the worker and the server of reports run here.
 """
 
+import asyncio
 import contextlib
 import fcntl
 import itertools
@@ -172,6 +173,8 @@ def start(service: Service) -> None:
         if not fresh:
             print(f"already running: {_account(service)}")
             return
+        if server in fresh:
+            _check_database(service)
         try:
             if reports in fresh:
                 _start_reports(service, reports)
@@ -207,6 +210,7 @@ def temporary_server() -> Iterator[None]:
             try:
                 service = read_service(check=False)
                 stack.enter_context(_alone(service))
+                _check_database(service)
                 server = parts(service)[0]
                 stack.callback(server.stop, STOP_SECONDS)
                 _start_server(service, server, for_ever=False)
@@ -271,6 +275,34 @@ def _start_server(service: Service, server: Background, *, for_ever: bool = True
             f"the server was not healthy after {HEALTHY_SECONDS:.0f} s; {server.log} ends with:\n"
             f"{server.last_words()}"
         )
+
+
+def _check_database(service: Service) -> None:
+    """Enter it as the server will: what refuses that is a sentence, not the end of its log."""
+    if (address := service.database) is None:
+        return
+    from asyncpg import InterfaceError, PostgresError
+    from sqlalchemy import exc, make_url
+    from sqlalchemy.ext.asyncio import create_async_engine
+
+    async def enter() -> None:
+        engine = create_async_engine(address)
+        try:
+            async with engine.connect():
+                pass
+        finally:
+            await engine.dispose()
+
+    try:
+        asyncio.run(enter())
+    except (exc.ArgumentError, ValueError):
+        raise ConfigError(
+            "database: expected postgresql+asyncpg://USER:PASSWORD@HOST/NAME"
+        ) from None
+    except (OSError, TypeError, InterfaceError, PostgresError, exc.SQLAlchemyError) as error:
+        shown = make_url(address).render_as_string()  # without the password
+        how = "docs/operations.md says how to make one"
+        raise ServiceError(f"the database {shown} lets nobody in ({error}); {how}") from None
 
 
 def _start_worker(service: Service, worker: Background, *, fresh: bool) -> None:

@@ -90,7 +90,7 @@ def make_config(model: type[ConfigType], values: dict[str, Any]) -> ConfigType:
     except ValidationError as error:
         problems = []
         for problem in error.errors():
-            place = ".".join(str(part) for part in problem["loc"]) or "settings"
+            place = ".".join(str(part) for part in problem["loc"])
             if problem["type"] == "extra_forbidden":
                 known = _settings_beside(model, problem["loc"])
                 meant = did_you_mean(str(problem["loc"][-1]), known)
@@ -99,7 +99,8 @@ def make_config(model: type[ConfigType], values: dict[str, Any]) -> ConfigType:
                 # A rule between settings has all of them as its input: too much to show.
                 no_value = problem["type"] == "missing" or not problem["loc"]
                 value = "" if no_value else f", found {problem['input']!r}"
-                problems.append(f"{place}: {problem['msg'].lower()}{value}")
+                said = problem["msg"].removeprefix("Value error, ").lower()
+                problems.append(f"{place}: {said}{value}" if place else said)
         raise ConfigError("wrong settings: " + "; ".join(problems)) from None
 
 

@@ -54,6 +54,9 @@ _CLEAN = (
     "'[\"{{}}]', '', 'g'), ': ', '=')"
 )
 """JSON of settings as words: `a=1, b=2`."""
+UNNAMED = "cpu_threads"
+"""A setting that is in a name only where nothing else tells two configurations apart."""
+_UNNAMED = f'"{UNNAMED}": [0-9]+, |(, )?"{UNNAMED}": [0-9]+'
 
 
 def leaderboard_sql(
@@ -72,9 +75,11 @@ def leaderboard_sql(
     lower_is_better = ", ".join(f"'{name}'" for name in LOWER_IS_BETTER)
     return f"""
 WITH whole AS (
-    SELECT m.*, network, preset, changed, settings, origin, config_id,
-        concat_ws(chr(31), m.model, network, preset, changed) AS words
-    FROM {metrics} m JOIN {runs} USING (benchmark, run_id)
+    SELECT m.*, network, preset, naming AS changed, settings, origin, config_id,
+        concat_ws(chr(31), m.model, network, preset, naming) AS words
+    FROM {metrics} m JOIN (
+        SELECT *, regexp_replace(changed, '{_UNNAMED}', '', 'g') AS naming FROM {runs}
+    ) USING (benchmark, run_id)
     WHERE m."view" = 'plain' AND subset = 'all' AND phase <> 'after' AND step <= 0 {condition}
     QUALIFY step = min(step) OVER (PARTITION BY benchmark, m.protocol)
 ), number AS (

@@ -10,6 +10,7 @@ import polars as pl
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import Field
 
 from schemas.config import Settings
 from schemas.errors import (
@@ -160,7 +161,7 @@ def one_apart(shard: Shard, settings: Settings) -> Produced:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / shard.name).touch()
     most, deadline = 0, time.monotonic() + 30
-    while most < 2 and time.monotonic() < deadline:
+    while most < (getattr(settings, "trainings", None) or 2) and time.monotonic() < deadline:
         most = max(most, len(list(folder.iterdir())))
         time.sleep(0.02)
     row = [(f"{shard.name} in {os.getpid()}", 0, float(most), "a")]
@@ -185,6 +186,17 @@ def test_shards_in_processes_of_their_own(tmp_path):
     processes = {int(name.split()[-1]) for name in rows["file"]}
     assert len(processes) == 2
     assert os.getpid() not in processes
+
+
+class Trainings(Settings):
+    trainings: int | None = Field(None, exclude=True)
+
+
+def test_more_shards_than_cores_are_under_way_where_that_is_asked_for(tmp_path):
+    with Build("toy", tmp_path / "lake", workers=2) as build:
+        shards = [Shard(name, about=str(tmp_path / "here")) for name in ("one", "two", "three")]
+        build.run(one_apart, shards, Trainings(trainings=3))
+    assert set(build.versions["readings"].read()["value"]) == {3.0}
 
 
 @stage(writes=(READINGS,))

@@ -114,6 +114,10 @@ def index_hashes() -> Callable[[str, str], list[str]]:
     from pip._internal.index.collector import parse_links
 
     logging.getLogger("pip").setLevel(logging.ERROR)
+    fetching = logging.getLogger("pip._internal.index.collector")
+    fetching.setLevel(logging.DEBUG)
+    fetching.propagate = False
+    fetching.addHandler(Unreachable())
     command = create_command("install")
     options, _ = command.parse_args([])
     with command.main_context():
@@ -137,6 +141,15 @@ def index_hashes() -> Callable[[str, str], list[str]]:
         return sorted(found)
 
     return hashes
+
+
+class Unreachable(logging.Handler):
+    """Stops where an index does not answer: pip would go on, and its hashes would be missing."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        said = record.getMessage()
+        if said.startswith("Could not fetch URL") and "404 Client Error" not in said:
+            raise SystemExit(f"{said.removesuffix(' - skipping')}; nothing is written, try again")
 
 
 def _is_of(filename: str, name: str, version: Version) -> bool:

@@ -578,7 +578,7 @@ class Build:
             advance = stack.enter_context(progress(title, len(missing)))
             try:
                 while left or waiting:
-                    while left and len(waiting) < self._at_once(stage, run):
+                    while left and len(waiting) < self._at_once(stage, run, settings):
                         number = left.next()
                         work = partial(make, number)
                         future = run.submit(self.benchmark, stage, shards[number].name, work)
@@ -616,11 +616,13 @@ class Build:
         rate = shipped_reference().rates.get((self.benchmark, stage.name, ""))
         return rate.seconds * raw.megabytes if rate is not None and raw.files else None
 
-    def _at_once(self, stage: Stage, run: FlowRun) -> int:
+    def _at_once(self, stage: Stage, run: FlowRun, settings: Settings) -> int:
         """How many of a stage's shards may be under way now; a cluster may have grown."""
         if run.cluster is not None:
             return max(1, 2 * run.cluster.threads())
-        return self.workers if stage.apart else run.ahead * self.workers
+        if stage.apart:
+            return max(self.workers, getattr(settings, "trainings", None) or 0)
+        return run.ahead * self.workers
 
     def _check_rejects(self, stage: Stage, pieces: list[Piece]) -> None:
         rows_in = sum(piece.manifest.rows_in for piece in pieces)

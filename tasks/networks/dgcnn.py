@@ -110,14 +110,25 @@ def edge_convolution(
 
 
 def _best_neighbour(u: torch.Tensor, neighbours: torch.Tensor) -> torch.Tensor:
-    """For each point and channel the neighbour with the largest value: (B, P, C)."""
+    """For each point and channel the first neighbour with the largest value: (B, P, C)."""
     import torch
 
+    at_once = 1 if u.device.type == "cpu" else len(u)  # the values of one cloud fit a cache
+    parts = zip(u.split(at_once), neighbours.int().split(at_once), strict=True)
     with torch.no_grad():
-        parts = zip(u.split(8), neighbours.split(8), strict=True)
-        return torch.cat(
-            [index.gather(2, gather_rows(part, index).max(2).indices) for part, index in parts]
-        )
+        return torch.cat([_best_of(*part) for part in parts]).long()
+
+
+def _best_of(u: torch.Tensor, neighbours: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    first, *others = neighbours.unbind(2)
+    best, largest = first[..., None].expand_as(u), gather_rows(u, first)
+    for other in others:
+        values = gather_rows(u, other)
+        best = torch.where(values > largest, other[..., None], best)
+        largest = torch.maximum(largest, values)
+    return best
 
 
 def _edge_moments(

@@ -10,6 +10,7 @@ import polars as pl
 
 from schemas.table import Table
 from schemas.tables import NO_SCORE, RUNS, SCORE_SETTINGS
+from storage.leaderboard import UNNAMED
 from tasks.report.built import flat
 from tasks.report.reading import Read
 
@@ -69,7 +70,11 @@ def _configs(runs: pl.DataFrame) -> dict[str, Kind]:
     for run in runs.iter_rows(named=True):
         kind = kinds.get(run["config_id"])
         if kind is None:
-            changed = _facts(run["changed"])
+            changed = {
+                name: value
+                for name, value in _facts(run["changed"]).items()
+                if name.rpartition(".")[2] != UNNAMED
+            }
             facts = dict(islice(changed.items(), MOST_FACTS))
             if len(changed) > MOST_FACTS:
                 facts[f"{len(changed) - MOST_FACTS} more"] = ""

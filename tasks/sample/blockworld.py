@@ -177,21 +177,32 @@ def draw(view: View) -> np.ndarray:
     elevation = np.abs(sky[:, 1] / np.hypot(sky[:, 0], sky[:, 2]).clip(1e-6))
     pixels[~met] = SKY_ABOVE + (SKY_AT_HORIZON - SKY_ABOVE) * np.exp(-8 * elevation)[:, None]
 
-    box, ray = seen[met], rays[met]
-    row = np.arange(len(ray))
+    # One coordinate of all pixels at a time: each lies by itself in memory.
+    box, ray = seen[met], [rays[..., i][met] for i in range(3)]
+    near, far, scale = (
+        [table[:, i].take(box) for i in range(3)] for table in (low, high, per_unit)
+    )
     with np.errstate(divide="ignore", invalid="ignore"):
-        planes = (np.where(ray > 0, low[box], high[box]) - eye) / ray
-    axis = np.nanargmax(planes, axis=1)
-    distance = planes[row, axis]
-    face = 2 * axis + (ray[row, axis] < 0)
-    u_axis, v_axis = U_AXIS[face], V_AXIS[face]
+        planes = [(np.where(ray[i] > 0, near[i], far[i]) - eye[i]) / ray[i] for i in range(3)]
+    # The farthest, the first of equal ones; not where the ray runs in the plane (not a number).
+    planes = [np.where(np.isnan(plane), -np.inf, plane) for plane in planes]
+    second = planes[1] > planes[0]
+    third = planes[2] > np.where(second, planes[1], planes[0])
 
-    def texel(along: np.ndarray) -> np.ndarray:
-        place = eye[along] + distance * ray[row, along] - low[box, along]
-        return np.floor(place * per_unit[box, along]).astype(np.int64) % TEXELS
+    def by_axis(values: list[np.ndarray]) -> np.ndarray:
+        return np.where(third, values[2], np.where(second, values[1], values[0]))
 
-    look = faces[box, face]
-    colour = _atlas()[look, face, -1 - texel(v_axis), texel(u_axis)] * _dyed(view.dyes)[look]
+    distance = by_axis(planes)
+    face = by_axis([2 * i + (ray[i] < 0) for i in range(3)])
+    place = [(eye[i] + distance * ray[i] - near[i]) * scale[i] for i in range(3)]
+
+    def texel(axes: np.ndarray) -> np.ndarray:
+        """Along the axis that each face has for it."""
+        return np.floor(by_axis([place[i] for i in axes[::2]])).astype(np.int64) % TEXELS
+
+    dyed = _atlas() * _dyed(view.dyes)[:, None, None, None]
+    row = (faces[box, face] * 6 + face) * TEXELS + TEXELS - 1 - texel(V_AXIS)
+    colour = dyed.reshape(-1, 3).take(row * TEXELS + texel(U_AXIS), axis=0)
     haze = (0.12 * np.clip((distance - 10) / 30, 0, 1)).astype(np.float32)[:, None]
     pixels[met] = colour + (SKY_AT_HORIZON.astype(np.float32) - colour) * haze
     lit = (pixels * np.array(view.light, np.float32)).clip(0, 255)

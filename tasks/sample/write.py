@@ -1,8 +1,13 @@
-"""All sample data sets, or those that are asked for: `<out>/<benchmark>/…`, one module each."""
+"""All sample data sets, or those that are asked for: `<out>/<benchmark>/…`, one module each.
+
+Two are written at once, each in a process of its own.
+"""
 
 import importlib
+import multiprocessing
 import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from schemas.errors import ConfigError
@@ -36,16 +41,35 @@ def write_sample(out: Path, seed: int = 0, only: Sequence[str] | None = None) ->
         raise
     except OSError:
         raise ConfigError(f"{out} is no folder; name another with --out") from None
-    for name in sorted(only or sample_names()):
-        marker, made_by = out / f".{name}.made-by", _maker(name, seed)
-        if (out / name).is_dir() and marker.is_file() and marker.read_text() == made_by:
+    todo = []
+    for name in sorted(set(only or sample_names())):
+        marker = out / f".{name}.made-by"
+        if (out / name).is_dir() and marker.is_file() and marker.read_text() == _maker(name, seed):
             print(f"sample {name}: {out / name} (as before)", flush=True)
-            continue
-        start = time.monotonic()
-        writer = getattr(importlib.import_module(f"tasks.sample.{name}"), f"write_{name}")
-        writer(out / name, seed)
-        write_bytes(marker, made_by.encode())
-        print(f"sample {name}: {out / name} ({time.monotonic() - start:.0f} s)", flush=True)
+        else:
+            todo.append(name)
+    if len(todo) < 2:
+        for name in todo:
+            _say(name, out, _write(name, out, seed))
+        return
+    # Not forked: the parent may have threads of torch or Prefect.
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
+        futures = {name: pool.submit(_write, name, out, seed) for name in todo}
+        for name, future in futures.items():
+            _say(name, out, future.result())
+
+
+def _write(name: str, out: Path, seed: int) -> float:
+    """Write one data set; the seconds that it took."""
+    start = time.monotonic()
+    writer = getattr(importlib.import_module(f"tasks.sample.{name}"), f"write_{name}")
+    writer(out / name, seed)
+    write_bytes(out / f".{name}.made-by", _maker(name, seed).encode())
+    return time.monotonic() - start
+
+
+def _say(name: str, out: Path, seconds: float) -> None:
+    print(f"sample {name}: {out / name} ({seconds:.0f} s)", flush=True)
 
 
 def _maker(name: str, seed: int) -> str:

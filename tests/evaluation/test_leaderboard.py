@@ -232,6 +232,31 @@ def test_one_detector_over_seeds_and_protocols_others_told_apart() -> None:
     assert ranking(tables_of(rows)).filter(model="fits")["detector"].n_unique() == 1
 
 
+def test_threads_are_in_a_name_only_where_nothing_else_tells_two_apart() -> None:
+    first, last, between = (
+        {"cpu_threads": 1, "side": 9},
+        {"a": 2, "cpu_threads": 1},
+        {"a": 2, "cpu_threads": 16, "side": 9},
+    )
+    rows = [
+        number(f"m{i}", "p", 0, 0.6, changed=one, settings=one)
+        for i, one in enumerate(({"cpu_threads": 1}, first, last, between, {"net": first}))
+    ]
+    rows += [
+        number("two", "p", 0, 0.6, changed=changed, settings={"cpu_threads": threads})
+        for threads, changed in ((1, {"cpu_threads": 1}), (2, {}))
+    ]
+    assert ranking(tables_of(rows)).filter(protocol="p")["detector"].sort().to_list() == [
+        "m0 · msp",
+        "m1 · msp (side=9)",
+        "m2 · msp (a=2)",
+        "m3 · msp (a=2, side=9)",
+        "m4 · msp (side=9)",
+        "two · msp (cpu_threads=1)",
+        "two · msp (cpu_threads=2)",
+    ]
+
+
 def test_only_whole_plain_numbers_count_and_gaps_are_left_out() -> None:
     rows = [
         number("a", "p", 0, 0.9, subset="SN2"),

@@ -81,6 +81,10 @@ def test_help_imports_nothing_heavy():
         (["models", "ndc"], "did you mean ndcc?"),
         (["scores", "neares"], "did you mean nearest?"),
         (["sample", "--only", "novelcarft"], "did you mean novelcraft?"),
+        (
+            ["build", "semantic", "--source", "cifar10=.", "--novel", "x"],
+            "novelty: wrong settings: known and novel go together: name a known set and novel ones",
+        ),
         (["sample", "--out", "/dev/null"], "/dev/null is no folder; name another with --out"),
         (["sample", "--out", "/dev/null/x"], "/dev/null/x is no folder; name another with --out"),
         (["sample", "--out", "/proc/x"], "/proc/x is no folder; name another with --out"),
@@ -115,6 +119,7 @@ def test_unreadable_config_and_unknown_key(tmp_path, capsys):
     [
         (["status", "--lak", "x", "--nonsense"], "--nonsense is not known here; see"),
         (["gc", "--yse"], "--yse is not known here; did you mean --yes?; see `novelty gc --help`"),
+        (["status", "--check"], "--check is not known here; see `novelty status --help`"),
         (["statsu"], "unknown command 'statsu'; did you mean status?"),
         (["novelcraft", "redner"], "unknown command 'redner'; did you mean render?"),
         (["build", "kowl", "--list", "x", "--vidoes", "y"], "did you mean --videos?"),

@@ -22,8 +22,8 @@ import yaml
 from flows.cli import benchmarks, main
 from flows.deployments import declared_deployments, plan_deployments, read_service, rhythm_name
 from flows.processes import Background, processes_with, start_mark, wait_until
-from flows.service import connected, reports_address
-from schemas.errors import ConfigError, LakeError, SourceError
+from flows.service import connected, reports_address, start
+from schemas.errors import ConfigError, LakeError, NoveltyError, SourceError
 from storage.disk_use import disk_use
 from storage.locks import all_locked
 from storage.tables import current_version
@@ -734,6 +734,25 @@ def left_behind(state: Path) -> list[psutil.Process]:
     return [p for p, known in processes_with("PREFECT_HOME") if known["PREFECT_HOME"] == home]
 
 
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("127.0.0.1:{port}/novelty", "lets nobody in .*Connect call failed"),
+        ("127.0.0.1:{port}/novelty?sslmode=disable", "lets nobody in .*sslmode"),
+        ("127.0.0.1:x/novelty", "expected postgresql"),
+    ],
+)
+def test_a_database_that_lets_nobody_in_is_a_sentence(tmp_path, place, said):
+    address = f"postgresql+asyncpg://novelty:secret@{place.format(port=free_port())}"
+    service = read_service(
+        service_file(tmp_path, state="state", port=free_port(), database=address)
+    )
+    with pytest.raises(NoveltyError, match=said) as refusal:
+        start(service)
+    assert "secret" not in str(refusal.value) and "\n" not in str(refusal.value)
+    assert left_behind(tmp_path / "state") == []
+
+
 @contextlib.contextmanager
 def postgresql(folder: Path):
     """A real PostgreSQL on loopback; it refuses to run as root, so another user starts it."""
@@ -819,6 +838,9 @@ def test_a_scheduled_run_on_postgresql(tmp_path, capsys, monkeypatch):
 
     with tempfile.TemporaryDirectory(dir="/tmp") as folder, postgresql(Path(folder)) as address:
         scheduled_run(tmp_path, capsys, database=address)
+        other = service_file(tmp_path, state="other", port=free_port(), database=f"{address}x")
+        with pytest.raises(NoveltyError, match='"postgresx" does not exist'):
+            start(read_service(other))
     assert not (tmp_path / "state" / "prefect.db").exists()
 
 

@@ -5,6 +5,7 @@ import importlib.metadata
 import importlib.util
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tomllib
@@ -205,6 +206,26 @@ def test_lock_keeps_versions_and_takes_the_hashes_of_all_files(toy):
     assert found == index.hashes("plain", "1.0") and len(found) == 3
     dev = packages.entries((root / "requirements-dev.lock").read_text())
     assert list(dev) == ["linter==1.0"]
+
+
+def test_an_index_that_does_not_answer_stops_the_lock(toy):
+    root, index = toy
+    paths = [root / "requirements.lock", root / "requirements-dev.lock"]
+    before = [path.read_bytes() for path in paths]
+    with socket.socket() as taken:  # nobody listens there
+        taken.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{taken.getsockname()[1]}/simple"
+        done = subprocess.run(
+            [sys.executable, ".ci/install/lock.py"],
+            cwd=root,
+            env={**index.environment(), "PIP_EXTRA_INDEX_URL": address, "PIP_RETRIES": "0"},
+            capture_output=True,
+            text=True,
+        )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(f"Could not fetch URL {address}/heavy/: ")
+    assert done.stderr.endswith("; nothing is written, try again\n")
+    assert [path.read_bytes() for path in paths] == before
 
 
 def test_torch_brings_its_libraries_and_moves_no_locked_package(toy, tmp_path):

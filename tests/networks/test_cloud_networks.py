@@ -123,6 +123,16 @@ def plain_edge_convolution(
     return functional.leaky_relu(normed, 0.2).amax(2)
 
 
+@pytest.mark.parametrize("k", [1, 6])
+def test_the_best_neighbour_is_the_first_of_the_largest(k: int) -> None:
+    values = torch.randn(3, 20, 4, generator=torch.Generator().manual_seed(3)).round()  # many ties
+    neighbours = geometry.nearest(values, k)
+    near = geometry.gather_rows(values, neighbours)
+    ranked = near.sort(dim=2, descending=True, stable=True).indices[:, :, 0]
+    best = dgcnn._best_neighbour(values, neighbours)
+    assert torch.equal(best, neighbours.gather(2, ranked))
+
+
 @pytest.mark.parametrize("training", [False, True])
 def test_edge_convolution_equals_the_one_over_all_edges(training: bool) -> None:
     generator = torch.Generator().manual_seed(2)

@@ -102,6 +102,15 @@ def test_names_say_model_network_score_and_what_was_changed():
     ]
 
 
+def test_threads_are_in_a_name_only_where_nothing_else_tells_two_apart():
+    one, two = {"cpu_threads": 1, "order": 5}, {"cpu_threads": 2, "order": 5}
+    assert names_of(row(changed={"model": one}, settings=one)) == ["net · own (order=5)"]
+    assert names_of(row(changed=one, settings=one), row(changed=two, settings=two)) == [
+        "net · own (order=5, cpu_threads=1)",
+        "net · own (order=5, cpu_threads=2)",
+    ]
+
+
 def test_runs_of_one_protocol_share_a_name_only_if_they_differ_in_the_seed():
     assert names_of(row(seed=0), row(seed=1)) == ["net · own"] * 2
     assert names_of(row(settings={"a": 1, "b": 1}), row(settings={"a": 2, "b": 1})) == [

@@ -28,6 +28,22 @@ def test_another_seed_writes_again(tmp_path):
     assert sorted((tmp_path / "condda").rglob("*_single_df.csv"))[0].read_bytes() != first
 
 
+@pytest.mark.slow
+def test_two_at_once_write_what_one_writes(tmp_path, capsys):
+    names = ["condda", "semantic"]
+    write_sample(tmp_path / "both", only=names)
+    assert [line.split()[1] for line in capsys.readouterr().out.splitlines()] == [
+        f"{name}:" for name in names
+    ]
+    for name in names:
+        write_sample(tmp_path / "alone", only=[name])
+    both, alone = (
+        {path.relative_to(root): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+        for root in (tmp_path / "both", tmp_path / "alone")
+    )
+    assert both == alone
+
+
 def test_unknown_name_is_said(tmp_path):
     with pytest.raises(ConfigError, match="no sample data for x; there are: condda"):
         write_sample(tmp_path, only=["x"])
