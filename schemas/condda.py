@@ -59,6 +59,7 @@ SESSIONS = Table(
     columns=(
         *_PLACE,
         Column("run_id", pa.string(), "Run of a completed test, see `runs`", nullable=True),
+        Column("owner", pa.string(), "Owner of its token; empty for an operator or without tokens"),
         Column("agent", pa.string(), "Agent, as it named itself"),
         Column("protocol", pa.string(), "Protocol"),
         Column("domain", pa.string(), "Domain"),
@@ -72,7 +73,7 @@ SESSIONS = Table(
         Column("state", pa.string(), "State of the session", allowed=("open", "terminated")),
     ),
     key=("session_id", "test_id"),
-    version=2,
+    version=3,
 )
 
 ROUNDS = Table(
@@ -179,6 +180,7 @@ PROGRAM = Table(
     name="program",
     description="Program metrics M1 to M6 of each agent over all its completed tests.",
     columns=(
+        Column("owner", pa.string(), "Owner of its sessions, as in `sessions`"),
         Column("agent", pa.string(), "Agent"),
         Column("protocol", pa.string(), "Protocol"),
         Column("domain", pa.string(), "Domain"),
@@ -188,7 +190,7 @@ PROGRAM = Table(
         Column("value", pa.float64(), "Its value; null if not applicable", nullable=True),
         Column("tests", pa.int32(), "Completed tests, each counted once", minimum=0),
     ),
-    key=("agent", "protocol", "domain", "metric"),
+    key=("owner", "agent", "protocol", "domain", "metric"),
     version=3,
 )
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -138,3 +139,29 @@ sys.stdin.read()
     while os.path.exists(f"/proc/{worker}") and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not os.path.exists(f"/proc/{worker}")
+
+
+def double_or_wait(number: int, folder: str) -> int:
+    """Twice the number; what is not positive waits until it is killed."""
+    if number > 0:
+        return 2 * number
+    Path(folder, str(os.getpid())).touch()
+    signal.pause()
+    return 0
+
+
+def test_each_job_has_its_result(tmp_path):
+    jobs = [(number, str(tmp_path)) for number in (5, 7, 9)]
+    assert dict(Workers().run_each("job", double_or_wait, jobs, 2)) == {0: 10, 1: 14, 2: 18}
+
+
+def test_whoever_stops_listening_ends_them_in_the_middle_of_their_work(tmp_path):
+    jobs = [(0, str(tmp_path)), (5, str(tmp_path)), (0, str(tmp_path))]
+    results = Workers().run_each("job", double_or_wait, jobs, 2)
+    assert next(results) == (1, 10)
+    while not (waiting := list(tmp_path.iterdir())):
+        time.sleep(0.01)
+    results.close()  # as an interrupt does; it comes back though two jobs would wait for ever
+    for path in waiting:
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(path.name), 0)

@@ -294,6 +294,7 @@ def _column_names(test: TestFile, columns: Columns, width: int) -> list[str]:
 def _session(state: SessionState, test: str, run: str | None) -> dict[str, Any]:
     return {
         "run_id": run,
+        "owner": state.owner,
         "agent": state.detector,
         "protocol": state.protocol,
         "domain": state.domain,

@@ -220,7 +220,7 @@ class Harness(Calls):
             tests=check_texts(command.tests, "test_ids"),
             hints=check_texts(command.hints, "hints"),
             threshold=_threshold(command.threshold),
-            owner=CALLER.get().owner,
+            owner=CALLER.get().owner if CALLER.get().role == "agent" else "",
         )
         with self._opening:
             if self.store.session_count() >= self.limits.sessions:
@@ -245,7 +245,7 @@ class Harness(Calls):
                 raise refused(
                     "AttemptsExceeded",
                     f"test {test} was opened {most} times by {caller.owner}, as often as the "
-                    "operator allows; go on in that session",
+                    "operator allows; go on in that session if it is open",
                 )
 
     def sessions(self) -> list[str]:
@@ -301,13 +301,12 @@ class Harness(Calls):
         """Tests that the caller's sessions have begun, oldest first."""
         for session in self.sessions():
             with self.state(session) as state:
-                place = (state.protocol, state.domain)
+                group = (state.owner, state.detector, state.protocol, state.domain)
                 finished, red_light = list(state.finished), RED_LIGHT in state.hints
-                agent = state.detector
                 left: Outcome = "given_up" if state.terminated else "open"
                 begun = [name for name, test in state.progress.items() if test.begun]
             for test in dict.fromkeys((*finished, *begun)):
-                about = (agent, *place, test, red_light)
+                about = (*group, test, red_light)
                 if test not in finished:
                     yield Begun(*about, left)
                     continue

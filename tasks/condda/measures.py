@@ -37,12 +37,16 @@ Outcome = Literal["measured", "given_up", "open", "no_measures"]
 """A test that was begun is measured; or its session ended before it was completed, or goes on; or
 it was completed with results that have no measures (policy `published`)."""
 UNMEASURED = get_args(Outcome)[1:]
+Group = tuple[str, str, str, str]
+GROUP = ("owner", "agent", "protocol", "domain")
 
 
 @dataclass(frozen=True)
 class Begun:
     """A test that a session has begun; if it is measured, in corrected form."""
 
+    owner: str
+    """Of the token that opened the session; empty for an operator's, and without tokens."""
     agent: str
     protocol: str
     domain: str
@@ -53,8 +57,8 @@ class Begun:
     discovered: Metric = field(default_factory=dict)
 
     @property
-    def group(self) -> tuple[str, str, str]:
-        return self.agent, self.protocol, self.domain
+    def group(self) -> Group:
+        return self.owner, self.agent, self.protocol, self.domain
 
 
 def begun_tests(
@@ -74,7 +78,7 @@ def begun_tests(
     rows = sessions.filter(pl.col("test_id") != "").sort("opened", *key)
     state = pl.when("completed").then(pl.lit("no_measures")).when(state="terminated")
     rows = rows.with_columns(outcome=state.then(pl.lit("given_up")).otherwise(pl.lit("open")))
-    about = rows.select("agent", "protocol", "domain", "red_light", "outcome", test="test_id")
+    about = rows.select(*GROUP, "red_light", "outcome", test="test_id")
     tests = []
     for place, row in zip(rows.select(key).rows(), about.iter_rows(named=True), strict=True):
         if place in groups:
@@ -83,27 +87,26 @@ def begun_tests(
     return tests
 
 
-def program_of(
-    tests: Sequence[Begun], baseline: str
-) -> dict[tuple[str, str, str], tuple[int, Metric]]:
-    """Number of different tests and M1 to M6 of each agent, protocol and domain.
+def program_of(tests: Sequence[Begun], baseline: str) -> dict[Group, tuple[int, Metric]]:
+    """Number of different tests and M1 to M6 of each owner's agents, by protocol and domain.
 
-    Of several sessions of the baseline, without the red light, the newest counts; a baseline that
-    posts no detection is no agent, unless it was given the red light.
+    The baseline is run by the operator: who has a token of an agent may give itself that name. Of
+    several of its sessions, without the red light, the newest counts; a baseline that posts no
+    detection is no agent, unless it was given the red light.
     """
     base = {
-        (*test.group[1:], test.test): test.metrics["m_acc"]
+        (test.protocol, test.domain, test.test): test.metrics["m_acc"]
         for test in tests
         if baseline in (test.agent, test.agent.rpartition("-")[0])
-        and not test.red_light
+        and not (test.owner or test.red_light)
         and test.metrics
     }
-    trials: dict[tuple[str, str, str], list[Trial]] = {}
-    names: dict[tuple[str, str, str], set[str]] = {}
+    trials: dict[Group, list[Trial]] = {}
+    names: dict[Group, set[str]] = {}
     for test in tests:
         if "m_num_stats" in test.metrics or (test.metrics and test.red_light):
             condition = "given" if test.red_light else "system"
-            against = base.get((*test.group[1:], test.test))
+            against = base.get((test.protocol, test.domain, test.test))
             trial = Trial(test.metrics, condition, against)  # type: ignore[arg-type]
             trials.setdefault(test.group, []).append(trial)
             names.setdefault(test.group, set()).add(test.test)
@@ -111,15 +114,15 @@ def program_of(
 
 
 def scoreboard(tests: Sequence[Begun], baseline: str) -> list[dict[str, Any]]:
-    """A row for each agent, protocol and domain: how many tests were measured and how many not,
-    program metrics, then means of what tests have without (`system`) and with (`given`) the red
-    light."""
+    """A row for each owner's agent, protocol and domain: how many tests were measured and how many
+    not, program metrics, then means of what tests have without (`system`) and with (`given`) the
+    red light."""
     rows = []
     programs = program_of(tests, baseline)
     for place in sorted({*programs, *(t.group for t in tests if t.outcome != "measured")}):
         of_agent = [test for test in tests if test.group == place]
         count, program = programs.get(place, (0, program_metrics([])))
-        row: dict[str, Any] = dict(zip(("agent", "protocol", "domain"), place, strict=True))
+        row: dict[str, Any] = dict(zip(GROUP, place, strict=True))
         row |= {"tests": count}
         row |= {name: sum(test.outcome == name for test in of_agent) for name in UNMEASURED}
         row |= program
@@ -142,9 +145,11 @@ def lake_scoreboard(lake: Path, baseline: str) -> list[pl.DataFrame]:
     if not rows:
         return []
     board = pl.DataFrame(rows, infer_schema_length=None)
+    group = GROUP if board["owner"].str.len_bytes().any() else GROUP[1:]  # else without tokens
+    board = board.select(*group, pl.exclude(GROUP))
     both = pl.concat(
         board.select(
-            *("agent", "protocol", "domain", pl.lit(name).alias("measure")),
+            *(*group, pl.lit(name).alias("measure")),
             pl.col(f"{name}_system").cast(pl.Float64).alias("without red light"),
             pl.col(f"{name}_given").cast(pl.Float64).alias("with red light"),
         )

@@ -459,13 +459,16 @@ def give_feedback(state: SessionState, command: commands.Feedback, rules: Rules)
     if kind is None:
         raise refused("InvalidFeedbackType", f"{state.domain} has no {command.type} feedback")
     if progress.last_round is None:
+        if rules.strict:
+            raise refused("ResultsMissing", "post results of a round before asking for feedback")
         raise refused("KeyError", "'post_results'")
     asked = _Question(kind, command, state, progress, test, metadata, rules)
     current = progress.last_round
     if rules.strict and asked.constrained and command.round not in (None, current):
         raise refused("NotLastRound", f"feedback is given on round {current}, the last one posted")
     left = asked.ids_left(progress.spent.get((current, command.type), 0))
-    if not progress.has_posted("detection"):
+    may_lack = rules.strict and RED_LIGHT in state.hints  # its instance declares novelty
+    if not (progress.has_posted("detection") or may_lack):
         raise refused("DetectionPostRequired", "post detection results before asking for feedback")
     if rules.strict:
         before = "before asking for feedback"
@@ -507,7 +510,11 @@ class _Question:
         highest = self.posted.highest
         if highest is not None and highest > self.session.threshold:
             return True
-        return RED_LIGHT in self.session.hints and self.posted.red_light_posted
+        if RED_LIGHT not in self.session.hints or self.posted.red_light_posted:
+            return RED_LIGHT in self.session.hints
+        # As published only detection passes it; who may leave that out passes it with any results.
+        light = self.test.rows([self.test.red_light or ""])[0] if self.rules.strict else -1
+        return light >= 0 and any(light in marks for marks in self.posted.marks.values())
 
     def ids_left(self, spent: int) -> int | None:
         """Ids that an answer may have; None is any number. A test without a budget allows none.
@@ -552,7 +559,7 @@ class _Question:
             if row < 0:
                 return False
             if self.rules.strict:
-                return row // size in self.posted.posted
+                return self.kind.result in self.posted.posted.get(row // size, ())
             marked = any(row in marks for marks in self.posted.marks.values())
             return marked or row // size in self.posted.served
 
@@ -560,7 +567,7 @@ class _Question:
         if hidden and self.rules.strict:
             raise refused(
                 "FeedbackIdsNotServed",
-                f"{hidden[0]!r} is of no round that has results in this session",
+                f"{hidden[0]!r} is of no round with {self.kind.result} in this session",
             )
         return [row for row in asked if seen(row)]
 

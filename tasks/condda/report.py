@@ -93,8 +93,10 @@ def _program(read: Read) -> Section | None:
     if program is None or program.is_empty():
         return None
     wide = program.pivot(
-        "metric", index=["agent", "protocol", "domain", "tests"], values="value"
-    ).sort("protocol", "domain", "agent")
+        "metric", index=["owner", "agent", "protocol", "domain", "tests"], values="value"
+    ).sort("protocol", "domain", "owner", "agent")
+    if not wide["owner"].str.len_bytes().any():  # no server with tokens
+        wide = wide.drop("owner")
     said = paragraph(
         "M1 rows from novelty to detection, M2 percent of tests correctly detected, M2.1 percent "
         "with an alarm before novelty; false_alarms percent of tests without novelty with one, "

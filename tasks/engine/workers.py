@@ -17,9 +17,10 @@ import pickle
 import signal
 import sys
 import threading
+import time
 import traceback
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -102,6 +103,28 @@ class Workers:
         if not went_well:
             raise result
         return result
+
+    def run_each(
+        self, name: str, function: Callable[..., Any], jobs: Sequence[tuple[Any, ...]], at_once: int
+    ) -> Iterator[tuple[int, Any]]:
+        """(number of the job, its result) as they come; then all workers end.
+
+        Where one fails, or this process is told to stop, they end in the middle of their work.
+        """
+        with ThreadPoolExecutor(at_once, thread_name_prefix=name) as pool:
+            futures = {
+                pool.submit(self.run, name, function, *job): number
+                for number, job in enumerate(jobs)
+            }
+            try:
+                for future in as_completed(futures):
+                    yield futures[future], future.result()
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+                self.stop()
+                while not all(future.done() for future in futures):  # one was just starting
+                    time.sleep(0.05)
+                    self.stop()
 
     def are_warm(self) -> bool:
         """Whether any waits for work."""

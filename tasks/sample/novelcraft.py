@@ -17,9 +17,7 @@ An episode is a function of (seed, class, episode) alone, whatever else is writt
 """
 
 import json
-import multiprocessing
 from collections.abc import Mapping
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -28,6 +26,7 @@ from typing import NamedTuple
 import numpy as np
 
 from schemas.errors import ConfigError
+from tasks.engine.workers import Workers
 from tasks.learning.draws import item_rng
 from tasks.sample.blockworld import TRUNK_HEIGHT, Block, Cell, Colour, Figure, Room, View, draw
 
@@ -254,11 +253,8 @@ def write_novelcraft(
         for job in jobs:
             _write_episode(*job)
         return
-    # Not forked: the parent may have threads of torch or Prefect.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        for future in [pool.submit(_write_episode, *job) for job in jobs]:
-            future.result()
+    for _ in Workers().run_each("NovelCraft sample", _write_episode, jobs, workers):
+        pass
 
 
 def bad_novelcraft_records(episodes: Mapping[str, int] | None = None) -> list[tuple[str, str]]:

@@ -4,10 +4,8 @@ Two are written at once, each in a process of its own.
 """
 
 import importlib
-import multiprocessing
 import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from schemas.errors import ConfigError
@@ -15,6 +13,7 @@ from schemas.similar import did_you_mean
 from storage.atomic import write_bytes
 from storage.filehash import sha256_file
 from storage.layout import content_key
+from tasks.engine.workers import Workers
 
 NOT_GENERATORS = {"__init__", "write", "files", "blockworld"}
 
@@ -52,11 +51,9 @@ def write_sample(out: Path, seed: int = 0, only: Sequence[str] | None = None) ->
         for name in todo:
             _say(name, out, _write(name, out, seed))
         return
-    # Not forked: the parent may have threads of torch or Prefect.
-    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
-        futures = {name: pool.submit(_write, name, out, seed) for name in todo}
-        for name, future in futures.items():
-            _say(name, out, future.result())
+    jobs = [(name, out, seed) for name in todo]
+    for number, seconds in Workers().run_each("sample", _write, jobs, 2):
+        _say(todo[number], out, seconds)
 
 
 def _write(name: str, out: Path, seed: int) -> float:

@@ -1,5 +1,8 @@
 """Change rules: false alarms at the stated rate, soon after a change, rounds that do not matter."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -85,6 +88,21 @@ def test_a_boundary_is_the_same_however_it_is_asked_for() -> None:
     ending = rule("martingale", scores[:50], horizon=30)
     ending.update(scores[50:80])
     assert ending.update(np.full(500, 9.0))[-1] == ending.highest < 0.5
+
+
+def test_agents_in_several_threads_share_a_boundary() -> None:
+    rule = find_change("martingale")
+    rows, begin = np.arange(400), threading.Barrier(8)
+
+    def ask(_: int) -> np.ndarray:
+        begin.wait()
+        return _boundary(rule.resolve(None, {"half_rows": 65}), 33).at(rows)
+
+    with ThreadPoolExecutor(8) as threads:
+        heights = list(threads.map(ask, range(8)))
+    alone = _boundary.__wrapped__(rule.resolve(None, {"half_rows": 65}), 33).at(rows)
+    for height in heights:
+        np.testing.assert_array_equal(height, alone)
 
 
 @pytest.mark.parametrize("size", [7, 40, 93, 250])

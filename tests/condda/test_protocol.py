@@ -314,6 +314,27 @@ def test_strict_feedback_only_on_served_ids(strict: Session) -> None:
     assert strict(Feedback(TEST, "detection", (IDS[0],), round=0)) == b"img_0.png,0\n"
 
 
+def test_strict_feedback_waits_for_results_of_its_type(root: Path) -> None:
+    session = Session(root, EVALUATION, tests=(CONDDA,), protocol="CONDDA")
+    ids = round_ids(0)
+    session(Dataset(CONDDA, 0))
+    ask = Feedback(CONDDA, "classification", ids[:2])
+    assert session.refused(ask) == (400, "ResultsMissing")
+    files = {"detection": detection(ids, 0.9), "characterization": classes(ids)}
+    session(Post(CONDDA, 0, files))
+    # A label told is a label of what the agent has not classified.
+    assert session.refused(ask) == (400, "FeedbackIdsNotServed")
+    assert session(Feedback(CONDDA, "detection", ids[:1])) == b"img_0.png,0\n"
+
+
+def test_the_red_light_declares_for_whoever_posts_no_detection(root: Path) -> None:
+    session = Session(root, Policy(red_light=True), hints=("red_light",))
+    for number, told in ((0, b""), (1, b"img_3.png,2\n")):
+        session(Dataset(TEST, number))
+        session(Post(TEST, number, {"classification": classes(round_ids(number))}))
+        assert session(Feedback(TEST, "classification", (round_ids(number)[0],))) == told
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [

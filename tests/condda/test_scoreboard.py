@@ -5,7 +5,7 @@ from pathlib import Path
 import polars as pl
 
 from schemas.condda import CHARACTERIZATION, SESSION_MEASURES, SESSIONS
-from tasks.condda.commands import PUBLISHED, Policy
+from tasks.condda.commands import CALLER, PUBLISHED, Caller, Policy
 from tasks.condda.export import session_frames
 from tasks.condda.harness import Harness
 from tasks.condda.measures import UNMEASURED, begun_tests, scoreboard
@@ -22,7 +22,7 @@ def make_harness(folder: Path, policy: Policy) -> Harness:
 
 def play(
     harness: Harness, agent: str, rounds: int, *, detects: bool = True, ends: bool = True,
-    hints: tuple[str, ...] = (),
+    hints: tuple[str, ...] = (), chosen: int = 1,
 ) -> None:  # fmt: skip
     session = harness.session_request(
         test_ids=[TEST], protocol="OND", domain=DOMAIN, novelty_detector_version=agent, hints=hints
@@ -31,7 +31,7 @@ def play(
     for number in range(rounds):
         ids = round_ids(number)
         harness.dataset_request(round_id=number, **about)
-        files = {"classification": classes(ids)}
+        files = {"classification": classes(ids, chosen)}
         if detects:
             files["detection"] = detection(ids)
         harness.post_results(result_files=files, round_id=number, **about)
@@ -41,7 +41,7 @@ def play(
         harness.terminate_session(session_id=session)
 
 
-def of_lake(harness: Harness) -> list[dict]:
+def of_lake(harness: Harness, baseline: str = "none") -> list[dict]:
     """The same scoreboard out of the tables."""
     kept: dict[str, list[pl.DataFrame]] = {}
     for session in harness.sessions():
@@ -53,7 +53,7 @@ def of_lake(harness: Harness) -> list[dict]:
         pl.concat(kept[table.name]) if table.name in kept else table.empty()
         for table in (SESSIONS, SESSION_MEASURES, CHARACTERIZATION)
     ]
-    return scoreboard(begun_tests(*tables), "none")
+    return scoreboard(begun_tests(*tables), baseline)
 
 
 def test_giving_up_hides_nothing(tmp_path: Path) -> None:
@@ -94,4 +94,33 @@ def test_results_without_measures_are_counted_too(tmp_path: Path) -> None:
     for board in (scoreboard(list(harness.begun()), "none"), of_lake(harness)):
         [row] = board
         assert (row["agent"], row["tests"], row["no_measures"]) == ("short", 0, 1)
+    harness.store.close()
+
+
+def test_who_names_itself_as_another_spoils_nothing(tmp_path: Path) -> None:
+    """Rows are of an owner, and only the operator runs the baseline."""
+    harness = make_harness(tmp_path, Policy())
+    play(harness, "threshold-3", 3)
+    for owner in ("alice", "mallory"):
+        token = CALLER.set(Caller(owner, "agent"))
+        try:
+            if owner == "alice":
+                play(harness, "agent 1", 3)
+            else:
+                play(harness, "agent 1", 1)
+                harness.policy = Policy(attempts=9)
+                play(harness, "threshold-3", 3, chosen=0)
+        finally:
+            CALLER.reset(token)
+    for board in (
+        scoreboard(list(harness.begun()), "threshold"),
+        of_lake(harness, "threshold"),
+    ):
+        rows = {(row["owner"], row["agent"]): row for row in board}
+        assert rows.keys() == {
+            *(("", "threshold-3"), ("alice", "agent 1")),
+            *(("mallory", "agent 1"), ("mallory", "threshold-3")),
+        }
+        assert [rows[who, "agent 1"]["given_up"] for who in ("alice", "mallory")] == [0, 1]
+        assert rows["alice", "agent 1"]["M5"] == rows["", "threshold-3"]["M5"] == 0.5
     harness.store.close()

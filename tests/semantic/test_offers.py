@@ -1,5 +1,6 @@
 """Plans of the runs: what is asked for, which trials there are for it, what is keyed."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -371,6 +372,7 @@ def test_odin_goes_over_each_network():
 
 def test_the_arithmetic_is_settled_in_the_plan_and_keyed(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("CXX", sys.executable)  # a compiler is asked for, and never called
 
     def run(**train: Any) -> PlannedRun:
         return planned(models={"classifier": {}}, train=train, device="cpu")[0]

@@ -12,6 +12,7 @@ M smaller than the streams' and alarms rarer. P is the posterior odds M / bounda
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -66,12 +67,14 @@ class _Boundary:
     def __init__(self, settings: Configuration, examples: int) -> None:
         self.ends, self.heights = np.zeros(1), np.empty(0)
         self.steps = self._steps(settings, examples)
+        self.growing = threading.Lock()  # agents of several threads share a boundary
 
     def at(self, rows: np.ndarray) -> np.ndarray:
-        while self.ends[-1] <= rows[-1] and (step := next(self.steps, None)) is not None:
-            self.ends = np.append(self.ends, step[0])
-            self.heights = np.append(self.heights, step[1])
-        return self.heights[np.searchsorted(self.ends, rows, side="right") - 1]
+        with self.growing:
+            while self.ends[-1] <= rows[-1] and (step := next(self.steps, None)) is not None:
+                self.ends = np.append(self.ends, step[0])
+                self.heights = np.append(self.heights, step[1])
+            return self.heights[np.searchsorted(self.ends, rows, side="right") - 1]
 
     @staticmethod
     def _steps(settings: Configuration, examples: int) -> Iterator[tuple[float, float]]:

@@ -150,7 +150,7 @@ class Question(Model):
     ids: Annotated[list[str], Field(max_length=_MOST.feedback_ids)] | None = None
     """Instances to be told about; null for the last ones posted."""
     round: Annotated[int, Field(ge=0, le=_MOST.round_id)] | None = None
-    """The last round posted, or null for it."""
+    """The last round posted; null for it, or for ids of any round that was answered."""
 
 
 class Feedback(Model):
