@@ -145,7 +145,7 @@ def lake_scoreboard(lake: Path, baseline: str) -> list[pl.DataFrame]:
     if not rows:
         return []
     board = pl.DataFrame(rows, infer_schema_length=None)
-    group = GROUP if board["owner"].str.len_bytes().any() else GROUP[1:]  # else without tokens
+    group = GROUP if board["owner"].str.len_bytes().sum() else GROUP[1:]  # else without tokens
     board = board.select(*group, pl.exclude(GROUP))
     both = pl.concat(
         board.select(

@@ -95,7 +95,7 @@ def _program(read: Read) -> Section | None:
     wide = program.pivot(
         "metric", index=["owner", "agent", "protocol", "domain", "tests"], values="value"
     ).sort("protocol", "domain", "owner", "agent")
-    if not wide["owner"].str.len_bytes().any():  # no server with tokens
+    if not wide["owner"].str.len_bytes().sum():  # no server with tokens
         wide = wide.drop("owner")
     said = paragraph(
         "M1 rows from novelty to detection, M2 percent of tests correctly detected, M2.1 percent "

@@ -118,7 +118,7 @@ class Oracle:
         if refusal:
             return refusal
         if not self.posts[test]:
-            return 500, "KeyError"
+            return (400, "ResultsMissing") if self.strict else (500, "KeyError")
         current = max(number for number, _, _ in self.posts[test])
         left = BUDGET - sum(told for number, told in self.told[test] if number == current)
         if left <= 0:

@@ -119,7 +119,7 @@ def test_repeated_requests_change_nothing(api: httpx.Client) -> None:
 
 def test_feedback(api: httpx.Client, session: str) -> None:
     question = {"type": "detection"}
-    assert reason(api.post(place(session, "/feedback"), json=question)) == (409, "KeyError")
+    assert reason(api.post(place(session, "/feedback"), json=question)) == (409, "ResultsMissing")
     api.get(place(session, "/rounds/0"))
     api.put(place(session, "/rounds/0/results"), json=rows(0, 0.5))
     undeclared = api.post(place(session, "/feedback"), json=question)
