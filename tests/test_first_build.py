@@ -156,7 +156,7 @@ def test_no_stage_of_a_flow_is_forgotten(benchmark, videos, monkeypatch):
                 evaluation=kowl.OpenWorldSettings(ava=path),
             )
         ],
-        "condda": [condda.Config(tests=path, state=path)],
+        "condda": [condda.Config(tests=path), condda.Config(tests=path, state=path)],
         "semantic": [semantic.Config(source=PICTURES, **everything)],
         "threedos": [threedos.Config(source=SHAPES, **everything)],
     }

@@ -39,13 +39,17 @@ class Bets:
         bets = [(s, t) for t in settings.tails for s in settings.novel_shares]
         self.share, self.tail = np.array(bets).T
 
+    def factors(self, ranks: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+        """What each bet is multiplied by (rows, bets) at these ranks, 1 the most novel, of so many;
+        the odds are those of whole ranks."""
+        sizes = sizes[..., None]
+        places = np.maximum(np.floor(self.tail * sizes + 1e-9), 1)
+        won = ranks[:, None] < places + 0.5
+        return np.where(won, 1 - self.share + self.share * sizes / places, 1 - self.share)
+
     def gains(self, p_values: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-        """Logarithms (rows, bets) of what a bet is multiplied by: p-values are whole parts of
-        `sizes`, and the odds are those of so many of them."""
-        places = np.maximum(np.floor(self.tail * sizes[:, None] + 1e-9), 1)
-        won = p_values[:, None] * sizes[:, None] < places + 0.5
-        return np.log(np.where(won, 1 - self.share + self.share * sizes[:, None] / places,
-                               1 - self.share))  # fmt: skip
+        """Logarithms of these; p-values are whole parts of `sizes`."""
+        return np.log(self.factors(p_values * sizes, sizes))
 
 
 class ChangeRule(Plugin, ABC):

@@ -88,9 +88,9 @@ class _Boundary:
             highest = np.zeros(STREAMS)
             for row in range(start, end):
                 size = examples + row + 1
-                values = np.ceil(size * (1 - draws.random(STREAMS))) / size
+                ranks = np.ceil(size * (1 - draws.random(STREAMS)))
                 capital += settings.change_rate * waiting
-                capital *= np.exp(bets.gains(values, np.full(STREAMS, size)))
+                capital *= bets.factors(ranks, np.array(size))
                 waiting *= 1 - settings.change_rate
                 highest = np.maximum(highest, capital.mean(1) + waiting)
             share = 1.0 if horizon else end / (end + half)
